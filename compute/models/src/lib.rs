@@ -1,0 +1,1 @@
+//! Computes: neural networks on Burn as workloads.

@@ -1,0 +1,1 @@
+//! Decides: synchronization schemes, estimators and planners. No I/O, no clock.

@@ -1,0 +1,1 @@
+//! Drives: schemes on a virtual clock with real gradients.
