@@ -1,1 +1,26 @@
-//! Decides: synchronization schemes, estimators and planners. No I/O, no clock.
+//! The *decide* plane: synchronization schemes and the contract they share.
+//!
+//! Nothing here does I/O, reads a clock or draws random numbers: the same events give the same decisions, bit for bit.
+//!
+//! - [`contract`](Scheme): a [`Scheme`] hears [`Event`]s and takes [`Action`]s, each with a [`Reason`].
+//! - [`Ledger`]: runs a scheme by the [laws](Law); simulator and server drive it alike.
+//! - [`CATALOGUE`], [`SchemeSpec`]: the schemes by name.
+//! - [`rounds`] and [`free_running`]: what schemes are made of.
+
+mod contract;
+pub mod free_running;
+mod handout;
+mod ledger;
+mod reason;
+pub mod rounds;
+mod schemes;
+mod time;
+
+pub use contract::{
+    Action, Aggregate, Assignment, Decision, Event, Report, Scheme, Share, TaskId, Until, Update, Version, WorkerId,
+};
+pub use handout::Handout;
+pub use ledger::{Expected, Law, LawBroken, Ledger, LedgerError, Refusal, Samples, Turn};
+pub use reason::Reason;
+pub use schemes::{CATALOGUE, Entry, SchemeSpec, Setup, SpecError};
+pub use time::{Span, Time};

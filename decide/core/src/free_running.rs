@@ -1,0 +1,116 @@
+//! Free running: every update is applied as it arrives, and a gate decides who may go on.
+//!
+//! What all asynchronous schemes share. They differ in the [`Gate`].
+
+use std::collections::BTreeSet;
+
+use crate::{Reason, Scheme, Time, Turn, Until, Update, WorkerId};
+
+/// How many iterations each worker that is there has completed.
+///
+/// A worker that joins starts level with the slowest, so that it neither holds the others back nor runs away.
+#[derive(Debug, Default)]
+pub struct Clocks {
+    of: Vec<u64>,
+    order: BTreeSet<(u64, WorkerId)>,
+}
+
+impl Clocks {
+    fn join(&mut self, worker: WorkerId) {
+        let level = self.order.first().map_or(0, |&(clock, _)| clock);
+        if worker.index() >= self.of.len() {
+            self.of.resize(worker.index() + 1, 0);
+        }
+        self.of[worker.index()] = level;
+        self.order.insert((level, worker));
+    }
+
+    fn leave(&mut self, worker: WorkerId) {
+        self.order.remove(&(self.of[worker.index()], worker));
+    }
+
+    fn tick(&mut self, worker: WorkerId) {
+        self.leave(worker);
+        self.of[worker.index()] += 1;
+        self.order.insert((self.of[worker.index()], worker));
+    }
+
+    /// How many iterations the worker is ahead of the slowest.
+    pub fn lead(&self, worker: WorkerId) -> u64 {
+        self.order.first().map_or(0, |&(slowest, _)| self.of[worker.index()] - slowest)
+    }
+
+    /// One of the slowest workers: the first after `worker` in rank, cyclically. Spreading those who wait over those
+    /// they wait for keeps a round's wake-ups at n log n in all instead of n².
+    pub fn slowest_after(&self, worker: WorkerId) -> WorkerId {
+        let Some(&(slowest, first)) = self.order.first() else { return worker };
+        let next = self.order.range((slowest, worker)..).next();
+        next.filter(|&&(clock, _)| clock == slowest).map_or(first, |&(_, next)| next)
+    }
+}
+
+/// What a gate says to a worker that wants to go on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Verdict {
+    /// Go on.
+    Go(Reason),
+    /// Wait at least until this worker has reported.
+    Wait(WorkerId, Reason),
+}
+
+/// The rule by which workers may go on.
+pub trait Gate: Send {
+    /// Whether the worker may start its next iteration. A slowest worker always may.
+    fn admit(&mut self, worker: WorkerId, clocks: &Clocks, now: Time) -> Verdict;
+
+    /// The worker completed an iteration.
+    fn on_push(&mut self, _worker: WorkerId, _now: Time) {}
+
+    /// The worker has come; whatever was known of an earlier stay is void.
+    fn on_joined(&mut self, _worker: WorkerId) {}
+}
+
+/// A scheme that applies every update as it arrives.
+#[derive(Debug)]
+pub struct FreeRunning<G> {
+    gate: G,
+    clocks: Clocks,
+    batch: u32,
+}
+
+impl<G: Gate> FreeRunning<G> {
+    /// Free running with `batch` samples per update.
+    pub fn new(gate: G, batch: u32) -> Self {
+        FreeRunning { gate, clocks: Clocks::default(), batch }
+    }
+
+    fn admit_all(&mut self, turn: &mut Turn<'_>) {
+        while let Some(worker) = turn.next_unsettled() {
+            match self.gate.admit(worker, &self.clocks, turn.now()) {
+                Verdict::Go(reason) => turn.assign(worker, self.batch, reason),
+                Verdict::Wait(on, reason) => turn.hold(worker, Until::Worker(on), reason),
+            }
+        }
+    }
+}
+
+impl<G: Gate> Scheme for FreeRunning<G> {
+    fn on_joined(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
+        self.clocks.join(worker);
+        self.gate.on_joined(worker);
+        self.admit_all(turn);
+    }
+
+    fn on_left(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
+        self.clocks.leave(worker);
+        self.admit_all(turn);
+    }
+
+    fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update) {
+        let worker = update.task.worker;
+        self.clocks.tick(worker);
+        self.gate.on_push(worker, turn.now());
+        turn.commit(&[update.task], Reason::OnArrival);
+        self.admit_all(turn);
+    }
+}

@@ -1,0 +1,42 @@
+//! How a k-of-n scheme hands out work.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// What happens to the workers when a new version is made (DBW, section 2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Handout {
+    /// A worker that becomes free takes one of the n tokens of the newest version, if any are left; it may so
+    /// contribute more than once.
+    Pull,
+    /// Every worker is sent the new version and starts on it when its present task is done.
+    #[default]
+    PushWait,
+    /// Every worker is sent the new version and drops its present task for it.
+    PushInterrupt,
+}
+
+impl Handout {
+    /// All of them, with the names they are written by.
+    pub const NAMES: [(&'static str, Handout); 3] =
+        [("pull", Handout::Pull), ("push-wait", Handout::PushWait), ("push-interrupt", Handout::PushInterrupt)];
+}
+
+impl FromStr for Handout {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Handout::NAMES.iter().find(|(name, _)| *name == text);
+        found.map(|&(_, handout)| handout).ok_or_else(|| "expected pull, push-wait or push-interrupt".into())
+    }
+}
+
+impl fmt::Display for Handout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let found = Handout::NAMES.iter().find(|(_, handout)| handout == self);
+        f.write_str(found.map_or("", |(name, _)| name))
+    }
+}

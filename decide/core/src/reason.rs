@@ -1,0 +1,72 @@
+//! Why a scheme did what it did.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::WorkerId;
+
+/// The reason of one decision.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "why", rename_all = "kebab-case")]
+pub enum Reason {
+    /// A worker joined and gets its first work.
+    Joined,
+    /// The gradients waited for are in.
+    Quorum {
+        /// How many were waited for.
+        waited_for: u32,
+        /// How many workers there were.
+        workers: u32,
+    },
+    /// There is a new model to work on.
+    NewVersion,
+    /// The worker was free and the present model still wants gradients.
+    Free,
+    /// The worker's update for this version is in; the others' are awaited.
+    Contributed,
+    /// The update was computed on a model that has been stepped since.
+    Stale {
+        /// How many versions ago.
+        behind: u64,
+    },
+    /// The task's model has been stepped since; the work would be wasted.
+    Superseded,
+    /// The update is applied as it arrives.
+    OnArrival,
+    /// The worker may run ahead this far.
+    WithinBound {
+        /// How many iterations the worker is ahead of the slowest.
+        lead: u64,
+        /// How many it may be.
+        bound: u64,
+    },
+    /// The worker is too far ahead.
+    TooFarAhead {
+        /// How many iterations it is ahead of the slowest.
+        lead: u64,
+        /// How many it may be.
+        bound: u64,
+        /// A slowest one.
+        slowest: WorkerId,
+    },
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reason::Joined => write!(f, "joined"),
+            Reason::Quorum { waited_for, workers } => write!(f, "{waited_for} of {workers} gradients are in"),
+            Reason::NewVersion => write!(f, "there is a new model"),
+            Reason::Free => write!(f, "free, and the model wants more gradients"),
+            Reason::Contributed => write!(f, "contributed; waits for the others"),
+            Reason::Stale { behind } => write!(f, "stale: {behind} versions behind"),
+            Reason::Superseded => write!(f, "superseded by a new model"),
+            Reason::OnArrival => write!(f, "applied on arrival"),
+            Reason::WithinBound { lead, bound } => write!(f, "{lead} ahead, {bound} allowed"),
+            Reason::TooFarAhead { lead, bound, slowest } => {
+                write!(f, "{lead} ahead of {slowest}, {bound} allowed")
+            }
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Rounds: wait for k of the n workers' gradients of the newest model, then step it.
+//!
+//! What all k-of-n schemes share. They differ in the [`Quorum`]: how k is chosen.
+
+use crate::{Aggregate, Handout, Reason, Scheme, Span, TaskId, Time, Turn, Until, Update, Version, WorkerId};
+
+/// A gradient's arrival, timely or late.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Arrival {
+    /// The version the gradient was computed at.
+    pub version: Version,
+    /// Whether that is still the newest.
+    pub timely: bool,
+    /// How long the worker computed.
+    pub compute: Span,
+    /// Now.
+    pub now: Time,
+}
+
+/// The rule by which k is chosen.
+pub trait Quorum: Send {
+    /// How many gradients to wait for in the iteration that begins now, with `live` workers. More than there are means
+    /// all of them.
+    fn choose(&mut self, now: Time, live: usize) -> usize;
+
+    /// Why the iteration's gradients were enough.
+    fn reason(&self, waited_for: usize, live: usize) -> Reason {
+        Reason::Quorum { waited_for: waited_for as u32, workers: live as u32 }
+    }
+
+    /// A gradient arrived.
+    fn on_arrival(&mut self, _arrival: &Arrival) {}
+
+    /// The iteration is over. [`choose`](Quorum::choose) follows.
+    fn on_committed(&mut self, _now: Time, _updates: usize, _aggregate: Option<&Aggregate>) {}
+}
+
+/// A scheme that waits for a [`Quorum`] of gradients in every iteration.
+///
+/// A worker that joins gets work on the newest model at once. When workers leave, k falls to the number left.
+#[derive(Debug)]
+pub struct Rounds<Q> {
+    quorum: Q,
+    handout: Handout,
+    batch: u32,
+    /// k of this iteration; `None` before the first worker came.
+    wanted: Option<usize>,
+    /// This iteration's updates so far.
+    arrived: Vec<TaskId>,
+    /// Under [`Handout::Pull`]: how many gradients of the newest version are in or under way.
+    tokens_taken: usize,
+}
+
+impl<Q: Quorum> Rounds<Q> {
+    /// Rounds of `batch` samples per worker.
+    pub fn new(quorum: Q, handout: Handout, batch: u32) -> Self {
+        Rounds { quorum, handout, batch, wanted: None, arrived: Vec::new(), tokens_taken: 0 }
+    }
+
+    /// Steps the model if enough gradients are in, and gives everyone who needs it an answer.
+    fn advance(&mut self, turn: &mut Turn<'_>, reason: Reason) {
+        let waited_for = self.wanted.unwrap_or(usize::MAX).min(turn.live());
+        if waited_for > 0 && self.arrived.len() >= waited_for {
+            turn.commit(&self.arrived, self.quorum.reason(waited_for, turn.live()));
+            // The next turn confirms the commit and brings the new k; handing out needs neither.
+            self.tokens_taken = 0;
+            self.hand_out_to_all(turn);
+        } else {
+            while let Some(worker) = turn.next_unsettled() {
+                self.settle(turn, worker, reason);
+            }
+        }
+    }
+
+    fn hand_out_to_all(&mut self, turn: &mut Turn<'_>) {
+        if self.handout == Handout::Pull {
+            while let Some(worker) = turn.next_unsettled() {
+                self.give(turn, worker, Reason::NewVersion);
+            }
+            return;
+        }
+        let workers: Vec<WorkerId> = turn.workers().collect();
+        for worker in workers {
+            if self.handout == Handout::PushInterrupt && !turn.is_idle(worker) {
+                turn.interrupt(worker, Reason::Superseded);
+            }
+            self.give(turn, worker, Reason::NewVersion);
+        }
+    }
+
+    fn give(&mut self, turn: &mut Turn<'_>, worker: WorkerId, reason: Reason) {
+        turn.assign(worker, self.batch, reason);
+        self.tokens_taken += 1;
+    }
+
+    /// How many gradients of the newest version are being computed.
+    fn under_way(&self, turn: &Turn<'_>) -> usize {
+        let version = turn.version();
+        turn.workers().filter(|&worker| turn.running(worker).is_some_and(|task| task.version == version)).count()
+    }
+
+    /// A worker that left may have held several tokens: they go to those who wait.
+    fn hand_out_spare_tokens(&mut self, turn: &mut Turn<'_>) {
+        let idle: Vec<WorkerId> = turn.workers().filter(|&worker| turn.is_idle(worker)).collect();
+        for worker in idle {
+            if self.tokens_taken < turn.live() {
+                self.give(turn, worker, Reason::Free);
+            }
+        }
+    }
+
+    /// A worker is free in the middle of an iteration.
+    fn settle(&mut self, turn: &mut Turn<'_>, worker: WorkerId, reason: Reason) {
+        let may_work = match self.handout {
+            Handout::Pull => self.tokens_taken < turn.live(),
+            Handout::PushWait | Handout::PushInterrupt => !self.arrived.iter().rev().any(|task| task.worker == worker),
+        };
+        if may_work {
+            self.give(turn, worker, reason);
+        } else {
+            turn.hold(worker, Until::Commit, Reason::Contributed);
+        }
+    }
+}
+
+impl<Q: Quorum> Scheme for Rounds<Q> {
+    fn on_joined(&mut self, turn: &mut Turn<'_>, _worker: WorkerId) {
+        if self.wanted.is_none() {
+            self.wanted = Some(self.quorum.choose(turn.now(), turn.live()));
+        }
+        self.advance(turn, Reason::Joined);
+    }
+
+    fn on_left(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
+        self.arrived.retain(|task| task.worker != worker);
+        if self.handout == Handout::Pull {
+            self.tokens_taken = self.arrived.len() + self.under_way(turn);
+        }
+        self.advance(turn, Reason::Free);
+        if self.handout == Handout::Pull {
+            self.hand_out_spare_tokens(turn);
+        }
+    }
+
+    fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update) {
+        let timely = update.version == turn.version();
+        self.quorum.on_arrival(&Arrival {
+            version: update.version,
+            timely,
+            compute: update.report.compute,
+            now: turn.now(),
+        });
+        if timely {
+            self.arrived.push(update.task);
+        } else {
+            turn.discard(update.task, Reason::Stale { behind: turn.version().0 - update.version.0 });
+        }
+        self.advance(turn, Reason::Free);
+    }
+
+    fn on_committed(&mut self, turn: &mut Turn<'_>, aggregate: Option<&Aggregate>) {
+        self.quorum.on_committed(turn.now(), self.arrived.len(), aggregate);
+        self.arrived.clear();
+        self.wanted = Some(self.quorum.choose(turn.now(), turn.live()));
+    }
+}

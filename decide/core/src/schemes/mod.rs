@@ -1,0 +1,82 @@
+//! The schemes, one file each, and the catalogue that finds them by name.
+
+mod asp;
+mod backup;
+mod bsp;
+mod dssp;
+mod settings;
+mod ssp;
+
+use crate::{Handout, Scheme};
+
+use settings::Settings;
+pub use settings::{SchemeSpec, SpecError};
+
+/// What a scheme is built for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Setup {
+    /// How many workers the run starts with.
+    pub workers: usize,
+    /// Samples per worker and iteration.
+    pub batch: u32,
+    /// How work is handed out, if the user chose.
+    pub handout: Option<Handout>,
+}
+
+type Build = fn(&Settings<'_>, &Setup) -> Result<Box<dyn Scheme>, SpecError>;
+
+/// A scheme in the catalogue.
+#[derive(Debug)]
+pub struct Entry {
+    /// The name it is chosen by.
+    pub name: &'static str,
+    /// What it does, in a line.
+    pub summary: &'static str,
+    /// Its settings: key and meaning with default.
+    pub settings: &'static [(&'static str, &'static str)],
+    /// Whether it waits for k of n, so that work can be handed out in several ways.
+    pub hands_out: bool,
+    build: Build,
+}
+
+/// All schemes there are.
+pub const CATALOGUE: &[Entry] = &[
+    Entry {
+        name: "bsp",
+        summary: "wait for every worker in every iteration",
+        settings: &[],
+        hands_out: true,
+        build: bsp::build,
+    },
+    Entry {
+        name: "backup",
+        summary: "wait for the first k workers in every iteration",
+        settings: &[("k", "gradients to wait for, 1 to the number of workers; required")],
+        hands_out: true,
+        build: backup::build,
+    },
+    Entry {
+        name: "asp",
+        summary: "never wait: apply every update as it arrives",
+        settings: &[],
+        hands_out: false,
+        build: asp::build,
+    },
+    Entry {
+        name: "ssp",
+        summary: "apply on arrival, but let nobody run too far ahead of the slowest",
+        settings: &[("staleness", "iterations a worker may be ahead; default 3")],
+        hands_out: false,
+        build: ssp::build,
+    },
+    Entry {
+        name: "dssp",
+        summary: "like ssp, with the bound chosen at run time where waiting is predicted to be least",
+        settings: &[
+            ("min", "lower end of the bound; default 3"),
+            ("max", "upper end of the bound; default 15 or min, whichever is larger"),
+        ],
+        hands_out: false,
+        build: dssp::build,
+    },
+];

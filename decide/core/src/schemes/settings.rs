@@ -1,0 +1,262 @@
+//! How a scheme is written: `name:key=value,…`.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::{CATALOGUE, Entry, Setup};
+use crate::{Handout, Scheme};
+
+/// What is wrong with a scheme as written.
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum SpecError {
+    /// No scheme has this name.
+    #[error("unknown scheme '{name}'; there are {}", names().join(", "))]
+    UnknownScheme {
+        /// What was asked for.
+        name: String,
+    },
+    /// Not `key=value`.
+    #[error("'{text}' in scheme '{scheme}' is not of the form key=value")]
+    NotASetting {
+        /// The scheme.
+        scheme: String,
+        /// What was written.
+        text: String,
+    },
+    /// A key stands twice.
+    #[error("'{key}' stands twice in scheme '{scheme}'")]
+    Twice {
+        /// The scheme.
+        scheme: String,
+        /// The key.
+        key: String,
+    },
+    /// The scheme has no such setting.
+    #[error("scheme '{scheme}' has no setting '{key}'; {}", allowed_keys(.scheme))]
+    UnknownKey {
+        /// The scheme.
+        scheme: String,
+        /// The key.
+        key: String,
+    },
+    /// A setting without default is not given.
+    #[error("scheme '{scheme}' needs {key}={allowed}")]
+    Missing {
+        /// The scheme.
+        scheme: String,
+        /// The key.
+        key: &'static str,
+        /// What it may be.
+        allowed: String,
+    },
+    /// A value is not allowed.
+    #[error("{key}={value} in scheme '{scheme}': expected {allowed}")]
+    BadValue {
+        /// The scheme.
+        scheme: String,
+        /// The key.
+        key: &'static str,
+        /// What was written.
+        value: String,
+        /// What it may be.
+        allowed: String,
+    },
+    /// The scheme does not wait for k of n.
+    #[error("scheme '{scheme}' does not hand out work in rounds, so handout {handout} has no meaning for it")]
+    NoHandout {
+        /// The scheme.
+        scheme: String,
+        /// What was chosen.
+        handout: Handout,
+    },
+}
+
+fn names() -> Vec<&'static str> {
+    CATALOGUE.iter().map(|entry| entry.name).collect()
+}
+
+fn allowed_keys(scheme: &str) -> String {
+    let entry = CATALOGUE.iter().find(|entry| entry.name == scheme);
+    let mut keys: Vec<&str> = entry.map_or(vec![], |entry| entry.settings.iter().map(|(key, _)| *key).collect());
+    if entry.is_some_and(|entry| entry.hands_out) {
+        keys.push("handout");
+    }
+    if keys.is_empty() { "it has none".into() } else { format!("it has {}", keys.join(", ")) }
+}
+
+/// A scheme as written by a user, e.g. `backup:k=8`. Names and keys are checked on reading, values on
+/// [building](SchemeSpec::build).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct SchemeSpec {
+    name: &'static str,
+    settings: Vec<(String, String)>,
+}
+
+impl SchemeSpec {
+    /// The scheme's name without settings.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn entry(&self) -> &'static Entry {
+        let entry = CATALOGUE.iter().find(|entry| entry.name == self.name);
+        entry.expect("a spec's name comes from the catalogue")
+    }
+
+    /// Makes the scheme.
+    ///
+    /// # Errors
+    /// If a value is not allowed, or not for `setup`.
+    pub fn build(&self, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
+        let entry = self.entry();
+        if let (false, Some(handout)) = (entry.hands_out, setup.handout) {
+            return Err(SpecError::NoHandout { scheme: self.name.into(), handout });
+        }
+        (entry.build)(&Settings { spec: self }, setup)
+    }
+}
+
+impl FromStr for SchemeSpec {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        let (name, rest) = text.split_once(':').unwrap_or((text, ""));
+        let Some(entry) = CATALOGUE.iter().find(|entry| entry.name == name) else {
+            return Err(SpecError::UnknownScheme { name: name.into() });
+        };
+        let mut settings: Vec<(String, String)> = Vec::new();
+        for pair in rest.split(',').filter(|pair| !pair.is_empty()) {
+            let Some((key, value)) = pair.split_once('=') else {
+                return Err(SpecError::NotASetting { scheme: name.into(), text: pair.into() });
+            };
+            let known = entry.settings.iter().any(|(known, _)| *known == key) || (entry.hands_out && key == "handout");
+            if !known {
+                return Err(SpecError::UnknownKey { scheme: name.into(), key: key.into() });
+            }
+            if settings.iter().any(|(earlier, _)| earlier == key) {
+                return Err(SpecError::Twice { scheme: name.into(), key: key.into() });
+            }
+            settings.push((key.into(), value.into()));
+        }
+        Ok(SchemeSpec { name: entry.name, settings })
+    }
+}
+
+impl fmt::Display for SchemeSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)?;
+        for (position, (key, value)) in self.settings.iter().enumerate() {
+            write!(f, "{}{key}={value}", if position == 0 { ':' } else { ',' })?;
+        }
+        Ok(())
+    }
+}
+
+impl TryFrom<String> for SchemeSpec {
+    type Error = SpecError;
+    fn try_from(text: String) -> Result<Self, SpecError> {
+        text.parse()
+    }
+}
+
+impl From<SchemeSpec> for String {
+    fn from(spec: SchemeSpec) -> String {
+        spec.to_string()
+    }
+}
+
+/// A spec's settings, read by the scheme that they are for.
+pub(super) struct Settings<'a> {
+    spec: &'a SchemeSpec,
+}
+
+impl Settings<'_> {
+    fn text(&self, key: &str) -> Option<&str> {
+        self.spec.settings.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
+    }
+
+    /// A number within `allowed` that must be given.
+    pub(super) fn required<T>(&self, key: &'static str, allowed: RangeInclusive<T>) -> Result<T, SpecError>
+    where
+        T: FromStr + PartialOrd + fmt::Display,
+    {
+        let in_words = format!("{} to {}", allowed.start(), allowed.end());
+        match self.text(key) {
+            None => Err(SpecError::Missing { scheme: self.spec.name.into(), key, allowed: in_words }),
+            Some(text) => match text.parse() {
+                Ok(value) if allowed.contains(&value) => Ok(value),
+                _ => Err(self.bad(key, text, in_words)),
+            },
+        }
+    }
+
+    /// A number within `allowed` that may be left out.
+    pub(super) fn optional<T>(&self, key: &'static str, default: T, allowed: RangeInclusive<T>) -> Result<T, SpecError>
+    where
+        T: FromStr + PartialOrd + fmt::Display,
+    {
+        if self.text(key).is_some() { self.required(key, allowed) } else { Ok(default) }
+    }
+
+    /// How work is handed out: the scheme's own setting, else the run's, else the default.
+    pub(super) fn handout(&self, setup: &Setup) -> Result<Handout, SpecError> {
+        match self.text("handout") {
+            None => Ok(setup.handout.unwrap_or_default()),
+            Some(text) => {
+                text.parse().map_err(|_| self.bad("handout", text, "pull, push-wait or push-interrupt".into()))
+            }
+        }
+    }
+
+    fn bad(&self, key: &'static str, value: &str, allowed: String) -> SpecError {
+        SpecError::BadValue { scheme: self.spec.name.into(), key, value: value.into(), allowed }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SETUP: Setup = Setup { workers: 16, batch: 1, handout: None };
+
+    fn error(text: &str) -> String {
+        match text.parse::<SchemeSpec>() {
+            Err(error) => error.to_string(),
+            Ok(spec) => spec.build(&SETUP).err().map_or("no error".into(), |error| error.to_string()),
+        }
+    }
+
+    #[test]
+    fn specs_read_back_as_written() {
+        for text in ["bsp", "backup:k=8", "dssp:min=1,max=4", "backup:k=3,handout=pull"] {
+            let spec: SchemeSpec = text.parse().unwrap();
+            assert_eq!(spec.to_string(), text);
+            assert!(spec.build(&SETUP).is_ok());
+        }
+    }
+
+    #[test]
+    fn errors_name_the_value_and_what_is_allowed() {
+        assert_eq!(error("bspp"), "unknown scheme 'bspp'; there are bsp, backup, asp, ssp, dssp");
+        assert_eq!(error("ssp:slack=3"), "scheme 'ssp' has no setting 'slack'; it has staleness");
+        assert_eq!(error("asp:x=1"), "scheme 'asp' has no setting 'x'; it has none");
+        assert_eq!(error("backup"), "scheme 'backup' needs k=1 to 16");
+        assert_eq!(error("backup:k=17"), "k=17 in scheme 'backup': expected 1 to 16");
+        assert_eq!(error("backup:k=x"), "k=x in scheme 'backup': expected 1 to 16");
+        assert_eq!(error("backup:8"), "'8' in scheme 'backup' is not of the form key=value");
+        assert_eq!(error("backup:k=1,k=2"), "'k' stands twice in scheme 'backup'");
+        assert_eq!(error("dssp:min=5,max=4"), "max=4 in scheme 'dssp': expected 5 to 4294967295");
+        assert_eq!(
+            error("backup:k=1,handout=throw"),
+            "handout=throw in scheme 'backup': expected pull, push-wait or push-interrupt"
+        );
+        let asp: SchemeSpec = "asp".parse().unwrap();
+        let refused = asp.build(&Setup { handout: Some(Handout::Pull), ..SETUP }).err().unwrap();
+        assert!(refused.to_string().contains("handout pull has no meaning"));
+    }
+}

@@ -1,0 +1,158 @@
+//! The ledger catches schemes that break its laws, and refuses events that can't be.
+
+use paceline_core::{
+    Event, Law, Ledger, LedgerError, Reason, Refusal, Report, Scheme, Span, TaskId, Time, Turn, Until, Update, Version,
+    WorkerId,
+};
+
+type OnJoined = fn(&mut Turn<'_>, WorkerId);
+type OnReported = fn(&mut Turn<'_>, &Update);
+
+/// A scheme made of two functions; nothing happens when a worker leaves.
+struct Made(OnJoined, OnReported);
+
+impl Scheme for Made {
+    fn on_joined(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
+        self.0(turn, worker);
+    }
+    fn on_left(&mut self, _turn: &mut Turn<'_>, _worker: WorkerId) {}
+    fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update) {
+        self.1(turn, update);
+    }
+    fn on_timer(&mut self, turn: &mut Turn<'_>) {
+        while let Some(worker) = turn.next_unsettled() {
+            turn.assign(worker, 1, Reason::Free);
+        }
+    }
+}
+
+fn work(turn: &mut Turn<'_>, worker: WorkerId) {
+    turn.assign(worker, 1, Reason::Joined);
+}
+
+fn ledger(on_joined: OnJoined, on_reported: OnReported) -> Ledger {
+    Ledger::new(Box::new(Made(on_joined, on_reported)))
+}
+
+const ZERO: WorkerId = WorkerId(0);
+const ONE: WorkerId = WorkerId(1);
+
+fn reported(worker: WorkerId, number: u64) -> Event {
+    Event::Reported { task: TaskId { worker, number }, report: Report { compute: Span(1) } }
+}
+
+/// Two workers join, then the first one's task is reported; the law broken on the way.
+fn law_broken(on_joined: OnJoined, on_reported: OnReported) -> Law {
+    let mut ledger = ledger(on_joined, on_reported);
+    let events = [Event::Joined { worker: ZERO }, Event::Joined { worker: ONE }, reported(ZERO, 0)];
+    for event in events {
+        match ledger.handle(Time(1), event) {
+            Ok(_) => {}
+            Err(LedgerError::Broken(broken)) => {
+                assert!(broken.history.last().is_some(), "a broken law comes with its history");
+                return broken.law;
+            }
+            Err(LedgerError::Refused(refusal)) => panic!("{refusal}"),
+        }
+    }
+    panic!("no law broken");
+}
+
+#[test]
+fn broken_laws_are_told_apart() {
+    let nothing: OnReported = |_, _| {};
+    let task = TaskId { worker: ZERO, number: 0 };
+    assert_eq!(law_broken(|_, _| {}, nothing), Law::Forgotten { worker: ZERO });
+    assert_eq!(law_broken(work, nothing), Law::Forgotten { worker: ZERO });
+    assert_eq!(
+        law_broken(|turn, worker| turn.assign(worker, 0, Reason::Joined), nothing),
+        Law::NoSamples { worker: ZERO }
+    );
+    assert_eq!(
+        law_broken(|turn, _| turn.assign(WorkerId(7), 1, Reason::Joined), nothing),
+        Law::AssignedToNobody { worker: WorkerId(7) }
+    );
+    assert_eq!(law_broken(|turn, worker| turn.interrupt(worker, Reason::Superseded), nothing), {
+        Law::NothingToInterrupt { worker: ZERO }
+    });
+    assert_eq!(law_broken(|turn, worker| turn.hold(worker, Until::Commit, Reason::Contributed), nothing), {
+        Law::WaitsForNothing { worker: ZERO, until: Until::Commit }
+    });
+    assert_eq!(law_broken(|turn, worker| turn.hold(worker, Until::Timer, Reason::Contributed), nothing), {
+        Law::WaitsForNothing { worker: ZERO, until: Until::Timer }
+    });
+    assert_eq!(
+        law_broken(
+            |turn, worker| {
+                work(turn, worker);
+                turn.hold(worker, Until::Commit, Reason::Contributed);
+            },
+            nothing
+        ),
+        Law::HeldWhileNotIdle { worker: ZERO }
+    );
+    assert_eq!(
+        law_broken(|turn, _| turn.wake(Span::ZERO, Reason::Joined), nothing),
+        Law::TimerInThePast { at: Time(1), now: Time(1) }
+    );
+    assert_eq!(law_broken(work, |turn, _| turn.commit(&[], Reason::OnArrival)), Law::EmptyCommit);
+    assert_eq!(
+        law_broken(work, |turn, update| {
+            turn.commit(&[update.task], Reason::OnArrival);
+            turn.discard(update.task, Reason::OnArrival);
+        }),
+        Law::NothingToSettle { task }
+    );
+    assert_eq!(
+        law_broken(work, |turn, update| turn.commit(&[update.task, update.task], Reason::OnArrival)),
+        Law::NothingToSettle { task }
+    );
+    // Worker 1 works, so waiting for it is lawful; waiting for oneself is not.
+    assert_eq!(
+        law_broken(work, |turn, _| turn.hold(ZERO, Until::Worker(ZERO), Reason::Contributed)),
+        Law::WaitsForNothing { worker: ZERO, until: Until::Worker(ZERO) }
+    );
+}
+
+#[test]
+fn wrong_events_are_refused_and_change_nothing() {
+    let mut ledger = ledger(work, |turn, update| {
+        turn.commit(&[update.task], Reason::OnArrival);
+        turn.assign(update.task.worker, 1, Reason::Free);
+    });
+    let task = |number| TaskId { worker: ZERO, number };
+    let mut handle = |now, event| ledger.handle(Time(now), event).map(<[_]>::len);
+    let refused = |refusal: Refusal| Err(LedgerError::Refused(refusal));
+    let committed = |version| Event::Committed { version: Version(version), aggregate: None };
+
+    assert_eq!(handle(5, Event::Left { worker: ZERO }), refused(Refusal::Absent(ZERO)));
+    assert_eq!(handle(5, Event::Joined { worker: ZERO }), Ok(1));
+    assert_eq!(handle(5, Event::Joined { worker: ZERO }), refused(Refusal::Present(ZERO)));
+    assert_eq!(handle(4, Event::Timer), refused(Refusal::Past { now: Time(4), latest: Time(5) }));
+    assert_eq!(handle(6, reported(ZERO, 3)), refused(Refusal::NotRunning(task(3))));
+    assert!(matches!(handle(6, committed(1)), Err(LedgerError::Refused(Refusal::OutOfTurn { .. }))));
+    assert_eq!(handle(6, reported(ZERO, 0)), Ok(2));
+    assert!(matches!(handle(6, Event::Timer), Err(LedgerError::Refused(Refusal::OutOfTurn { .. }))));
+    assert_eq!(handle(6, committed(1)), Ok(0));
+    assert_eq!(handle(7, reported(ZERO, 0)), refused(Refusal::NotRunning(task(0))));
+    assert_eq!(handle(8, Event::Left { worker: ZERO }), Ok(0));
+    assert_eq!(handle(9, reported(ZERO, 1)), refused(Refusal::NotRunning(task(1))));
+    assert_eq!(handle(9, Event::Joined { worker: ZERO }), Ok(1));
+    assert_eq!((ledger.version(), ledger.live()), (Version(1), 1));
+}
+
+#[test]
+fn a_timer_ends_the_wait_for_it() {
+    let mut ledger = ledger(
+        |turn, worker| {
+            turn.wake(Span(10), Reason::Joined);
+            turn.hold(worker, Until::Timer, Reason::Contributed);
+        },
+        |_, _| {},
+    );
+    ledger.handle(Time(0), Event::Joined { worker: ZERO }).unwrap();
+    assert_eq!(ledger.next_timer(), Some(Time(10)));
+    assert_eq!(ledger.waits_for(ZERO), Some(Until::Timer));
+    assert_eq!(ledger.handle(Time(10), Event::Timer).unwrap().len(), 1);
+    assert_eq!((ledger.next_timer(), ledger.waits_for(ZERO)), (None, None));
+}
