@@ -74,15 +74,8 @@ mod tests {
 
     #[test]
     fn tensors_follow_each_other_and_statistics_come_last() {
-        let layout = Layout::new(
-            [("weight", vec![3, 2]), ("bias", vec![3])],
-            [("mean", vec![3])],
-        );
-        let ranges: Vec<_> = layout
-            .entries()
-            .iter()
-            .map(|entry| entry.range.clone())
-            .collect();
+        let layout = Layout::new([("weight", vec![3, 2]), ("bias", vec![3])], [("mean", vec![3])]);
+        let ranges: Vec<_> = layout.entries().iter().map(|entry| entry.range.clone()).collect();
         assert_eq!(ranges, [0..6, 6..9, 9..12]);
         assert_eq!((layout.len(), layout.trainable()), (12, 9));
     }

@@ -1,5 +1,19 @@
-//! The *move* plane: flat parameters with a named [`Layout`].
+//! The *move* plane: what happens to parameters, without network or clock.
+//!
+//! A model is one flat `f32` vector with a named [`Layout`]. Gradients of several workers become one in [`aggregate`],
+//! which also yields the norms that schemes decide by; an [`Optimizer`] applies it at the rate of a [`Schedule`].
+//! [`Shards`] cut the vector for threads or hosts without changing a bit of the result.
 
+mod aggregate;
 mod layout;
+mod optimizer;
+mod schedule;
+mod shards;
+mod spec;
 
+pub use aggregate::{Norms, ShardNorms, aggregate, aggregate_shard};
 pub use layout::{Entry, Layout};
+pub use optimizer::{Moments, Optimizer, OptimizerSpec};
+pub use schedule::{Schedule, Shape};
+pub use shards::{BLOCK, Shards};
+pub use spec::SpecError;

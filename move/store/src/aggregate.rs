@@ -1,0 +1,286 @@
+//! The weighted sum of several gradients in one pass, with the squared norms that schemes ask for.
+//!
+//! Two promises shape the code:
+//!
+//! - **Same bits, however the work is cut.** Every element is `0 + w₀·g₀ + w₁·g₁ + …`, strictly in the order of the
+//!   sources, so adding eight at once equals adding them one by one. Squares are added in a fixed pattern: eight
+//!   `f32` lanes within a tile, tiles in `f64` within a [`BLOCK`], blocks in `f64` over the vector. A shard is a
+//!   whole number of blocks and hands back its block sums, so neither shards nor threads show in the result.
+//! - **Memory speed.** The sum of one tile stays in the first-level cache until every source is added, so memory sees
+//!   each source read once and the result written once, however many sources there are.
+
+use wide::f32x8;
+
+use crate::shards::BLOCK;
+
+/// Sources added to a tile at a time: their running squares fit the vector registers of any x86-64 or ARM processor.
+const GROUP: usize = 4;
+
+/// Running sums of squares per source, so that additions need not wait for each other.
+const LANES: usize = 8;
+
+/// Values whose squares are added in `f32` before they move to `f64`. 64 additions per lane keep the relative error of
+/// a squared norm below 4e-6 in the worst case and near 1e-7 in practice.
+const TILE: usize = 512;
+
+const _: () = assert!(BLOCK.is_multiple_of(TILE) && TILE.is_multiple_of(LANES));
+
+/// Squared Euclidean norms over the trainable part of an aggregation.
+///
+/// A square beyond `f32` (a gradient component above about 1.8e19) makes its norm infinite.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Norms {
+    /// ‖gⱼ‖² of each source, in the order given, before its weight.
+    pub sources: Vec<f64>,
+    /// ‖Σ wⱼ·gⱼ‖² of the result; with weights that add up to one, of the mean.
+    pub mean: f64,
+}
+
+/// What one shard contributes to [`Norms`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct ShardNorms {
+    /// One row per block: the sum of squares of each source, then of the result.
+    sums: Vec<f64>,
+    columns: usize,
+}
+
+impl Norms {
+    /// Joins the contributions of all shards, given in the order of their ranges.
+    ///
+    /// # Panics
+    /// If there is no shard, or if they were not aggregated from the same number of sources.
+    pub fn join(shards: &[ShardNorms]) -> Self {
+        let columns = shards[0].columns;
+        let mut sources = vec![0.0; columns];
+        for shard in shards {
+            assert_eq!(shard.columns, columns, "shards of different aggregations");
+            for row in shard.sums.chunks_exact(columns) {
+                for (sum, block) in sources.iter_mut().zip(row) {
+                    *sum += block;
+                }
+            }
+        }
+        let mean = sources.pop().expect("the last column is the result's");
+        Norms { sources, mean }
+    }
+}
+
+/// Writes Σ wⱼ·gⱼ over `sources`, pairs of a gradient and its weight, into `out`.
+///
+/// Only the first `trainable` values count for the norms; behind them lie statistics (see
+/// [`Layout`](crate::Layout)), which are summed alike. Without sources the result is zero.
+///
+/// # Panics
+/// If a source is not as long as `out`, or `trainable` is longer.
+pub fn aggregate(sources: &[(&[f32], f32)], trainable: usize, out: &mut [f32]) -> Norms {
+    Norms::join(&[aggregate_shard(sources, trainable, out)])
+}
+
+/// [`aggregate`] for one shard: all slices are that shard's range, and `trainable` counts from its start.
+///
+/// # Panics
+/// As [`aggregate`].
+pub fn aggregate_shard(sources: &[(&[f32], f32)], trainable: usize, out: &mut [f32]) -> ShardNorms {
+    for (source, _) in sources {
+        assert_eq!(source.len(), out.len(), "a gradient of another length");
+    }
+    let columns = sources.len() + 1;
+    let mut sums = vec![0.0; trainable.div_ceil(BLOCK) * columns];
+    let (learned, statistics) = out.split_at_mut(trainable);
+    for (tile, out) in learned.chunks_mut(TILE).enumerate() {
+        let row = tile * TILE / BLOCK * columns;
+        add_tile::<true>(sources, tile * TILE, out, &mut sums[row..row + columns]);
+    }
+    for (tile, out) in statistics.chunks_mut(TILE).enumerate() {
+        add_tile::<false>(sources, trainable + tile * TILE, out, &mut []);
+    }
+    ShardNorms { sums, columns }
+}
+
+/// Sums the stretch of all sources that begins at `start` into `out`, and its squares into `sums`.
+fn add_tile<const SQUARES: bool>(sources: &[(&[f32], f32)], start: usize, out: &mut [f32], sums: &mut [f64]) {
+    out.fill(0.0);
+    let mut result = 0.0;
+    for (index, group) in sources.chunks(GROUP).enumerate() {
+        let add = match group.len() {
+            1 => add_group::<1, SQUARES>,
+            2 => add_group::<2, SQUARES>,
+            3 => add_group::<3, SQUARES>,
+            _ => add_group::<GROUP, SQUARES>,
+        };
+        let squares = sums.get_mut(index * GROUP..).unwrap_or_default();
+        result = add(group, start, out, squares);
+    }
+    if let Some(sum) = sums.last_mut() {
+        *sum += result;
+    }
+}
+
+/// `out += Σ wⱼ·gⱼ` for the `N` sources of `group`; adds their squares to `squares` and returns the result's.
+fn add_group<const N: usize, const SQUARES: bool>(
+    group: &[(&[f32], f32)],
+    start: usize,
+    out: &mut [f32],
+    squares: &mut [f64],
+) -> f64 {
+    let whole = out.len() / LANES * LANES;
+    let (chunks, rest) = out.as_chunks_mut::<LANES>();
+    let weights: [f32; N] = std::array::from_fn(|j| group[j].1);
+    let inputs: [&[[f32; LANES]]; N] = std::array::from_fn(|j| {
+        let (input, _) = group[j].0[start..start + whole].as_chunks();
+        &input[..chunks.len()]
+    });
+
+    let mut tally = Tally::new();
+    for (index, chunk) in chunks.iter_mut().enumerate() {
+        let values = std::array::from_fn(|j| inputs[j][index]);
+        tally.add::<SQUARES>(values, weights, chunk);
+    }
+    if !rest.is_empty() {
+        // Zeros fill up the last chunk: they change no square.
+        let mut chunk = [0.0; LANES];
+        chunk[..rest.len()].copy_from_slice(rest);
+        let values = std::array::from_fn(|j| {
+            let mut value = [0.0; LANES];
+            let start = start + whole;
+            value[..rest.len()].copy_from_slice(&group[j].0[start..start + rest.len()]);
+            value
+        });
+        tally.add::<SQUARES>(values, weights, &mut chunk);
+        rest.copy_from_slice(&chunk[..rest.len()]);
+    }
+
+    for (sum, lanes) in squares.iter_mut().zip(tally.sources) {
+        *sum += fold(lanes);
+    }
+    fold(tally.result)
+}
+
+/// Running squares of one group over one tile.
+struct Tally<const N: usize> {
+    sources: [f32x8; N],
+    result: f32x8,
+}
+
+impl<const N: usize> Tally<N> {
+    fn new() -> Self {
+        Tally { sources: [f32x8::ZERO; N], result: f32x8::ZERO }
+    }
+
+    /// `out += Σ wⱼ·gⱼ` over one register's width.
+    #[inline(always)]
+    fn add<const SQUARES: bool>(&mut self, values: [[f32; LANES]; N], weights: [f32; N], out: &mut [f32; LANES]) {
+        let mut sum = f32x8::new(*out);
+        for j in 0..N {
+            let value = f32x8::new(values[j]);
+            // A product, then a sum: a fused multiply-add would round differently where it exists.
+            sum += f32x8::splat(weights[j]) * value;
+            if SQUARES {
+                self.sources[j] += value * value;
+            }
+        }
+        if SQUARES {
+            self.result += sum * sum;
+        }
+        *out = sum.to_array();
+    }
+}
+
+fn fold(lanes: f32x8) -> f64 {
+    lanes.to_array().into_iter().map(f64::from).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Shards;
+
+    /// Values in [−1, 1) that look random; the same for the same source.
+    fn gradient(source: usize, len: usize) -> Vec<f32> {
+        let mut state = source as u32 * 0x9E37_79B9 + 1;
+        let step = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        std::iter::repeat_with(step).take(len).collect()
+    }
+
+    fn weighted(gradients: &[Vec<f32>]) -> Vec<(&[f32], f32)> {
+        let weight = |source: usize| (source + 1) as f32 / 10.0;
+        let pairs = gradients.iter().enumerate();
+        pairs.map(|(j, values)| (&values[..], weight(j))).collect()
+    }
+
+    fn bits(values: &[f32]) -> Vec<u32> {
+        values.iter().map(|value| value.to_bits()).collect()
+    }
+
+    #[test]
+    fn many_at_once_equals_one_by_one_and_norms_are_those_of_f64() {
+        for (count, len) in [(1, 7), (3, 512), (4, 40_000), (5, 1_025), (8, 16_385), (19, 3_003)] {
+            let gradients: Vec<_> = (0..count).map(|source| gradient(source, len)).collect();
+            let sources = weighted(&gradients);
+            let trainable = len - len / 3;
+
+            let mut expected = vec![0.0; len];
+            for (values, weight) in &sources {
+                for (sum, value) in expected.iter_mut().zip(*values) {
+                    *sum += weight * value;
+                }
+            }
+            let squares = |values: &[f32]| -> f64 {
+                let squares = values[..trainable].iter().map(|&value| f64::from(value).powi(2));
+                squares.sum()
+            };
+
+            let mut out = vec![f32::NAN; len];
+            let norms = aggregate(&sources, trainable, &mut out);
+            assert_eq!(bits(&out), bits(&expected), "{count} sources of {len}");
+            let close = |norm: f64, exact: f64| (norm - exact).abs() < 1e-6 * exact;
+            assert!(close(norms.mean, squares(&expected)));
+            assert_eq!(norms.sources.len(), count);
+            for (norm, (values, _)) in norms.sources.iter().zip(&sources) {
+                assert!(close(*norm, squares(values)), "{norm}");
+            }
+        }
+    }
+
+    #[test]
+    fn shards_change_no_bit() {
+        let len = 5 * BLOCK + 1_234;
+        let trainable = 4 * BLOCK + 77;
+        let gradients: Vec<_> = (0..6).map(|source| gradient(source, len)).collect();
+        let sources = weighted(&gradients);
+        let mut whole = vec![0.0; len];
+        let norms = aggregate(&sources, trainable, &mut whole);
+
+        for count in [1, 2, 3, 6, 9] {
+            let mut out = vec![0.0; len];
+            let parts: Vec<_> = Shards::new(len, count)
+                .ranges()
+                .map(|range| {
+                    let sources: Vec<_> =
+                        sources.iter().map(|(values, weight)| (&values[range.clone()], *weight)).collect();
+                    let trainable = trainable.saturating_sub(range.start).min(range.len());
+                    aggregate_shard(&sources, trainable, &mut out[range])
+                })
+                .collect();
+            assert_eq!(bits(&out), bits(&whole));
+            assert_eq!(Norms::join(&parts), norms, "{count} shards");
+        }
+    }
+
+    #[test]
+    fn no_sources_sum_to_zero() {
+        let mut out = [1.0; 3];
+        let norms = aggregate(&[], 3, &mut out);
+        assert_eq!(out, [0.0; 3]);
+        assert_eq!((norms.sources, norms.mean), (vec![], 0.0));
+    }
+
+    #[test]
+    #[should_panic(expected = "another length")]
+    fn gradients_of_another_length_are_refused() {
+        aggregate(&[(&[1.0; 4], 1.0)], 3, &mut [0.0; 3]);
+    }
+}

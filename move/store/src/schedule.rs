@@ -1,0 +1,173 @@
+//! How the learning rate changes during training.
+
+use std::f64::consts::PI;
+use std::fmt;
+use std::str::FromStr;
+
+use crate::spec::{self, Form, Spec, SpecError};
+
+/// The learning rate as a function of the model version and of how many workers a commit holds.
+///
+/// As text: a shape (`constant`, `step:every=30,factor=0.1`, `cosine:over=1000,floor=0.01`), to each of which
+/// `warmup=100` and `proportional` can be added: `cosine:over=1000,warmup=50,proportional`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Schedule {
+    /// How the rate falls once warm-up is over.
+    pub shape: Shape,
+    /// Versions over which the rate first rises, in equal steps up to the full rate; default 0. The shape counts
+    /// from the end of the warm-up.
+    pub warmup: u64,
+    /// Whether the rate is multiplied by committed / workers, so that a commit of few updates makes a small step;
+    /// default false.
+    pub proportional: bool,
+}
+
+/// How the rate falls.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Shape {
+    /// Not at all.
+    Constant,
+    /// By `factor` after every `every` versions.
+    Step {
+        /// Versions between falls, at least 1.
+        every: u64,
+        /// What the rate is multiplied by, above 0 and at most 1; default 0.1.
+        factor: f64,
+    },
+    /// Along half a cosine from the full rate to `floor` of it, where it stays.
+    Cosine {
+        /// Versions until the floor, at least 1.
+        over: u64,
+        /// Share of the full rate that remains, 0 to 1; default 0.
+        floor: f64,
+    },
+}
+
+const STEP_FACTOR: f64 = 0.1;
+
+impl Default for Schedule {
+    /// A constant rate.
+    fn default() -> Self {
+        Schedule { shape: Shape::Constant, warmup: 0, proportional: false }
+    }
+}
+
+impl Schedule {
+    /// The learning rate of the step that turns `version` into the next, given the full rate `base`, the number of
+    /// updates `committed` in that step and of `workers` taking part.
+    pub fn rate(&self, base: f32, version: u64, committed: usize, workers: usize) -> f32 {
+        let factor = if version < self.warmup {
+            (version + 1) as f64 / self.warmup as f64
+        } else {
+            self.shape.factor(version - self.warmup)
+        };
+        let share = if self.proportional { committed as f64 / workers.max(1) as f64 } else { 1.0 };
+        (f64::from(base) * factor * share) as f32
+    }
+}
+
+impl Shape {
+    fn factor(self, version: u64) -> f64 {
+        match self {
+            Shape::Constant => 1.0,
+            Shape::Step { every, factor } => factor.powf((version / every) as f64),
+            Shape::Cosine { over, floor } => {
+                let progress = (version as f64 / over as f64).min(1.0);
+                floor + (1.0 - floor) * (1.0 + (PI * progress).cos()) / 2.0
+            }
+        }
+    }
+}
+
+const FORMS: &[Form] = &[
+    Form { name: "constant", main: None, keys: &["warmup", "proportional"] },
+    Form { name: "step", main: None, keys: &["every", "factor", "warmup", "proportional"] },
+    Form { name: "cosine", main: None, keys: &["over", "floor", "warmup", "proportional"] },
+];
+
+impl FromStr for Schedule {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        let spec = Spec::parse(text, FORMS)?;
+        let period = |key| spec.required(key, "a whole number, at least 1", |&value: &u64| value > 0);
+        let shape = match spec.name {
+            "constant" => Shape::Constant,
+            "step" => {
+                let accept = |&value: &f64| value > 0.0 && value <= 1.0;
+                let factor = spec.value("factor", "above 0 and at most 1", accept)?;
+                Shape::Step { every: period("every")?, factor: factor.unwrap_or(STEP_FACTOR) }
+            }
+            _ => {
+                let accept = |value: &f64| (0.0..=1.0).contains(value);
+                let floor = spec.value("floor", "from 0 to 1", accept)?;
+                Shape::Cosine { over: period("over")?, floor: floor.unwrap_or(0.0) }
+            }
+        };
+        let warmup = spec.value("warmup", "a whole number", |_| true)?;
+        let proportional = spec.value("proportional", "true or false", |_| true)?;
+        Ok(Schedule { shape, warmup: warmup.unwrap_or(0), proportional: proportional.unwrap_or(false) })
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, first, second) = match self.shape {
+            Shape::Constant => ("constant", None, None),
+            Shape::Step { every, factor } => ("step", Some(format!("every={every}")), Some(format!("factor={factor}"))),
+            Shape::Cosine { over, floor } => ("cosine", Some(format!("over={over}")), spec::pair("floor", floor, 0.0)),
+        };
+        let warmup = spec::pair("warmup", self.warmup, 0);
+        let proportional = self.proportional.then(|| "proportional".to_string());
+        spec::write(formatter, name, [first, second, warmup, proportional])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rates(text: &str, versions: &[u64]) -> Vec<f32> {
+        let schedule: Schedule = text.parse().expect(text);
+        let rate = |&version: &u64| schedule.rate(1.0, version, 3, 4);
+        versions.iter().map(rate).collect()
+    }
+
+    #[test]
+    fn shapes_take_their_course() {
+        assert_eq!(rates("constant", &[0, 1_000_000]), [1.0, 1.0]);
+        assert_eq!(rates("step:every=2,factor=0.5", &[0, 1, 2, 4]), [1.0, 1.0, 0.5, 0.25]);
+        assert_eq!(rates("cosine:over=10,floor=0.2", &[0, 5, 10, 99]), [1.0, 0.6, 0.2, 0.2]);
+    }
+
+    #[test]
+    fn warm_up_rises_and_the_shape_begins_behind_it() {
+        assert_eq!(rates("step:every=1,factor=0.5,warmup=4", &[0, 1, 3, 4, 5]), [0.25, 0.5, 1.0, 1.0, 0.5]);
+    }
+
+    #[test]
+    fn proportional_rates_follow_the_share_that_commits() {
+        assert_eq!(rates("constant:proportional", &[7]), [0.75]);
+        assert_eq!(rates("constant:warmup=2,proportional", &[0]), [0.375]);
+    }
+
+    #[test]
+    fn schedules_survive_text() {
+        for text in [
+            "constant",
+            "constant:proportional",
+            "step:every=30,factor=0.1",
+            "cosine:over=1000,floor=0.01,warmup=5,proportional",
+        ] {
+            let schedule: Schedule = text.parse().expect(text);
+            assert_eq!(schedule.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn impossible_schedules_are_refused() {
+        for text in ["step", "step:every=0", "cosine:over=3,floor=2", "constant:every=3", "linear"] {
+            assert!(text.parse::<Schedule>().is_err(), "{text}");
+        }
+    }
+}

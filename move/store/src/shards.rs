@@ -1,0 +1,53 @@
+//! The vector cut into ranges that threads or hosts own.
+
+use std::ops::Range;
+
+/// Values per block, the unit in which vectors are cut: 64 KiB of `f32`.
+///
+/// Sums of squares are kept per block, so that they come out the same however a vector is sharded.
+pub const BLOCK: usize = 16_384;
+
+/// A vector of `len` values cut into `count` ranges of whole blocks, as even as blocks allow.
+///
+/// The last range ends with the vector. Where there are fewer blocks than shards, some ranges are empty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shards {
+    len: usize,
+    count: usize,
+}
+
+impl Shards {
+    /// Cuts `len` values into `count` shards; zero shards count as one.
+    pub fn new(len: usize, count: usize) -> Self {
+        let count = count.max(1);
+        Shards { len, count }
+    }
+
+    /// The ranges in order: together they are `0..len`.
+    pub fn ranges(self) -> impl Iterator<Item = Range<usize>> {
+        let blocks = self.len.div_ceil(BLOCK);
+        let edge = move |shard: usize| (shard * blocks / self.count * BLOCK).min(self.len);
+        (0..self.count).map(move |shard| edge(shard)..edge(shard + 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_even_aligned_and_cover_the_vector() {
+        for (len, count) in [(0, 3), (1, 4), (10 * BLOCK, 4), (10 * BLOCK + 5, 3), (7, 0)] {
+            let ranges: Vec<_> = Shards::new(len, count).ranges().collect();
+            assert_eq!(ranges.len(), count.max(1));
+            assert_eq!((ranges[0].start, ranges[ranges.len() - 1].end), (0, len));
+            for pair in ranges.windows(2) {
+                assert_eq!(pair[0].end, pair[1].start);
+                assert!(pair[0].end.is_multiple_of(BLOCK) || pair[0].end == len);
+            }
+            let sizes = || ranges.iter().map(|range| range.len().div_ceil(BLOCK));
+            let spread = sizes().max().unwrap_or(0) - sizes().min().unwrap_or(0);
+            assert!(spread <= 1, "{ranges:?}");
+        }
+    }
+}
