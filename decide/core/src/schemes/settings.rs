@@ -93,14 +93,14 @@ fn allowed_keys(scheme: &str) -> String {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SchemeSpec {
-    name: &'static str,
+    name: String,
     settings: Vec<(String, String)>,
 }
 
 impl SchemeSpec {
     /// The scheme's name without settings.
-    pub fn name(&self) -> &'static str {
-        self.name
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     fn entry(&self) -> &'static Entry {
@@ -115,7 +115,7 @@ impl SchemeSpec {
     pub fn build(&self, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
         let entry = self.entry();
         if let (false, Some(handout)) = (entry.hands_out, setup.handout) {
-            return Err(SpecError::NoHandout { scheme: self.name.into(), handout });
+            return Err(SpecError::NoHandout { scheme: self.name.clone(), handout });
         }
         (entry.build)(&Settings { spec: self }, setup)
     }
@@ -143,13 +143,13 @@ impl FromStr for SchemeSpec {
             }
             settings.push((key.into(), value.into()));
         }
-        Ok(SchemeSpec { name: entry.name, settings })
+        Ok(SchemeSpec { name: name.into(), settings })
     }
 }
 
 impl fmt::Display for SchemeSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)?;
+        f.write_str(&self.name)?;
         for (position, (key, value)) in self.settings.iter().enumerate() {
             write!(f, "{}{key}={value}", if position == 0 { ':' } else { ',' })?;
         }
@@ -187,7 +187,7 @@ impl Settings<'_> {
     {
         let in_words = format!("{} to {}", allowed.start(), allowed.end());
         match self.text(key) {
-            None => Err(SpecError::Missing { scheme: self.spec.name.into(), key, allowed: in_words }),
+            None => Err(SpecError::Missing { scheme: self.spec.name.clone(), key, allowed: in_words }),
             Some(text) => match text.parse() {
                 Ok(value) if allowed.contains(&value) => Ok(value),
                 _ => Err(self.bad(key, text, in_words)),
@@ -214,7 +214,7 @@ impl Settings<'_> {
     }
 
     fn bad(&self, key: &'static str, value: &str, allowed: String) -> SpecError {
-        SpecError::BadValue { scheme: self.spec.name.into(), key, value: value.into(), allowed }
+        SpecError::BadValue { scheme: self.spec.name.clone(), key, value: value.into(), allowed }
     }
 }
 

@@ -1,0 +1,238 @@
+//! The event stream: everything that happened to a scheme and everything it decided, one JSON object a line.
+//!
+//! The first line is the [`Header`]; every other holds a time in nanoseconds, an event and the decisions it led to.
+//! Feeding the events to the same scheme again must give the same decisions: [`replay`] checks that.
+
+use std::io::{self, BufRead, Write};
+
+use paceline_core::{Decision, Event, Handout, Ledger, LedgerError, SchemeSpec, Setup, SpecError, Time};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::monitor::Observer;
+
+/// The format written, and the only one read.
+const FORMAT: u32 = 1;
+
+/// What is needed to build the recorded scheme again.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Header {
+    /// The number of the format.
+    format: u32,
+    /// The scheme.
+    pub scheme: SchemeSpec,
+    /// How many workers the run started with.
+    pub workers: usize,
+    /// Samples per worker and iteration.
+    pub batch: u32,
+    /// How work is handed out, if the user chose.
+    pub handout: Option<Handout>,
+}
+
+impl Header {
+    /// The header of a run of `scheme` with `setup`.
+    pub fn new(scheme: SchemeSpec, setup: &Setup) -> Self {
+        Header { format: FORMAT, scheme, workers: setup.workers, batch: setup.batch, handout: setup.handout }
+    }
+
+    fn setup(&self) -> Setup {
+        Setup { workers: self.workers, batch: self.batch, handout: self.handout }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line<E, D> {
+    time: Time,
+    event: E,
+    decisions: D,
+}
+
+/// Writes an event stream while a run goes on.
+pub struct EventLog<W: Write> {
+    out: W,
+    failed: Option<io::Error>,
+}
+
+impl<W: Write> EventLog<W> {
+    /// Begins a stream.
+    ///
+    /// # Errors
+    /// If the header can't be written.
+    pub fn new(mut out: W, header: &Header) -> io::Result<Self> {
+        serde_json::to_writer(&mut out, header)?;
+        out.write_all(b"\n")?;
+        Ok(EventLog { out, failed: None })
+    }
+
+    /// Ends the stream.
+    ///
+    /// # Errors
+    /// The first error in writing it; nothing was written after that.
+    pub fn finish(mut self) -> io::Result<()> {
+        match self.failed.take() {
+            Some(error) => Err(error),
+            None => self.out.flush(),
+        }
+    }
+}
+
+impl<W: Write> Observer for EventLog<W> {
+    fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
+        if self.failed.is_none() {
+            let line = Line { time: now, event, decisions };
+            let written = serde_json::to_writer(&mut self.out, &line).map_err(io::Error::from);
+            self.failed = written.and_then(|()| self.out.write_all(b"\n")).err();
+        }
+    }
+}
+
+/// How a replay went wrong.
+#[derive(Debug, Error)]
+pub enum ReplayError {
+    /// The stream can't be read.
+    #[error("line {line}: {error}")]
+    Unreadable {
+        /// Counts from 1.
+        line: usize,
+        /// What is wrong.
+        error: io::Error,
+    },
+    /// A line is not what this version writes.
+    #[error("line {line} is no line of an event stream: {error}")]
+    Malformed {
+        /// Counts from 1.
+        line: usize,
+        /// What is wrong.
+        error: serde_json::Error,
+    },
+    /// There is no header.
+    #[error("the event stream is empty")]
+    Empty,
+    /// The stream was written by another version.
+    #[error("the event stream is of format {found}; this version reads format {FORMAT}")]
+    OtherFormat {
+        /// Its format.
+        found: u32,
+    },
+    /// The recorded scheme can't be built.
+    #[error("line 1: {0}")]
+    Scheme(#[from] SpecError),
+    /// The ledger does not accept a recorded event.
+    #[error("line {line}: {error}")]
+    Ledger {
+        /// Counts from 1.
+        line: usize,
+        /// What is wrong.
+        error: LedgerError,
+    },
+    /// The scheme decides otherwise now.
+    #[error("line {line}, {now}: decision {} differs\n  recorded: {}\n  now:      {}", position + 1, in_words(recorded), in_words(decided))]
+    Differs {
+        /// Counts from 1.
+        line: usize,
+        /// The event's time.
+        now: Time,
+        /// Which of the event's decisions, from 0.
+        position: usize,
+        /// What was recorded, if so many were.
+        recorded: Option<Box<Decision>>,
+        /// What is decided now, if so many are.
+        decided: Option<Box<Decision>>,
+    },
+}
+
+fn in_words(decision: &Option<Box<Decision>>) -> String {
+    decision.as_ref().map_or("nothing".into(), |decision| format!("{:?} ({})", decision.action, decision.reason))
+}
+
+/// A replay that went well.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Replayed {
+    /// The scheme.
+    pub scheme: String,
+    /// How many events were fed.
+    pub events: u64,
+    /// How many decisions were compared.
+    pub decisions: u64,
+}
+
+/// Feeds a recorded stream to its scheme and compares every decision.
+///
+/// # Errors
+/// At the first line that can't be read or decision that differs.
+pub fn replay(stream: impl BufRead) -> Result<Replayed, ReplayError> {
+    let mut lines = stream.lines().enumerate().map(|(index, text)| (index + 1, text));
+    let (line, text) = lines.next().ok_or(ReplayError::Empty)?;
+    let text = text.map_err(|error| ReplayError::Unreadable { line, error })?;
+    let header: Header = serde_json::from_str(&text).map_err(|error| ReplayError::Malformed { line, error })?;
+    if header.format != FORMAT {
+        return Err(ReplayError::OtherFormat { found: header.format });
+    }
+    let mut ledger = Ledger::new(header.scheme.build(&header.setup())?);
+    let mut replayed = Replayed { scheme: header.scheme.to_string(), events: 0, decisions: 0 };
+    for (line, text) in lines {
+        let text = text.map_err(|error| ReplayError::Unreadable { line, error })?;
+        let Line { time, event, decisions }: Line<Event, Vec<Decision>> =
+            serde_json::from_str(&text).map_err(|error| ReplayError::Malformed { line, error })?;
+        let decided = ledger.handle(time, event).map_err(|error| ReplayError::Ledger { line, error })?;
+        if let Some(position) = first_difference(&decisions, decided) {
+            let at = |list: &[Decision]| list.get(position).cloned().map(Box::new);
+            let (recorded, decided) = (at(&decisions), at(decided));
+            return Err(ReplayError::Differs { line, now: time, position, recorded, decided });
+        }
+        replayed.events += 1;
+        replayed.decisions += decided.len() as u64;
+    }
+    Ok(replayed)
+}
+
+fn first_difference(recorded: &[Decision], decided: &[Decision]) -> Option<usize> {
+    let longest = recorded.len().max(decided.len());
+    (0..longest).find(|&position| recorded.get(position) != decided.get(position))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paceline_core::{Report, Span, TaskId, WorkerId};
+
+    fn recorded() -> String {
+        let scheme: SchemeSpec = "backup:k=1".parse().unwrap();
+        let setup = Setup { workers: 2, batch: 4, handout: None };
+        let mut ledger = Ledger::new(scheme.build(&setup).unwrap());
+        let mut bytes = Vec::new();
+        let mut log = EventLog::new(&mut bytes, &Header::new(scheme, &setup)).unwrap();
+        let report =
+            Event::Reported { task: TaskId { worker: WorkerId(1), number: 0 }, report: Report { compute: Span(7) } };
+        for event in [Event::Joined { worker: WorkerId(0) }, Event::Joined { worker: WorkerId(1) }, report] {
+            let decisions = ledger.handle(Time(9), event).unwrap();
+            log.on_turn(Time(9), &event, decisions);
+        }
+        log.finish().unwrap();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn a_recorded_stream_replays() {
+        let replayed = replay(recorded().as_bytes()).unwrap();
+        // Two first assignments; then the commit and both workers' next work.
+        assert_eq!((replayed.events, replayed.decisions), (3, 5));
+    }
+
+    #[test]
+    fn what_differs_is_told_loudly() {
+        let stream = recorded();
+        let tampered = stream.replace("\"samples\":4,\"offset\":4", "\"samples\":3,\"offset\":4");
+        let error = replay(tampered.as_bytes()).unwrap_err().to_string();
+        assert!(error.starts_with("line 4, 0.000 s: decision 2 differs"), "{error}");
+        let cut = stream.lines().take(3).chain(["{"]).collect::<Vec<_>>().join("\n");
+        assert!(replay(cut.as_bytes()).unwrap_err().to_string().starts_with("line 4 is no line of an event stream"));
+        let other = stream.replacen("\"format\":1", "\"format\":9", 1);
+        assert!(replay(other.as_bytes()).unwrap_err().to_string().contains("format 9"));
+        assert!(matches!(replay(&b""[..]), Err(ReplayError::Empty)));
+        let twice: Vec<&str> = stream.lines().take(2).chain(stream.lines().nth(1)).collect();
+        assert!(replay(twice.join("\n").as_bytes()).unwrap_err().to_string().contains("line 3: event refused"));
+    }
+}

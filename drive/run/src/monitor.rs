@@ -1,0 +1,275 @@
+//! What a run has to show: its metrics, from its events and decisions alone.
+
+use std::collections::VecDeque;
+
+use paceline_core::{Action, Decision, Event, Reason, Samples, Span, TaskId, Time, WorkerId};
+use paceline_workload::Evaluation;
+use serde::Serialize;
+
+use crate::goal::{Goal, Goals, LOSS_WINDOW, Standing};
+
+/// One iteration: what led from one version to the next.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Iteration {
+    /// Counts from 1; the version it made.
+    pub iteration: u64,
+    /// When it ended, in seconds.
+    pub time: f64,
+    /// How long it took, in seconds.
+    pub duration: f64,
+    /// How many updates it was made of.
+    pub waited_for: usize,
+    /// Their mean training loss.
+    pub loss: Option<f64>,
+    /// Why it ended then.
+    #[serde(serialize_with = "in_words")]
+    pub reason: Reason,
+}
+
+fn in_words<S: serde::Serializer>(reason: &Reason, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(reason)
+}
+
+/// A finished run in numbers. Times are seconds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Summary {
+    /// The scheme as written.
+    pub scheme: String,
+    /// The seed of everything random.
+    pub seed: u64,
+    /// How many workers it began with.
+    pub workers: usize,
+    /// How many versions were made.
+    pub iterations: u64,
+    /// How long it took.
+    pub time: f64,
+    /// Whether it reached its target (loss or accuracy), or, where none was set, its limit.
+    pub reached: bool,
+    /// When it did.
+    pub time_to_target: Option<f64>,
+    /// What ended it.
+    pub stopped_by: String,
+    /// Mean of the last training losses.
+    pub loss: Option<f64>,
+    /// Last measured held-out accuracy.
+    pub accuracy: Option<f64>,
+    /// Updates that entered the model.
+    pub updates_committed: u64,
+    /// Updates that arrived for nothing.
+    pub updates_discarded: u64,
+    /// Tasks that were dropped before they were done.
+    pub tasks_interrupted: u64,
+    /// Samples in committed updates.
+    pub samples_used: u64,
+    /// Samples worked on for nothing.
+    pub samples_lost: u64,
+    /// Share of the workers' time in which they had nothing to do.
+    pub idle_share: f64,
+    /// Parameters and gradients moved.
+    pub bytes: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Shift {
+    present_since: Option<Time>,
+    idle_since: Option<Time>,
+    present: Span,
+    idle: Span,
+}
+
+/// Follows a run.
+///
+/// Call [`observe`](Monitor::observe) for every event with its decisions, then, when it returns an iteration, decide
+/// whether to [`evaluate`](Monitor::evaluated) and ask whether it is [over](Monitor::met).
+#[derive(Debug, Default)]
+pub struct Monitor {
+    shifts: Vec<Shift>,
+    iterations: u64,
+    iteration_began: Time,
+    committed: u64,
+    discarded: u64,
+    interrupted: u64,
+    losses: VecDeque<f64>,
+    evaluation: Option<(u64, Evaluation)>,
+    pending: VecDeque<(usize, Reason)>,
+}
+
+impl Monitor {
+    fn shift(&mut self, worker: WorkerId) -> &mut Shift {
+        if worker.index() >= self.shifts.len() {
+            self.shifts.resize(worker.index() + 1, Shift::default());
+        }
+        &mut self.shifts[worker.index()]
+    }
+
+    fn idles(&mut self, worker: WorkerId, now: Time) {
+        let shift = self.shift(worker);
+        shift.idle_since = shift.idle_since.or(Some(now));
+    }
+
+    fn works(&mut self, worker: WorkerId, now: Time) {
+        let shift = self.shift(worker);
+        if let Some(since) = shift.idle_since.take() {
+            shift.idle += now.since(since);
+        }
+    }
+
+    /// Takes note of an event and the decisions it led to. A confirmed commit is an iteration done.
+    pub fn observe(&mut self, now: Time, event: &Event, decisions: &[Decision]) -> Option<Iteration> {
+        let mut done = None;
+        match event {
+            Event::Joined { worker } => self.shift(*worker).present_since = Some(now),
+            Event::Left { worker } => {
+                self.works(*worker, now);
+                let shift = self.shift(*worker);
+                if let Some(since) = shift.present_since.take() {
+                    shift.present += now.since(since);
+                }
+            }
+            Event::Committed { aggregate, .. } => {
+                let loss = aggregate.map(|aggregate| aggregate.loss);
+                done = Some(self.iteration_done(now, loss));
+            }
+            Event::Reported { .. } | Event::Timer => {}
+        }
+        for decision in decisions {
+            match &decision.action {
+                Action::Commit { updates, .. } => {
+                    self.committed += updates.len() as u64;
+                    self.pending.push_back((updates.len(), decision.reason));
+                }
+                Action::Discard { .. } => self.discarded += 1,
+                Action::Interrupt { .. } => self.interrupted += 1,
+                Action::Assign(assignment) => self.works(assignment.task.worker, now),
+                Action::Hold { worker, .. } => self.idles(*worker, now),
+                Action::Wake { .. } => {}
+            }
+        }
+        done
+    }
+
+    fn iteration_done(&mut self, now: Time, loss: Option<f64>) -> Iteration {
+        let (waited_for, reason) = self.pending.pop_front().unwrap_or((0, Reason::OnArrival));
+        self.iterations += 1;
+        if let Some(loss) = loss {
+            if self.losses.len() == LOSS_WINDOW {
+                self.losses.pop_front();
+            }
+            self.losses.push_back(loss);
+        }
+        let duration = now.since(self.iteration_began).seconds();
+        self.iteration_began = now;
+        Iteration { iteration: self.iterations, time: now.seconds(), duration, waited_for, loss, reason }
+    }
+
+    /// Takes note of a measurement on the held-out set, made at the present iteration.
+    pub fn evaluated(&mut self, evaluation: Evaluation) {
+        self.evaluation = Some((self.iterations, evaluation));
+    }
+
+    /// The last measurement on the held-out set.
+    pub fn evaluation(&self) -> Option<Evaluation> {
+        self.evaluation.map(|(_, evaluation)| evaluation)
+    }
+
+    /// Mean of the last training losses, fewer than [`LOSS_WINDOW`] at the beginning.
+    pub fn loss(&self) -> Option<f64> {
+        let count = self.losses.len();
+        (count > 0).then(|| self.losses.iter().sum::<f64>() / count as f64)
+    }
+
+    /// How many iterations are done.
+    pub fn iterations(&self) -> u64 {
+        self.iterations
+    }
+
+    /// The first goal that is met.
+    pub fn met(&self, goals: &Goals, now: Time, samples: &Samples) -> Option<Goal> {
+        let fresh = self.evaluation.filter(|(iteration, _)| *iteration == self.iterations);
+        goals.met(&Standing {
+            iterations: self.iterations,
+            samples: samples.used,
+            now,
+            loss: self.loss().filter(|_| self.losses.len() == LOSS_WINDOW),
+            accuracy: fresh.map(|(_, evaluation)| evaluation.accuracy),
+        })
+    }
+
+    /// Share of the workers' time in which they had nothing to do, so far.
+    pub fn idle_share(&self, now: Time) -> f64 {
+        let mut present = 0.0;
+        let mut idle = 0.0;
+        for shift in &self.shifts {
+            let open = |since: Option<Time>| since.map_or(0.0, |since| now.since(since).seconds());
+            present += shift.present.seconds() + open(shift.present_since);
+            idle += shift.idle.seconds() + open(shift.idle_since);
+        }
+        if present > 0.0 { idle / present } else { 0.0 }
+    }
+
+    /// The run in numbers. `met` is the goal that ended it, if one did.
+    pub fn summary(&self, run: &Run<'_>, now: Time, met: Option<Goal>, samples: &Samples, bytes: u64) -> Summary {
+        let reached = met.is_some_and(|goal| goal.is_target() || !run.goals.need_model());
+        Summary {
+            scheme: run.scheme.to_string(),
+            seed: run.seed,
+            workers: run.workers,
+            iterations: self.iterations,
+            time: now.seconds(),
+            reached,
+            time_to_target: reached.then(|| now.seconds()),
+            stopped_by: met.map_or_else(|| run.otherwise.to_string(), |goal| goal.to_string()),
+            loss: self.loss(),
+            accuracy: self.evaluation().map(|evaluation| evaluation.accuracy),
+            updates_committed: self.committed,
+            updates_discarded: self.discarded,
+            tasks_interrupted: self.interrupted,
+            samples_used: samples.used,
+            samples_lost: samples.stale + samples.dropped,
+            idle_share: self.idle_share(now),
+            bytes,
+        }
+    }
+}
+
+/// What a summary says of a run beside its metrics.
+#[derive(Debug, Clone, Copy)]
+pub struct Run<'a> {
+    /// The scheme as written.
+    pub scheme: &'a str,
+    /// The seed of everything random.
+    pub seed: u64,
+    /// How many workers it began with.
+    pub workers: usize,
+    /// What was to end it.
+    pub goals: &'a Goals,
+    /// What ended it, if no goal did.
+    pub otherwise: &'a str,
+}
+
+/// Something that follows a run as it goes: a log, a progress bar, a printed line per iteration.
+pub trait Observer {
+    /// An event came and led to these decisions.
+    fn on_turn(&mut self, _now: Time, _event: &Event, _decisions: &[Decision]) {}
+
+    /// A task was done after `compute`, whether or not it counted.
+    fn on_task(&mut self, _task: TaskId, _compute: Span) {}
+
+    /// An iteration is done.
+    fn on_iteration(&mut self, _iteration: &Iteration, _monitor: &Monitor) {}
+}
+
+impl Observer for () {}
+
+/// Several observers, each told in turn.
+impl Observer for Vec<&mut dyn Observer> {
+    fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
+        self.iter_mut().for_each(|observer| observer.on_turn(now, event, decisions));
+    }
+    fn on_task(&mut self, task: TaskId, compute: Span) {
+        self.iter_mut().for_each(|observer| observer.on_task(task, compute));
+    }
+    fn on_iteration(&mut self, iteration: &Iteration, monitor: &Monitor) {
+        self.iter_mut().for_each(|observer| observer.on_iteration(iteration, monitor));
+    }
+}

@@ -1,0 +1,244 @@
+//! Run-time traces: how long each worker's tasks took, one row per step, one column per worker.
+
+mod delimited;
+mod table;
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use paceline_core::{Span, TaskId};
+use tempfile::NamedTempFile;
+use thiserror::Error;
+
+use crate::monitor::Observer;
+
+/// The seconds that each worker's tasks took, in the order they were done.
+///
+/// In a file, a column may end early, in empty cells: that worker did fewer tasks. A column called `step`, `iteration`
+/// or `time` is passed over. Files that end in `.parquet` are Parquet, all others comma-separated values, with or
+/// without a line of names.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Trace {
+    workers: Vec<Vec<f64>>,
+}
+
+/// What is wrong with a trace file.
+#[derive(Debug, Error)]
+#[error("{}: {kind}", path.display())]
+pub struct TraceError {
+    /// The file.
+    pub path: PathBuf,
+    /// What is wrong.
+    pub kind: TraceErrorKind,
+}
+
+/// What can be wrong with a trace file.
+#[derive(Debug, Error)]
+pub enum TraceErrorKind {
+    /// It can't be read or written.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// It is no comma-separated table.
+    #[error("{0}")]
+    Csv(#[from] csv::Error),
+    /// It is no Parquet table.
+    #[error("{0}")]
+    Parquet(#[from] parquet::errors::ParquetError),
+    /// There is no worker or no step in it.
+    #[error("the trace is empty: it needs a column per worker and a row per step")]
+    Empty,
+    /// A row is longer or shorter than the first.
+    #[error("row {row} has {found} cells, the first has {expected}")]
+    Ragged {
+        /// Counts from 1, names included.
+        row: usize,
+        /// How many cells it has.
+        found: usize,
+        /// How many it should have.
+        expected: usize,
+    },
+    /// A cell is not a time.
+    #[error("row {row}, column '{column}': '{value}' is not a number of seconds above 0")]
+    NotATime {
+        /// Counts from 1, names included.
+        row: usize,
+        /// The column's name.
+        column: String,
+        /// What stands there.
+        value: String,
+    },
+    /// A value stands below an empty cell.
+    #[error("row {row}, column '{column}': a time below an empty cell; only the end of a column may be empty")]
+    Gap {
+        /// Counts from 1, names included.
+        row: usize,
+        /// The column's name.
+        column: String,
+    },
+}
+
+impl Trace {
+    /// A trace of these columns, one per worker, each of one time or more.
+    pub fn new(workers: Vec<Vec<f64>>) -> Self {
+        Trace { workers }
+    }
+
+    /// The columns, one per worker.
+    pub fn workers(&self) -> &[Vec<f64>] {
+        &self.workers
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// If it can't be read, or is empty, ragged, or holds anything but times.
+    pub fn read(path: &Path) -> Result<Self, TraceError> {
+        let failed = |kind| TraceError { path: path.into(), kind };
+        let file = File::open(path).map_err(|error| failed(error.into()))?;
+        let read = if is_parquet(path) { table::read(file) } else { delimited::read(file) };
+        read.and_then(Columns::finish).map_err(failed)
+    }
+
+    /// Writes a file that [`read`](Trace::read) gives back, whole or not at all.
+    ///
+    /// # Errors
+    /// If it can't be written.
+    pub fn write(&self, path: &Path) -> Result<(), TraceError> {
+        let failed = |kind| TraceError { path: path.into(), kind };
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut file = NamedTempFile::new_in(folder).map_err(|error| failed(error.into()))?;
+        let written = if is_parquet(path) { table::write(self, &mut file) } else { delimited::write(self, &mut file) };
+        written.map_err(failed)?;
+        file.persist(path).map_err(|error| failed(error.error.into()))?;
+        Ok(())
+    }
+
+    fn steps(&self) -> usize {
+        self.workers.iter().map(Vec::len).max().unwrap_or(0)
+    }
+
+    fn names(&self) -> impl Iterator<Item = String> + '_ {
+        (0..self.workers.len()).map(|worker| format!("worker{worker}"))
+    }
+}
+
+fn is_parquet(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("parquet"))
+}
+
+/// The columns of a file while it is read.
+struct Columns {
+    names: Vec<String>,
+    /// Which of the file's columns are workers'.
+    workers: Vec<usize>,
+    times: Vec<Vec<f64>>,
+    rows: usize,
+}
+
+impl Columns {
+    fn new(names: Vec<String>) -> Self {
+        let counts = |name: &String| ["step", "iteration", "time"].contains(&name.trim().to_ascii_lowercase().as_str());
+        let workers: Vec<usize> = (0..names.len()).filter(|&column| !counts(&names[column])).collect();
+        Columns { times: vec![Vec::new(); workers.len()], names, workers, rows: 0 }
+    }
+
+    /// Takes a row; `row` is its number in the file.
+    fn push(&mut self, row: usize, cells: &[String]) -> Result<(), TraceErrorKind> {
+        if cells.len() != self.names.len() {
+            return Err(TraceErrorKind::Ragged { row, found: cells.len(), expected: self.names.len() });
+        }
+        for (times, &column) in self.times.iter_mut().zip(&self.workers) {
+            let (cell, name) = (cells[column].trim(), &self.names[column]);
+            if cell.is_empty() {
+                continue;
+            }
+            if times.len() < self.rows {
+                return Err(TraceErrorKind::Gap { row, column: name.clone() });
+            }
+            match cell.parse::<f64>() {
+                Ok(seconds) if seconds.is_finite() && seconds > 0.0 => times.push(seconds),
+                _ => return Err(TraceErrorKind::NotATime { row, column: name.clone(), value: cell.into() }),
+            }
+        }
+        self.rows += 1;
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Trace, TraceErrorKind> {
+        if self.times.is_empty() || self.times.iter().any(Vec::is_empty) {
+            return Err(TraceErrorKind::Empty);
+        }
+        Ok(Trace { workers: self.times })
+    }
+}
+
+/// Records a run's times as it goes.
+#[derive(Debug, Default)]
+pub struct Recorder {
+    workers: Vec<Vec<f64>>,
+}
+
+impl Recorder {
+    /// What was recorded of the workers that did anything.
+    pub fn finish(mut self) -> Trace {
+        self.workers.retain(|times| !times.is_empty());
+        Trace::new(self.workers)
+    }
+}
+
+impl Observer for Recorder {
+    fn on_task(&mut self, task: TaskId, compute: Span) {
+        let index = task.worker.index();
+        if index >= self.workers.len() {
+            self.workers.resize(index + 1, Vec::new());
+        }
+        self.workers[index].push(compute.seconds());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(name: &str, text: &str) -> Result<Trace, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        Trace::read(&path).map_err(|error| error.kind.to_string())
+    }
+
+    #[test]
+    fn both_formats_give_back_what_was_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let trace = Trace::new(vec![vec![0.1, 1.0 / 3.0, 7e-9], vec![2.5]]);
+        for name in ["times.csv", "times.parquet"] {
+            let path = folder.path().join(name);
+            trace.write(&path).unwrap();
+            assert_eq!(Trace::read(&path).unwrap(), trace, "{name}");
+        }
+    }
+
+    #[test]
+    fn names_and_step_columns_are_optional() {
+        let expected = Trace::new(vec![vec![1.0, 3.0], vec![2.0, 4.0]]);
+        assert_eq!(read("t.csv", "1,2\n3,4\n").unwrap(), expected);
+        assert_eq!(read("t.csv", "a,b\n1,2\n3,4").unwrap(), expected);
+        assert_eq!(read("t.csv", "step,a,b\n0,1,2\n1,3,4\n").unwrap(), expected);
+    }
+
+    #[test]
+    fn bad_files_are_told_apart() {
+        assert!(read("t.csv", "").unwrap_err().contains("empty"));
+        assert!(read("t.csv", "a,b\n").unwrap_err().contains("empty"));
+        assert!(read("t.csv", "step\n1\n").unwrap_err().contains("empty"));
+        assert_eq!(read("t.csv", "a,b\n1,2\n3\n").unwrap_err(), "row 3 has 1 cells, the first has 2");
+        let not_a_time = "row 3, column 'b': 'NaN' is not a number of seconds above 0";
+        assert_eq!(read("t.csv", "a,b\n1,2\n3,NaN\n").unwrap_err(), not_a_time);
+        assert!(read("t.csv", "a,b\n1,-2\n").unwrap_err().contains("'-2' is not a number of seconds"));
+        assert!(read("t.csv", "a,b\n1,\n3,4\n").unwrap_err().contains("below an empty cell"));
+        assert!(read("t.parquet", "PAR?").unwrap_err().contains("Parquet"));
+        let missing = Trace::read(Path::new("no/such.csv")).unwrap_err().to_string();
+        assert!(missing.starts_with("no/such.csv: "), "{missing}");
+    }
+}
