@@ -21,15 +21,8 @@ impl Normalization {
         let squares: u64 = pixels.iter().map(|&pixel| u64::from(pixel).pow(2)).sum();
         let mean = total as f64 / count;
         let variance = squares as f64 / count - mean * mean;
-        let deviation = if variance > 0.0 {
-            variance.sqrt() / 255.0
-        } else {
-            1.0
-        };
-        Normalization {
-            mean: (mean / 255.0) as f32,
-            deviation: deviation as f32,
-        }
+        let deviation = if variance > 0.0 { variance.sqrt() / 255.0 } else { 1.0 };
+        Normalization { mean: (mean / 255.0) as f32, deviation: deviation as f32 }
     }
 }
 
@@ -67,9 +60,7 @@ pub enum DatasetError {
         classes: usize,
     },
     /// There is not one usable normalization per channel.
-    #[error(
-        "{channels} channels need as many normalizations of finite mean and deviation > 0, got {found:?}"
-    )]
+    #[error("{channels} channels need as many normalizations of finite mean and deviation > 0, got {found:?}")]
     Normalization {
         /// Channels of a sample.
         channels: usize,
@@ -118,36 +109,17 @@ impl Dataset {
             return Err(DatasetError::Empty { samples, shape });
         }
         if pixels.len() != expected {
-            return Err(DatasetError::PixelCount {
-                samples,
-                shape,
-                expected,
-                found: pixels.len(),
-            });
+            return Err(DatasetError::PixelCount { samples, shape, expected, found: pixels.len() });
         }
         let wrong = |&(_, &label): &(usize, &u8)| usize::from(label) >= classes;
         if let Some((sample, &label)) = labels.iter().enumerate().find(wrong) {
-            return Err(DatasetError::Label {
-                sample,
-                label,
-                classes,
-            });
+            return Err(DatasetError::Label { sample, label, classes });
         }
-        let usable =
-            |n: &Normalization| n.mean.is_finite() && n.deviation.is_finite() && n.deviation > 0.0;
+        let usable = |n: &Normalization| n.mean.is_finite() && n.deviation.is_finite() && n.deviation > 0.0;
         if normalization.len() != shape[0] || !normalization.iter().all(usable) {
-            return Err(DatasetError::Normalization {
-                channels: shape[0],
-                found: normalization,
-            });
+            return Err(DatasetError::Normalization { channels: shape[0], found: normalization });
         }
-        Ok(Dataset {
-            pixels,
-            labels,
-            shape,
-            classes,
-            normalization,
-        })
+        Ok(Dataset { pixels, labels, shape, classes, normalization })
     }
 
     /// Number of samples, at least 1.
@@ -220,10 +192,7 @@ impl Splits {
                 held_out_classes: held_out.classes,
             });
         }
-        Ok(Splits {
-            train: Arc::new(train),
-            held_out: Arc::new(held_out),
-        })
+        Ok(Splits { train: Arc::new(train), held_out: Arc::new(held_out) })
     }
 
     /// Samples that gradients are computed on.
@@ -241,17 +210,11 @@ impl Splits {
 mod tests {
     use super::*;
 
-    const PLAIN: Normalization = Normalization {
-        mean: 0.0,
-        deviation: 1.0,
-    };
+    const PLAIN: Normalization = Normalization { mean: 0.0, deviation: 1.0 };
 
     #[test]
     fn gathers_normalized_channels_in_the_order_asked() {
-        let halves = Normalization {
-            mean: 0.5,
-            deviation: 0.5,
-        };
+        let halves = Normalization { mean: 0.5, deviation: 0.5 };
         let pixels = vec![0, 255, 0, 255, 255, 255, 255, 255];
         let dataset = Dataset::new(pixels, vec![0, 1], [2, 1, 2], 2, vec![PLAIN, halves]).unwrap();
         let (mut features, mut labels) = (vec![9.0], vec![9]);
@@ -274,27 +237,17 @@ mod tests {
     #[test]
     fn refuses_what_does_not_fit_and_says_why() {
         let refusal = |pixels: usize, labels: &[u8], normalization: &[Normalization]| {
-            Dataset::new(
-                vec![0; pixels],
-                labels.to_vec(),
-                [1, 2, 2],
-                3,
-                normalization.to_vec(),
-            )
-            .unwrap_err()
-            .to_string()
+            Dataset::new(vec![0; pixels], labels.to_vec(), [1, 2, 2], 3, normalization.to_vec())
+                .unwrap_err()
+                .to_string()
         };
         assert!(refusal(0, &[], &[PLAIN]).contains("got 0 samples"));
         assert!(refusal(7, &[0, 1], &[PLAIN]).contains("take 8 bytes, got 7"));
         assert!(refusal(8, &[0, 3], &[PLAIN]).contains("sample 1 has label 3; allowed are 0 to 2"));
         assert!(refusal(8, &[0, 1], &[]).contains("1 channels"));
-        let flat = Normalization {
-            mean: 0.0,
-            deviation: 0.0,
-        };
+        let flat = Normalization { mean: 0.0, deviation: 0.0 };
         assert!(refusal(8, &[0, 1], &[flat]).contains("deviation: 0.0"));
-        let of =
-            |classes| Dataset::new(vec![0; 4], vec![0], [1, 2, 2], classes, vec![PLAIN]).unwrap();
+        let of = |classes| Dataset::new(vec![0; 4], vec![0], [1, 2, 2], classes, vec![PLAIN]).unwrap();
         assert!(Splits::new(of(3), of(4)).is_err());
     }
 }

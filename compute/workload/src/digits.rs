@@ -75,25 +75,12 @@ pub fn synthetic_digits(seed: u64, train: usize, held_out: usize) -> Result<Spli
     let (train_pixels, train_labels) = draw(train, &mut generator);
     let (held_out_pixels, held_out_labels) = draw(held_out, &mut generator);
     let normalization = Normalization::of(&train_pixels);
-    let dataset = |pixels, labels| {
-        Dataset::new(
-            pixels,
-            labels,
-            [1, SIDE, SIDE],
-            CLASSES,
-            vec![normalization],
-        )
-    };
-    Splits::new(
-        dataset(train_pixels, train_labels)?,
-        dataset(held_out_pixels, held_out_labels)?,
-    )
+    let dataset = |pixels, labels| Dataset::new(pixels, labels, [1, SIDE, SIDE], CLASSES, vec![normalization]);
+    Splits::new(dataset(train_pixels, train_labels)?, dataset(held_out_pixels, held_out_labels)?)
 }
 
 fn draw(samples: usize, generator: &mut Xoshiro256PlusPlus) -> (Vec<u8>, Vec<u8>) {
-    let labels: Vec<u8> = (0..samples)
-        .map(|sample| (sample % CLASSES) as u8)
-        .collect();
+    let labels: Vec<u8> = (0..samples).map(|sample| (sample % CLASSES) as u8).collect();
     let mut pixels = Vec::with_capacity(samples * SIDE * SIDE);
     for &label in &labels {
         pixels.extend(image(usize::from(label), generator));
@@ -131,9 +118,7 @@ fn smooth(stroke: Stroke) -> impl Iterator<Item = Point> {
             let t = step as f32 / STEPS as f32;
             std::array::from_fn(|axis| {
                 let [a, b, c, d] = [before[axis], start[axis], stop[axis], after[axis]];
-                b + 0.5
-                    * t
-                    * (c - a + t * (2.0 * a - 5.0 * b + 4.0 * c - d + t * (3.0 * (b - c) + d - a)))
+                b + 0.5 * t * (c - a + t * (2.0 * a - 5.0 * b + 4.0 * c - d + t * (3.0 * (b - c) + d - a)))
             })
         })
     })
@@ -158,18 +143,11 @@ impl Hand {
     fn random(generator: &mut Xoshiro256PlusPlus) -> Self {
         let mut between = |low: f32, high: f32| generator.random_range(low..high);
         let bends = std::array::from_fn(|_| {
-            std::array::from_fn(|_| {
-                [
-                    between(-1.0, 1.0),
-                    between(-1.0, 1.0),
-                    between(0.0, TAU),
-                    between(0.0, 0.07),
-                ]
-            })
+            std::array::from_fn(|_| [between(-1.0, 1.0), between(-1.0, 1.0), between(0.0, TAU), between(0.0, 0.07)])
         });
-        let (sine, cosine) = between(-0.35, 0.35).sin_cos();
-        let shear = between(-0.4, 0.4);
-        let (width, height) = (between(11.0, 20.0), between(15.0, 23.0));
+        let (sine, cosine) = between(-0.3, 0.3).sin_cos();
+        let shear = between(-0.35, 0.35);
+        let (width, height) = (between(11.0, 20.0), between(16.0, 22.0));
         let middle = SIDE as f32 / 2.0;
         Hand {
             bends,
@@ -177,7 +155,7 @@ impl Hand {
                 [cosine * width, (cosine * shear - sine) * height],
                 [sine * width, (sine * shear + cosine) * height],
             ],
-            centre: [middle + between(-2.5, 2.5), middle + between(-2.5, 2.5)],
+            centre: [middle + between(-2.0, 2.0), middle + between(-2.0, 2.0)],
             radius: between(0.7, 1.8),
             darkness: between(0.6, 1.0),
             noise: between(0.0, 0.12),
@@ -192,9 +170,7 @@ impl Hand {
             };
             point[axis] - 0.5 + self.bends[axis].iter().map(bend).sum::<f32>()
         });
-        std::array::from_fn(|axis| {
-            self.centre[axis] + self.linear[axis][0] * bent[0] + self.linear[axis][1] * bent[1]
-        })
+        std::array::from_fn(|axis| self.centre[axis] + self.linear[axis][0] * bent[0] + self.linear[axis][1] * bent[1])
     }
 
     /// Inks the pixels near a line; the pen's edge fades over one pixel.
@@ -202,9 +178,7 @@ impl Hand {
         let reach = self.radius + 0.5;
         let pixels = |axis: usize| {
             let low = (from[axis].min(to[axis]) - reach).floor().max(0.0) as usize;
-            let high = (from[axis].max(to[axis]) + reach)
-                .ceil()
-                .clamp(0.0, SIDE as f32) as usize;
+            let high = (from[axis].max(to[axis]) + reach).ceil().clamp(0.0, SIDE as f32) as usize;
             low..high
         };
         let along = [to[0] - from[0], to[1] - from[1]];
@@ -212,8 +186,7 @@ impl Hand {
         for row in pixels(1) {
             for column in pixels(0) {
                 let offset = [column as f32 + 0.5 - from[0], row as f32 + 0.5 - from[1]];
-                let share = ((offset[0] * along[0] + offset[1] * along[1]) / length_squared)
-                    .clamp(0.0, 1.0);
+                let share = ((offset[0] * along[0] + offset[1] * along[1]) / length_squared).clamp(0.0, 1.0);
                 let distance = (offset[0] - share * along[0]).hypot(offset[1] - share * along[1]);
                 let pixel = &mut ink[row * SIDE + column];
                 *pixel = pixel.max((reach - distance).clamp(0.0, 1.0));
@@ -230,24 +203,10 @@ mod tests {
     fn same_seed_same_images_and_every_class_equally_often() {
         let splits = synthetic_digits(7, 100, 20).unwrap();
         let again = synthetic_digits(7, 100, 20).unwrap();
-        assert_eq!(
-            (splits.train(), splits.held_out()),
-            (again.train(), again.held_out())
-        );
-        assert_ne!(
-            splits.train(),
-            synthetic_digits(8, 100, 20).unwrap().train()
-        );
+        assert_eq!((splits.train(), splits.held_out()), (again.train(), again.held_out()));
+        assert_ne!(splits.train(), synthetic_digits(8, 100, 20).unwrap().train());
         for class in 0..10 {
-            assert_eq!(
-                splits
-                    .train()
-                    .labels()
-                    .iter()
-                    .filter(|&&label| label == class)
-                    .count(),
-                10
-            );
+            assert_eq!(splits.train().labels().iter().filter(|&&label| label == class).count(), 10);
         }
         assert!(synthetic_digits(7, 0, 20).is_err());
     }
@@ -258,10 +217,7 @@ mod tests {
         for sample in 0..500 {
             let pixels = splits.train().pixels(sample);
             let dark = pixels.iter().filter(|&&pixel| pixel > 127).count();
-            assert!(
-                (15..300).contains(&dark),
-                "sample {sample}: {dark} dark pixels"
-            );
+            assert!((15..300).contains(&dark), "sample {sample}: {dark} dark pixels");
         }
     }
 }

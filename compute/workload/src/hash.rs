@@ -20,7 +20,7 @@ pub(crate) fn below(word: u64, bound: usize) -> usize {
 
 /// Where `position` goes in the permutation of 0..`length` that `key` picks; a pure function, nothing is stored.
 ///
-/// A Feistel network permutes the smallest square power of two that holds `length`; walking on while outside
+/// A Feistel network permutes the smallest even power of two that holds `length`; walking on while outside
 /// 0..`length` restricts it to a permutation of that range. At most four steps are expected.
 pub(crate) fn permuted(position: usize, length: usize, key: u64) -> usize {
     const ROUNDS: u64 = 6;
@@ -52,10 +52,7 @@ mod tests {
             let mut seen = vec![false; length];
             for position in 0..length {
                 let index = permuted(position, length, length as u64);
-                assert!(
-                    !std::mem::replace(&mut seen[index], true),
-                    "{index} of {length} twice"
-                );
+                assert!(!std::mem::replace(&mut seen[index], true), "{index} of {length} twice");
             }
         }
     }
@@ -64,17 +61,12 @@ mod tests {
     fn permutations_of_three_are_equally_likely() {
         let mut counts = std::collections::BTreeMap::new();
         for key in 0..60_000 {
-            let order: Vec<usize> = (0..3)
-                .map(|position| permuted(position, 3, hash(&[key])))
-                .collect();
+            let order: Vec<usize> = (0..3).map(|position| permuted(position, 3, hash(&[key]))).collect();
             *counts.entry(order).or_insert(0u32) += 1;
         }
         // Six orders, 10,000 ± 91 each if all are equally likely; a Feistel network of 4 cells is only nearly so.
         assert_eq!(counts.len(), 6);
-        assert!(
-            counts.values().all(|count| (9_000..11_000).contains(count)),
-            "{counts:?}"
-        );
+        assert!(counts.values().all(|count| (9_000..11_000).contains(count)), "{counts:?}");
     }
 
     #[test]
@@ -84,9 +76,6 @@ mod tests {
             counts[below(hash(&[1, 2, position]), 10)] += 1;
         }
         // 10,000 ± 95 each.
-        assert!(
-            counts.iter().all(|count| (9_500..10_500).contains(count)),
-            "{counts:?}"
-        );
+        assert!(counts.iter().all(|count| (9_500..10_500).contains(count)), "{counts:?}");
     }
 }

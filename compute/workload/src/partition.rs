@@ -27,9 +27,7 @@ pub enum Partition {
 
 /// Why text names no [`Partition`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error(
-    "unknown partition `{found}`: expected iid, by-class or dirichlet:ALPHA with a finite ALPHA > 0"
-)]
+#[error("unknown partition `{found}`: expected iid, by-class or dirichlet:ALPHA with a finite ALPHA > 0")]
 pub struct ParsePartitionError {
     /// What was given.
     pub found: String,
@@ -59,12 +57,7 @@ pub enum PartitionError {
 
 impl Partition {
     /// Splits the samples with these labels into one part per worker: disjoint, together complete, none empty.
-    pub fn split(
-        self,
-        labels: &[u8],
-        workers: usize,
-        seed: u64,
-    ) -> Result<Vec<Vec<usize>>, PartitionError> {
+    pub fn split(self, labels: &[u8], workers: usize, seed: u64) -> Result<Vec<Vec<usize>>, PartitionError> {
         let samples = labels.len();
         if workers == 0 {
             return Err(PartitionError::NoWorkers);
@@ -82,9 +75,7 @@ impl Partition {
             }
         }
         let cut = |worker: usize| worker * samples / workers;
-        Ok((0..workers)
-            .map(|worker| order[cut(worker)..cut(worker + 1)].to_vec())
-            .collect())
+        Ok((0..workers).map(|worker| order[cut(worker)..cut(worker + 1)].to_vec()).collect())
     }
 }
 
@@ -103,17 +94,12 @@ fn dirichlet(
     }
     // The distribution is defined from two dimensions on.
     let weights = (workers > 1)
-        .then(|| {
-            Dirichlet::new(&vec![alpha; workers])
-                .map_err(|_| PartitionError::Concentration { alpha })
-        })
+        .then(|| Dirichlet::new(&vec![alpha; workers]).map_err(|_| PartitionError::Concentration { alpha }))
         .transpose()?;
     let mut parts = vec![Vec::new(); workers];
     for mut class in classes {
         class.shuffle(generator);
-        let shares = weights
-            .as_ref()
-            .map_or(vec![1.0], |weights| weights.sample(generator));
+        let shares = weights.as_ref().map_or(vec![1.0], |weights| weights.sample(generator));
         let (mut cumulative, mut start) = (0.0, 0);
         for (worker, share) in shares.iter().enumerate() {
             cumulative += share;
@@ -156,9 +142,7 @@ impl FromStr for Partition {
         match text {
             "iid" => Ok(Partition::Iid),
             "by-class" => Ok(Partition::ByClass),
-            other => concentration(other).ok_or_else(|| ParsePartitionError {
-                found: other.to_owned(),
-            }),
+            other => concentration(other).ok_or_else(|| ParsePartitionError { found: other.to_owned() }),
         }
     }
 }
@@ -172,11 +156,7 @@ mod tests {
     use super::*;
 
     fn any_partition() -> impl Strategy<Value = Partition> {
-        prop_oneof![
-            Just(Partition::Iid),
-            Just(Partition::ByClass),
-            (0.001..100.0).prop_map(Partition::Dirichlet),
-        ]
+        prop_oneof![Just(Partition::Iid), Just(Partition::ByClass), (0.001..100.0).prop_map(Partition::Dirichlet),]
     }
 
     proptest! {
@@ -201,12 +181,7 @@ mod tests {
     fn classes_per_worker(partition: Partition) -> Vec<usize> {
         let labels: Vec<u8> = (0..1000).map(|sample| (sample % 10) as u8).collect();
         let parts = partition.split(&labels, 10, 3).unwrap();
-        let classes = |part: &Vec<usize>| {
-            part.iter()
-                .map(|&sample| labels[sample])
-                .collect::<BTreeSet<_>>()
-                .len()
-        };
+        let classes = |part: &Vec<usize>| part.iter().map(|&sample| labels[sample]).collect::<BTreeSet<_>>().len();
         parts.iter().map(classes).collect()
     }
 
@@ -221,24 +196,11 @@ mod tests {
 
     #[test]
     fn refusals_name_the_value() {
-        let refusal = |partition: Partition, workers| {
-            partition
-                .split(&[0; 4], workers, 0)
-                .unwrap_err()
-                .to_string()
-        };
+        let refusal = |partition: Partition, workers| partition.split(&[0; 4], workers, 0).unwrap_err().to_string();
         assert!(refusal(Partition::Iid, 5).contains("4 samples cannot be spread over 5 workers"));
         assert!(refusal(Partition::Iid, 0).contains("got 0"));
         assert!(refusal(Partition::Dirichlet(-1.0), 2).contains("got -1"));
-        for text in [
-            "",
-            "IID",
-            "dirichlet",
-            "dirichlet:",
-            "dirichlet:0",
-            "dirichlet:nan",
-            "dirichlet:inf",
-        ] {
+        for text in ["", "IID", "dirichlet", "dirichlet:", "dirichlet:0", "dirichlet:nan", "dirichlet:inf"] {
             let error = text.parse::<Partition>().unwrap_err();
             assert!(error.to_string().contains(&format!("`{text}`")));
         }

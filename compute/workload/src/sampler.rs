@@ -43,9 +43,7 @@ impl FromStr for Order {
         match text {
             "with-replacement" => Ok(Order::WithReplacement),
             "epochs" => Ok(Order::Epochs),
-            other => Err(ParseOrderError {
-                found: other.to_owned(),
-            }),
+            other => Err(ParseOrderError { found: other.to_owned() }),
         }
     }
 }
@@ -92,10 +90,7 @@ impl Sampler {
             }
         };
         indices.clear();
-        indices.extend(
-            (draw.offset..draw.offset + u64::from(draw.samples))
-                .map(|position| part[place(position)]),
-        );
+        indices.extend((draw.offset..draw.offset + u64::from(draw.samples)).map(|position| part[place(position)]));
     }
 
     fn part(&self, worker: u32) -> &[usize] {
@@ -112,14 +107,7 @@ mod tests {
     fn drawn(sampler: &Sampler, worker: u32, offset: u64, samples: usize) -> Vec<usize> {
         let mut indices = Vec::new();
         let samples = samples as u32;
-        sampler.indices(
-            Draw {
-                worker,
-                offset,
-                samples,
-            },
-            &mut indices,
-        );
+        sampler.indices(Draw { worker, offset, samples }, &mut indices);
         indices
     }
 
@@ -157,24 +145,18 @@ mod tests {
 
     #[test]
     fn seeds_workers_and_epochs_differ() {
-        let sampler =
-            |seed, order| Sampler::new(&[0; 300], Partition::Iid, order, 3, seed).unwrap();
+        let sampler = |seed, order| Sampler::new(&[0; 300], Partition::Iid, order, 3, seed).unwrap();
         for order in [Order::WithReplacement, Order::Epochs] {
             let first = drawn(&sampler(1, order), 0, 0, 100);
             assert_ne!(first, drawn(&sampler(2, order), 0, 0, 100), "another seed");
             assert_ne!(first, drawn(&sampler(1, order), 3, 0, 100), "a late joiner");
-            assert_ne!(
-                first,
-                drawn(&sampler(1, order), 0, 100, 100),
-                "another epoch"
-            );
+            assert_ne!(first, drawn(&sampler(1, order), 0, 100, 100), "another epoch");
         }
     }
 
     #[test]
     fn with_replacement_everyone_sees_everything() {
-        let sampler =
-            Sampler::new(&[0; 50], Partition::Iid, Order::WithReplacement, 10, 7).unwrap();
+        let sampler = Sampler::new(&[0; 50], Partition::Iid, Order::WithReplacement, 10, 7).unwrap();
         let mut seen = drawn(&sampler, 9, 0, 2000);
         seen.sort_unstable();
         seen.dedup();
