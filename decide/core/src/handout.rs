@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Handout {
-    /// A worker that becomes free takes one of the n tokens of the newest version, if any are left; it may so
-    /// contribute more than once.
+    /// A worker that becomes free is given the newest version; a second time only while fewer than k gradients of it
+    /// are in or under way. (TensorFlow's queue of n tokens would have it start work that is known to be useless.)
     Pull,
     /// Every worker is sent the new version and starts on it when its present task is done.
     #[default]

@@ -47,23 +47,30 @@ pub struct Rounds<Q> {
     wanted: Option<usize>,
     /// This iteration's updates so far.
     arrived: Vec<TaskId>,
+    /// The version that each worker last contributed to.
+    contributed: Vec<Option<Version>>,
     /// Under [`Handout::Pull`]: how many gradients of the newest version are in or under way.
-    tokens_taken: usize,
+    handed_out: usize,
 }
 
 impl<Q: Quorum> Rounds<Q> {
     /// Rounds of `batch` samples per worker.
     pub fn new(quorum: Q, handout: Handout, batch: u32) -> Self {
-        Rounds { quorum, handout, batch, wanted: None, arrived: Vec::new(), tokens_taken: 0 }
+        Rounds { quorum, handout, batch, wanted: None, arrived: Vec::new(), contributed: Vec::new(), handed_out: 0 }
+    }
+
+    /// k, as far as there are workers.
+    fn waited_for(&self, turn: &Turn<'_>) -> usize {
+        self.wanted.unwrap_or(usize::MAX).min(turn.live())
     }
 
     /// Steps the model if enough gradients are in, and gives everyone who needs it an answer.
     fn advance(&mut self, turn: &mut Turn<'_>, reason: Reason) {
-        let waited_for = self.wanted.unwrap_or(usize::MAX).min(turn.live());
+        let waited_for = self.waited_for(turn);
         if waited_for > 0 && self.arrived.len() >= waited_for {
             turn.commit(&self.arrived, self.quorum.reason(waited_for, turn.live()));
             // The next turn confirms the commit and brings the new k; handing out needs neither.
-            self.tokens_taken = 0;
+            self.handed_out = 0;
             self.hand_out_to_all(turn);
         } else {
             while let Some(worker) = turn.next_unsettled() {
@@ -90,36 +97,38 @@ impl<Q: Quorum> Rounds<Q> {
 
     fn give(&mut self, turn: &mut Turn<'_>, worker: WorkerId, reason: Reason) {
         turn.assign(worker, self.batch, reason);
-        self.tokens_taken += 1;
+        self.handed_out += 1;
     }
 
-    /// How many gradients of the newest version are being computed.
-    fn under_way(&self, turn: &Turn<'_>) -> usize {
-        let version = turn.version();
-        turn.workers().filter(|&worker| turn.running(worker).is_some_and(|task| task.version == version)).count()
+    /// A worker is free in the middle of an iteration.
+    fn settle(&mut self, turn: &mut Turn<'_>, worker: WorkerId, reason: Reason) {
+        let contributed = self.contributed.get(worker.index()).copied().flatten() == Some(turn.version());
+        let may_repeat = self.handout == Handout::Pull && self.handed_out < self.waited_for(turn);
+        if !contributed || may_repeat {
+            self.give(turn, worker, reason);
+        } else {
+            turn.hold(worker, Until::Commit, Reason::Contributed);
+        }
     }
 
-    /// A worker that left may have held several tokens: they go to those who wait.
-    fn hand_out_spare_tokens(&mut self, turn: &mut Turn<'_>) {
+    /// Under [`Handout::Pull`], what a worker that left was to contribute is made up for by those who wait.
+    fn make_up(&mut self, turn: &mut Turn<'_>) {
+        let newest = turn.version();
+        let is_newest = |worker: &WorkerId| turn.running(*worker).is_some_and(|task| task.version == newest);
+        self.handed_out = self.arrived.len() + turn.workers().filter(is_newest).count();
         let idle: Vec<WorkerId> = turn.workers().filter(|&worker| turn.is_idle(worker)).collect();
         for worker in idle {
-            if self.tokens_taken < turn.live() {
+            if self.handed_out < self.waited_for(turn) {
                 self.give(turn, worker, Reason::Free);
             }
         }
     }
 
-    /// A worker is free in the middle of an iteration.
-    fn settle(&mut self, turn: &mut Turn<'_>, worker: WorkerId, reason: Reason) {
-        let may_work = match self.handout {
-            Handout::Pull => self.tokens_taken < turn.live(),
-            Handout::PushWait | Handout::PushInterrupt => !self.arrived.iter().rev().any(|task| task.worker == worker),
-        };
-        if may_work {
-            self.give(turn, worker, reason);
-        } else {
-            turn.hold(worker, Until::Commit, Reason::Contributed);
+    fn note_contribution(&mut self, worker: WorkerId, version: Option<Version>) {
+        if worker.index() >= self.contributed.len() {
+            self.contributed.resize(worker.index() + 1, None);
         }
+        self.contributed[worker.index()] = version;
     }
 }
 
@@ -133,12 +142,10 @@ impl<Q: Quorum> Scheme for Rounds<Q> {
 
     fn on_left(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
         self.arrived.retain(|task| task.worker != worker);
-        if self.handout == Handout::Pull {
-            self.tokens_taken = self.arrived.len() + self.under_way(turn);
-        }
+        self.note_contribution(worker, None);
         self.advance(turn, Reason::Free);
         if self.handout == Handout::Pull {
-            self.hand_out_spare_tokens(turn);
+            self.make_up(turn);
         }
     }
 
@@ -152,6 +159,7 @@ impl<Q: Quorum> Scheme for Rounds<Q> {
         });
         if timely {
             self.arrived.push(update.task);
+            self.note_contribution(update.task.worker, Some(update.version));
         } else {
             turn.discard(update.task, Reason::Stale { behind: turn.version().0 - update.version.0 });
         }

@@ -1,0 +1,106 @@
+//! How long messages take.
+
+use std::fmt;
+use std::str::FromStr;
+
+use paceline_core::{Span, Time};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// The network between the server and the workers. As text: `latency=0.001,bandwidth=1e9,bytes=1e8`.
+///
+/// All messages share the server's link, one after another in each direction.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct NetworkSpec {
+    /// Seconds from end to end, one way, beside the link's time; default 0.
+    pub latency: f64,
+    /// Bytes per second of the server's link, each way; default unlimited.
+    pub bandwidth: f64,
+    /// Bytes of the parameters or of a gradient; default what the model has.
+    pub bytes: Option<u64>,
+}
+
+/// What is wrong with a network as written.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("network '{text}': expected latency=SECONDS, bandwidth=BYTES_PER_SECOND and bytes=N, with commas")]
+pub struct NetworkError {
+    /// What was written.
+    pub text: String,
+}
+
+impl FromStr for NetworkSpec {
+    type Err = NetworkError;
+
+    fn from_str(text: &str) -> Result<Self, NetworkError> {
+        let wrong = || NetworkError { text: text.into() };
+        let mut spec = NetworkSpec { latency: 0.0, bandwidth: f64::INFINITY, bytes: None };
+        for part in text.split(',') {
+            let (key, value) = part.split_once('=').ok_or_else(wrong)?;
+            let value: f64 = value.parse().map_err(|_| wrong())?;
+            match key {
+                "latency" if value.is_finite() && value >= 0.0 => spec.latency = value,
+                "bandwidth" if value > 0.0 => spec.bandwidth = value,
+                "bytes" if value.is_finite() && value >= 0.0 => spec.bytes = Some(value as u64),
+                _ => return Err(wrong()),
+            }
+        }
+        Ok(spec)
+    }
+}
+
+impl fmt::Display for NetworkSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "latency={},bandwidth={}", self.latency, self.bandwidth)?;
+        self.bytes.map_or(Ok(()), |bytes| write!(f, ",bytes={bytes}"))
+    }
+}
+
+impl TryFrom<String> for NetworkSpec {
+    type Error = NetworkError;
+    fn try_from(text: String) -> Result<Self, NetworkError> {
+        text.parse()
+    }
+}
+
+impl From<NetworkSpec> for String {
+    fn from(spec: NetworkSpec) -> String {
+        spec.to_string()
+    }
+}
+
+/// One direction of the server's link: messages go through one after another.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Link {
+    free: Time,
+}
+
+impl Link {
+    /// When a message of `bytes` that is ready at `now` has arrived.
+    pub(crate) fn send(&mut self, now: Time, bytes: u64, network: &NetworkSpec) -> Time {
+        self.free = self.free.max(now) + Span::from_seconds(bytes as f64 / network.bandwidth);
+        self.free + Span::from_seconds(network.latency)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_share_the_link() {
+        let network: NetworkSpec = "latency=0.5,bandwidth=10".parse().unwrap();
+        let mut link = Link::default();
+        let at = |seconds| Time::START + Span::from_seconds(seconds);
+        assert_eq!(link.send(at(0.0), 10, &network), at(1.5));
+        assert_eq!(link.send(at(0.0), 10, &network), at(2.5));
+        assert_eq!(link.send(at(9.0), 10, &network), at(10.5));
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for text in ["", "latency", "latency=-1", "bandwidth=0", "speed=3", "latency=NaN"] {
+            assert!(text.parse::<NetworkSpec>().is_err(), "{text}");
+        }
+    }
+}

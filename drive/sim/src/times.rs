@@ -1,0 +1,343 @@
+//! How long tasks take.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use paceline_core::{Span, WorkerId};
+use paceline_run::{Trace, TraceError};
+use rand::{RngExt, SeedableRng};
+use rand_distr::{Distribution, Exp1, LogNormal, Pareto, StandardNormal};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// The distribution of a task's time, in seconds.
+///
+/// As text: `deterministic:1`, `uniform:0.5,1.5`, `shifted-exponential:0.3,0.7`, `pareto:1,2.5`, `lognormal:0,0.5`,
+/// `markov:1,5,0.02,0.1`, `correlated:4,0,0.5,0.8`, `trace:FILE`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum TimesSpec {
+    /// Always the same.
+    Deterministic {
+        /// How long.
+        seconds: f64,
+    },
+    /// Anything between two bounds.
+    Uniform {
+        /// The least.
+        low: f64,
+        /// The most.
+        high: f64,
+    },
+    /// At least `shift`, then exponential.
+    ShiftedExponential {
+        /// The least.
+        shift: f64,
+        /// The mean of what comes on top.
+        scale: f64,
+    },
+    /// Heavy-tailed.
+    Pareto {
+        /// The least.
+        scale: f64,
+        /// The larger, the lighter the tail.
+        shape: f64,
+    },
+    /// The logarithm is normal.
+    LogNormal {
+        /// Mean of the logarithm.
+        mu: f64,
+        /// Deviation of the logarithm.
+        sigma: f64,
+    },
+    /// Each worker is normal or slow, and changes between tasks.
+    Markov {
+        /// Time of a task when normal.
+        normal: f64,
+        /// Time of a task when slow.
+        slow: f64,
+        /// Probability of becoming slow, per task.
+        fall: f64,
+        /// Probability of becoming normal again, per task.
+        recover: f64,
+    },
+    /// Log-normal, and the workers of a host are slow together.
+    Correlated {
+        /// Workers are dealt to so many hosts in turn.
+        hosts: u32,
+        /// Mean of the logarithm.
+        mu: f64,
+        /// Deviation of the logarithm.
+        sigma: f64,
+        /// Share of the logarithm's variance that a host's workers have in common.
+        share: f64,
+    },
+    /// As recorded: each worker goes through its column, then begins again.
+    Trace {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// What is wrong with times as written.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("times '{text}': {problem}")]
+pub struct TimesError {
+    /// What was written.
+    pub text: String,
+    /// What is wrong, and what is allowed.
+    pub problem: String,
+}
+
+const FORMS: &str = "deterministic:SECONDS, uniform:LOW,HIGH, shifted-exponential:SHIFT,SCALE, pareto:SCALE,SHAPE, \
+                     lognormal:MU,SIGMA, markov:NORMAL,SLOW,P_FALL,P_RECOVER, correlated:HOSTS,MU,SIGMA,SHARE or trace:FILE";
+
+impl FromStr for TimesSpec {
+    type Err = TimesError;
+
+    fn from_str(text: &str) -> Result<Self, TimesError> {
+        let wrong = |problem: String| TimesError { text: text.into(), problem };
+        let (name, rest) = text.split_once(':').unwrap_or((text, ""));
+        if name == "trace" {
+            if rest.is_empty() {
+                return Err(wrong("expected trace:FILE".into()));
+            }
+            return Ok(TimesSpec::Trace { path: rest.into() });
+        }
+        let numbers: Vec<f64> = rest
+            .split(',')
+            .map(|number| number.trim().parse().ok().filter(|number: &f64| number.is_finite()))
+            .collect::<Option<_>>()
+            .ok_or_else(|| wrong(format!("expected {FORMS}")))?;
+        let spec = match (name, numbers.as_slice()) {
+            ("deterministic", &[seconds]) => TimesSpec::Deterministic { seconds },
+            ("uniform", &[low, high]) => TimesSpec::Uniform { low, high },
+            ("shifted-exponential", &[shift, scale]) => TimesSpec::ShiftedExponential { shift, scale },
+            ("pareto", &[scale, shape]) => TimesSpec::Pareto { scale, shape },
+            ("lognormal", &[mu, sigma]) => TimesSpec::LogNormal { mu, sigma },
+            ("markov", &[normal, slow, fall, recover]) => TimesSpec::Markov { normal, slow, fall, recover },
+            ("correlated", &[hosts, mu, sigma, share]) if hosts.fract() == 0.0 && hosts <= f64::from(u32::MAX) => {
+                TimesSpec::Correlated { hosts: hosts as u32, mu, sigma, share }
+            }
+            _ => return Err(wrong(format!("expected {FORMS}"))),
+        };
+        spec.problem().map_or(Ok(spec), |problem| Err(wrong(problem.into())))
+    }
+}
+
+impl TimesSpec {
+    /// Why there are no such times.
+    fn problem(&self) -> Option<&'static str> {
+        let probability = |p: f64| (0.0..=1.0).contains(&p);
+        let (sound, problem) = match *self {
+            TimesSpec::Deterministic { seconds } => (seconds > 0.0, "a task must take more than 0 seconds"),
+            TimesSpec::Uniform { low, high } => {
+                (0.0 <= low && low <= high && high > 0.0, "expected 0 ≤ LOW ≤ HIGH, HIGH > 0")
+            }
+            TimesSpec::ShiftedExponential { shift, scale } => (
+                shift >= 0.0 && scale >= 0.0 && shift + scale > 0.0,
+                "SHIFT and SCALE must not be negative, nor both 0",
+            ),
+            TimesSpec::Pareto { scale, shape } => (scale > 0.0 && shape > 0.0, "SCALE and SHAPE must be above 0"),
+            TimesSpec::LogNormal { sigma, .. } => (sigma >= 0.0, "SIGMA must not be negative"),
+            TimesSpec::Markov { normal, slow, fall, recover } => (
+                normal > 0.0 && slow > 0.0 && probability(fall) && probability(recover),
+                "NORMAL and SLOW must be above 0, P_FALL and P_RECOVER from 0 to 1",
+            ),
+            TimesSpec::Correlated { hosts, sigma, share, .. } => (
+                hosts > 0 && sigma >= 0.0 && probability(share),
+                "HOSTS must be above 0, SIGMA must not be negative, SHARE from 0 to 1",
+            ),
+            TimesSpec::Trace { .. } => (true, ""),
+        };
+        (!sound).then_some(problem)
+    }
+}
+
+impl fmt::Display for TimesSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TimesSpec::Deterministic { seconds } => write!(f, "deterministic:{seconds}"),
+            TimesSpec::Uniform { low, high } => write!(f, "uniform:{low},{high}"),
+            TimesSpec::ShiftedExponential { shift, scale } => write!(f, "shifted-exponential:{shift},{scale}"),
+            TimesSpec::Pareto { scale, shape } => write!(f, "pareto:{scale},{shape}"),
+            TimesSpec::LogNormal { mu, sigma } => write!(f, "lognormal:{mu},{sigma}"),
+            TimesSpec::Markov { normal, slow, fall, recover } => write!(f, "markov:{normal},{slow},{fall},{recover}"),
+            TimesSpec::Correlated { hosts, mu, sigma, share } => write!(f, "correlated:{hosts},{mu},{sigma},{share}"),
+            TimesSpec::Trace { path } => write!(f, "trace:{}", path.display()),
+        }
+    }
+}
+
+impl TryFrom<String> for TimesSpec {
+    type Error = TimesError;
+    fn try_from(text: String) -> Result<Self, TimesError> {
+        text.parse()
+    }
+}
+
+impl From<TimesSpec> for String {
+    fn from(spec: TimesSpec) -> String {
+        spec.to_string()
+    }
+}
+
+/// Times ready to be drawn: a trace is read.
+#[derive(Debug, Clone)]
+pub struct Times {
+    law: Law,
+}
+
+#[derive(Debug, Clone)]
+enum Law {
+    Deterministic(f64),
+    Uniform(f64, f64),
+    ShiftedExponential(f64, f64),
+    Pareto(Pareto<f64>),
+    LogNormal(LogNormal<f64>),
+    Markov { normal: f64, slow: f64, fall: f64, recover: f64 },
+    Correlated { hosts: u32, mu: f64, own: f64, common: f64 },
+    Trace(Arc<Trace>),
+}
+
+impl Times {
+    /// Makes times ready.
+    ///
+    /// # Errors
+    /// If a trace can't be read.
+    pub fn load(spec: &TimesSpec) -> Result<Self, TraceError> {
+        let checked = "a spec's numbers were checked when it was read";
+        let law = match *spec {
+            TimesSpec::Deterministic { seconds } => Law::Deterministic(seconds),
+            TimesSpec::Uniform { low, high } => Law::Uniform(low, high),
+            TimesSpec::ShiftedExponential { shift, scale } => Law::ShiftedExponential(shift, scale),
+            TimesSpec::Pareto { scale, shape } => Law::Pareto(Pareto::new(scale, shape).expect(checked)),
+            TimesSpec::LogNormal { mu, sigma } => Law::LogNormal(LogNormal::new(mu, sigma).expect(checked)),
+            TimesSpec::Markov { normal, slow, fall, recover } => Law::Markov { normal, slow, fall, recover },
+            TimesSpec::Correlated { hosts, mu, sigma, share } => {
+                Law::Correlated { hosts, mu, own: sigma * (1.0 - share).sqrt(), common: sigma * share.sqrt() }
+            }
+            TimesSpec::Trace { ref path } => Law::Trace(Arc::new(Trace::read(path)?)),
+        };
+        Ok(Times { law })
+    }
+
+    /// How many workers a trace is of.
+    pub fn traced_workers(&self) -> Option<usize> {
+        if let Law::Trace(trace) = &self.law { Some(trace.workers().len()) } else { None }
+    }
+
+    /// The stream of one worker's times; a function of seed and worker alone.
+    pub(crate) fn stream(&self, seed: u64, worker: WorkerId) -> Stream {
+        let rng = generator(seed, u64::from(worker.0));
+        let common = match self.law {
+            Law::Correlated { hosts, .. } => Some(generator(!seed, u64::from(worker.0 % hosts))),
+            _ => None,
+        };
+        Stream { rng, common, slow: false, tasks: 0 }
+    }
+}
+
+fn generator(seed: u64, stream: u64) -> Xoshiro256PlusPlus {
+    // An odd multiplier spreads neighbouring streams; the generator's own seeding mixes the rest.
+    Xoshiro256PlusPlus::seed_from_u64(seed ^ stream.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15))
+}
+
+/// One worker's endless stream of times.
+#[derive(Debug, Clone)]
+pub(crate) struct Stream {
+    rng: Xoshiro256PlusPlus,
+    /// A copy of the host's generator: every worker of the host draws the same from it, task by task.
+    common: Option<Xoshiro256PlusPlus>,
+    slow: bool,
+    tasks: usize,
+}
+
+impl Stream {
+    /// How long the worker's next task takes.
+    pub(crate) fn next(&mut self, times: &Times, worker: WorkerId) -> Span {
+        let rng = &mut self.rng;
+        let seconds = match &times.law {
+            Law::Deterministic(seconds) => *seconds,
+            Law::Uniform(low, high) => low + (high - low) * rng.random::<f64>(),
+            Law::ShiftedExponential(shift, scale) => shift + scale * rng.sample::<f64, _>(Exp1),
+            Law::Pareto(law) => law.sample(rng),
+            Law::LogNormal(law) => law.sample(rng),
+            Law::Markov { normal, slow, fall, recover } => {
+                let change = if self.slow { *recover } else { *fall };
+                self.slow ^= rng.random::<f64>() < change;
+                if self.slow { *slow } else { *normal }
+            }
+            Law::Correlated { mu, own, common, .. } => {
+                let shared: f64 = self.common.as_mut().map_or(0.0, |host| host.sample(StandardNormal));
+                (mu + own * rng.sample::<f64, _>(StandardNormal) + common * shared).exp()
+            }
+            Law::Trace(trace) => {
+                let column = &trace.workers()[worker.index() % trace.workers().len()];
+                column[self.tasks % column.len()]
+            }
+        };
+        self.tasks += 1;
+        // Time must pass: a task of no length could go on for ever at one moment.
+        Span(Span::from_seconds(seconds).0.max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn draw(text: &str, worker: u32, count: usize) -> Vec<f64> {
+        let times = Times::load(&text.parse().unwrap()).unwrap();
+        let mut stream = times.stream(7, WorkerId(worker));
+        (0..count).map(|_| stream.next(&times, WorkerId(worker)).seconds()).collect()
+    }
+
+    fn mean(values: &[f64]) -> f64 {
+        values.iter().sum::<f64>() / values.len() as f64
+    }
+
+    #[test]
+    fn means_are_as_the_textbooks_say() {
+        let expected = [
+            ("deterministic:2", 2.0),
+            ("uniform:1,3", 2.0),
+            ("shifted-exponential:0.3,0.7", 1.0),
+            ("pareto:1,3", 1.5),
+            ("lognormal:0,0.5", (0.125_f64).exp()),
+            // The chain is slow for 0.1 / (0.1 + 0.3) of the time.
+            ("markov:1,5,0.1,0.3", 2.0),
+            ("correlated:4,0,0.5,0.8", (0.125_f64).exp()),
+        ];
+        for (text, mean_expected) in expected {
+            let found = mean(&draw(text, 3, 200_000));
+            assert!((found / mean_expected - 1.0).abs() < 0.01, "{text}: {found}");
+        }
+    }
+
+    #[test]
+    fn workers_of_a_host_are_slow_together() {
+        let logs =
+            |worker| draw("correlated:4,0,1,0.8", worker, 50_000).iter().map(|time| time.ln()).collect::<Vec<_>>();
+        let correlation = |a: &[f64], b: &[f64]| mean(&a.iter().zip(b).map(|(a, b)| a * b).collect::<Vec<_>>());
+        assert!((correlation(&logs(1), &logs(5)) - 0.8).abs() < 0.03);
+        assert!(correlation(&logs(1), &logs(2)).abs() < 0.03);
+    }
+
+    #[test]
+    fn specs_read_back_and_nonsense_is_refused() {
+        for text in ["deterministic:1", "uniform:0,2", "markov:1,5,0.02,0.1", "correlated:4,0,0.5,0.8", "trace:a.csv"] {
+            assert_eq!(text.parse::<TimesSpec>().unwrap().to_string(), text);
+        }
+        for text in ["", "uniform", "uniform:1", "uniform:2,1", "deterministic:0", "deterministic:NaN", "gamma:1,2"] {
+            let error = text.parse::<TimesSpec>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("times '{text}': ")), "{error}");
+        }
+        for text in ["shifted-exponential:-1,2", "pareto:1,0", "lognormal:0,-1", "markov:1,5,2,0", "trace:"] {
+            assert!(text.parse::<TimesSpec>().is_err(), "{text}");
+        }
+    }
+}
