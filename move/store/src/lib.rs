@@ -2,18 +2,24 @@
 //!
 //! A model is one flat `f32` vector with a named [`Layout`]. Gradients of several workers become one in [`aggregate`],
 //! which also yields the norms that schemes decide by; an [`Optimizer`] applies it at the rate of a [`Schedule`].
-//! [`Shards`] cut the vector for threads or hosts without changing a bit of the result.
+//! [`Shards`] cut the vector for threads or hosts without changing a bit of the result, and a
+//! [`SnapshotFolder`] keeps what a run needs to go on after it was killed.
 
 mod aggregate;
+mod atomic;
 mod layout;
+mod manifest;
 mod optimizer;
 mod schedule;
 mod shards;
+mod snapshot;
 mod spec;
+mod tensors;
 
 pub use aggregate::{Norms, ShardNorms, aggregate, aggregate_shard};
 pub use layout::{Entry, Layout};
 pub use optimizer::{Moments, Optimizer, OptimizerSpec};
 pub use schedule::{Schedule, Shape};
 pub use shards::{BLOCK, Shards};
+pub use snapshot::{Latest, Snapshot, SnapshotError, SnapshotFolder, SnapshotView, export_model, load_snapshot};
 pub use spec::SpecError;

@@ -141,7 +141,7 @@ impl Moments {
 
 impl OptimizerSpec {
     /// Names of the vectors that this optimizer keeps, each as long as the trainable part.
-    fn state_names(self) -> &'static [&'static str] {
+    pub(crate) fn state_names(self) -> &'static [&'static str] {
         match self {
             OptimizerSpec::Sgd { .. } => &[],
             OptimizerSpec::Momentum { .. } | OptimizerSpec::Nesterov { .. } => &["momentum"],
@@ -167,6 +167,11 @@ impl Optimizer {
     pub fn new(spec: OptimizerSpec, trainable: usize) -> Self {
         let state = vec![vec![0.0; trainable]; spec.state_names().len()];
         Optimizer { spec, steps: 0, state, trainable }
+    }
+
+    /// An optimizer as it was after `steps` steps, given the vectors that [`Optimizer::state`] named.
+    pub(crate) fn restored(spec: OptimizerSpec, trainable: usize, steps: u64, state: Vec<Vec<f32>>) -> Self {
+        Optimizer { spec, steps, state, trainable }
     }
 
     /// Which optimizer this is.
@@ -221,16 +226,10 @@ impl Optimizer {
                 }
             }
             (OptimizerSpec::Adam(moments), [mean, square]) => {
-                let adam = AdamStep::new(moments, rate, 0.0, self.steps);
-                for (((p, g), m), v) in pairs.zip(mean).zip(square) {
-                    adam.apply(p, *g, m, v);
-                }
+                AdamStep::new(moments, rate, 0.0, self.steps).apply(parameters, gradient, mean, square);
             }
             (OptimizerSpec::AdamW { decay, moments }, [mean, square]) => {
-                let adam = AdamStep::new(moments, rate, decay, self.steps);
-                for (((p, g), m), v) in pairs.zip(mean).zip(square) {
-                    adam.apply(p, *g, m, v);
-                }
+                AdamStep::new(moments, rate, decay, self.steps).apply(parameters, gradient, mean, square);
             }
             _ => unreachable!("`new` makes as many vectors as the optimizer names"),
         }
@@ -266,10 +265,12 @@ impl AdamStep {
         }
     }
 
-    fn apply(&self, p: &mut f32, g: f32, m: &mut f32, v: &mut f32) {
-        *m = self.keep_mean * *m + self.add_mean * g;
-        *v = self.keep_square * *v + self.add_square * g * g;
-        *p = self.shrink * *p - self.size * *m / (v.sqrt() * self.root + self.epsilon);
+    fn apply(&self, parameters: &mut [f32], gradient: &[f32], mean: &mut [f32], square: &mut [f32]) {
+        for (((p, g), m), v) in parameters.iter_mut().zip(gradient).zip(mean).zip(square) {
+            *m = self.keep_mean * *m + self.add_mean * g;
+            *v = self.keep_square * *v + self.add_square * g * g;
+            *p = self.shrink * *p - self.size * *m / (v.sqrt() * self.root + self.epsilon);
+        }
     }
 }
 
