@@ -1,0 +1,87 @@
+//! Predicted times from text: one line per worker, whole numbers set apart by blanks, tabs or commas. Blank lines are
+//! skipped, and a line may end in a comma.
+
+use std::num::IntErrorKind;
+use std::str::FromStr;
+
+use super::times::{PredictedTimes, TimesError};
+
+impl FromStr for PredictedTimes {
+    type Err = TimesError;
+
+    fn from_str(text: &str) -> Result<Self, TimesError> {
+        let mut matrix = Self::empty();
+        let mut times = Vec::new();
+        for (index, line) in text.lines().enumerate() {
+            let line = line.trim();
+            if line.is_empty() {
+                continue;
+            }
+            times.clear();
+            for field in fields(line.strip_suffix(',').unwrap_or(line)) {
+                times.push(time(field, index + 1, times.len() + 1)?);
+            }
+            matrix.push_row(index + 1, &times)?;
+        }
+        matrix.completed()
+    }
+}
+
+/// The fields of a line. A comma with nothing before it leaves an empty field: a number is missing there.
+fn fields(line: &str) -> impl Iterator<Item = &str> {
+    line.split(',').flat_map(|part| {
+        let missing = part.trim().is_empty().then_some("");
+        part.split_whitespace().chain(missing)
+    })
+}
+
+fn time(field: &str, row: usize, column: usize) -> Result<u64, TimesError> {
+    field.parse().map_err(|error: std::num::ParseIntError| {
+        let text = field.to_owned();
+        let digits = field.strip_prefix('-').unwrap_or_default();
+        if *error.kind() == IntErrorKind::PosOverflow {
+            TimesError::TooLarge { row, column, text }
+        } else if !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            TimesError::Negative { row, column, text }
+        } else {
+            TimesError::NotANumber { row, column, text }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blanks_tabs_and_commas_separate() {
+        let expected = PredictedTimes::from_rows([[1, 2, 30], [4, 5, 6]]).unwrap();
+        for text in ["1 2 30\n4 5 6", "1,2,30,\r\n\r\n4, 5\t6,\n", "\t1\t2\t30\n\n  4 , 5 , 6  \n\n"] {
+            assert_eq!(text.parse(), Ok(expected.clone()), "{text:?}");
+        }
+        let nanoseconds = "1643595472648123457";
+        assert_eq!(nanoseconds.parse::<PredictedTimes>().unwrap().row(0), [1_643_595_472_648_123_457]);
+    }
+
+    #[test]
+    fn errors_name_the_row() {
+        for (text, message) in [
+            ("", "no times: expected one row of whole numbers per worker"),
+            (" \n\n", "no times: expected one row of whole numbers per worker"),
+            ("1 2\n3 x", r#"row 2, column 2: "x" is no whole number"#),
+            ("1 2\n3 4.5", r#"row 2, column 2: "4.5" is no whole number"#),
+            ("1 2\n\n3,,4", r#"row 3, column 2: "" is no whole number"#),
+            (",", r#"row 1, column 1: "" is no whole number"#),
+            ("1 -", r#"row 1, column 2: "-" is no whole number"#),
+            ("1 -2", "row 1, column 2: -2 is negative; times are 0 or more"),
+            (
+                "1 18446744073709551616",
+                "row 1, column 2: 18446744073709551616 is too large; times are at most 18446744073709551615",
+            ),
+            ("1 2\n3", "row 2 has 1 times, the first row has 2: every worker needs equally many"),
+            ("1 2\n4 3", "row 2, column 2: 3 comes after 4, but the times of a row must not fall"),
+        ] {
+            assert_eq!(text.parse::<PredictedTimes>().unwrap_err().to_string(), message, "{text:?}");
+        }
+    }
+}
