@@ -7,6 +7,7 @@
 //! - [`CATALOGUE`], [`SchemeSpec`]: the schemes by name.
 //! - [`barrier`]: where to put the next barrier, given when each worker will finish.
 //! - [`rounds`] and [`free_running`]: what schemes are made of.
+//! - [`RoundTripTable`]: how long until k gradients are in.
 
 pub mod barrier;
 mod contract;
@@ -14,6 +15,7 @@ pub mod free_running;
 mod handout;
 mod ledger;
 mod reason;
+mod round_trips;
 pub mod rounds;
 mod schemes;
 mod time;
@@ -24,5 +26,6 @@ pub use contract::{
 pub use handout::Handout;
 pub use ledger::{Expected, Law, LawBroken, Ledger, LedgerError, Refusal, Samples, Turn};
 pub use reason::Reason;
+pub use round_trips::{Memory, RoundTripError, RoundTripTable};
 pub use schemes::{CATALOGUE, Entry, SchemeSpec, Setup, SpecError};
 pub use time::{Span, Time};

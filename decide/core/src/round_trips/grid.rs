@@ -1,0 +1,100 @@
+//! Where the cells of the table lie and which of them take part in the fit.
+//!
+//! A cell (h, k) is kept at column k − 1 and *position* n − h, columns one after another: going up in memory inside
+//! a column is going up in the order of (17), since x falls as h rises. Noise between rows is what pools cells, so
+//! pooled cells are neighbours in memory.
+//!
+//! A row takes part once it has a sample, and then as the whole stretch from rank 1 up to its highest sampled rank or
+//! its diagonal cell, whichever is further; the cells in between that have no sample weigh nothing. With rows of that
+//! shape (17)'s constraints on the sampled cells are exactly those between next neighbours: in the row, in the column,
+//! and along the diagonal of the rows that take part. Any two cells that (17) orders are joined by such steps.
+
+use std::ops::Range;
+
+use super::bits;
+
+/// The shape of the fit: which rows take part, and how far.
+#[derive(Clone, Debug)]
+pub(super) struct Grid {
+    workers: usize,
+    /// How many ranks of each row take part, by position.
+    lengths: Vec<usize>,
+    /// The rows that take part, by position.
+    rows: Vec<u64>,
+    /// The positions that take part, column by column.
+    columns: Vec<u64>,
+}
+
+impl Grid {
+    /// A grid of `workers` rows and columns of which nothing takes part yet.
+    pub(super) fn new(workers: usize) -> Self {
+        let words = bits::words(workers);
+        Self { workers, lengths: vec![0; workers], rows: vec![0; words], columns: vec![0; words * workers] }
+    }
+
+    /// The number of rows and columns.
+    pub(super) fn workers(&self) -> usize {
+        self.workers
+    }
+
+    /// The index of a cell in arrays over all cells.
+    pub(super) fn cell(&self, column: usize, position: usize) -> usize {
+        column * self.workers + position
+    }
+
+    /// The position of the diagonal cell in `column`.
+    pub(super) fn diagonal(&self, column: usize) -> usize {
+        self.workers - 1 - column
+    }
+
+    /// Lets the row at `position` take part up to `column` at least; returns the columns that are new.
+    pub(super) fn extend(&mut self, column: usize, position: usize) -> Range<usize> {
+        let diagonal = self.workers - 1 - position;
+        let before = self.lengths[position];
+        let after = before.max(column.max(diagonal) + 1);
+        bits::insert(&mut self.rows, position);
+        self.lengths[position] = after;
+        for column in before..after {
+            let words = self.rows.len();
+            bits::insert(&mut self.columns[column * words..][..words], position);
+        }
+        before..after
+    }
+
+    /// This grid for another number of workers: the rows that both have take part as far as both reach.
+    pub(super) fn resized(&self, workers: usize) -> Self {
+        let mut grid = Self::new(workers);
+        for (position, &length) in self.lengths.iter().enumerate() {
+            let waited_for = self.workers - position;
+            if length > 0 && waited_for <= workers {
+                grid.extend(length.min(workers) - 1, workers - waited_for);
+            }
+        }
+        grid
+    }
+
+    fn column(&self, column: usize) -> &[u64] {
+        let words = self.rows.len();
+        &self.columns[column * words..][..words]
+    }
+
+    /// The next position up the column, whose cell may not be lower.
+    pub(super) fn above(&self, column: usize, position: usize) -> Option<usize> {
+        bits::first_from(self.column(column), position + 1)
+    }
+
+    /// The next position down the column, whose cell may not be higher.
+    pub(super) fn below(&self, column: usize, position: usize) -> Option<usize> {
+        bits::last_before(self.column(column), position)
+    }
+
+    /// The row (by position) whose diagonal cell comes next up the diagonal.
+    pub(super) fn next_diagonal(&self, position: usize) -> Option<usize> {
+        bits::last_before(&self.rows, position)
+    }
+
+    /// The row (by position) whose diagonal cell comes next down the diagonal.
+    pub(super) fn previous_diagonal(&self, position: usize) -> Option<usize> {
+        bits::first_from(&self.rows, position + 1)
+    }
+}

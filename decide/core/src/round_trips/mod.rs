@@ -1,0 +1,350 @@
+//! How long until k gradients are in? DBW's table of round trips, problem (17).
+//!
+//! DBW measures, in every iteration, when the i-th gradient of the new model arrives, given that the server had waited
+//! for h gradients the time before: a sample of 𝒯[h, i]. The table fits all the means E[𝒯[h, i]] at once by least squares,
+//! under what is known about their order, and reads T̂[k] = E[𝒯[k, k]] off the diagonal. The fit is exact, and after new
+//! samples it is repaired rather than computed again.
+
+mod bits;
+mod fit;
+mod grid;
+#[cfg(test)]
+mod oracle;
+mod region;
+
+use std::collections::VecDeque;
+
+use fit::Fit;
+
+/// Cells are counted in 32 bits.
+const MOST_WORKERS: usize = u16::MAX as usize;
+
+/// The longest duration that [`RoundTripTable::observe`] accepts, in seconds: some 30,000 years. It keeps sums finite.
+const LONGEST: f64 = 1e12;
+
+/// Under [`Memory::Discount`], a cell that weighs less than this share of a fresh sample counts as unsampled.
+const FORGOTTEN: f64 = 1.0 / (1 << 20) as f64;
+
+/// Under [`Memory::Discount`], how far the weight of a fresh sample may grow before all weights are scaled back.
+const LARGEST_FRESH_WEIGHT: f64 = 1024.0;
+
+/// How long a [`RoundTripTable`] keeps its samples. An iteration ends with [`RoundTripTable::advance`].
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Memory {
+    /// For ever, as in the paper. After a lasting slowdown the old samples dominate for as long as they did before it.
+    #[default]
+    All,
+    /// Those observed in the last so many iterations, the current one included; at least 1.
+    Window(usize),
+    /// All, but with every iteration that ends each sample's weight is multiplied by this factor, more than 0 and less
+    /// than 1. A cell that weighs less than a millionth (2⁻²⁰) of a fresh sample counts as unsampled, so that an
+    /// abandoned k is tried again in the end; that is looked for once in ten halvings of the weights.
+    Discount(f64),
+}
+
+/// What a [`RoundTripTable`] refuses.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+pub enum RoundTripError {
+    /// The cell is not in the table.
+    #[error(
+        "no cell for waiting for {waited_for} gradients and arrival rank {rank}: both count from 1 to {workers}, the number of workers"
+    )]
+    NoSuchCell {
+        /// The number of gradients that the iteration before waited for.
+        waited_for: usize,
+        /// The arrival rank.
+        rank: usize,
+        /// The number of workers.
+        workers: usize,
+    },
+    /// The sample is negative, too long or not a number.
+    #[error("{seconds} s is not a round trip: a duration from 0 to 1e12 s is")]
+    NotADuration {
+        /// The sample.
+        seconds: f64,
+    },
+    /// The table has a cell for each pair of workers.
+    #[error("a table for {workers} workers: at most 65535")]
+    TooManyWorkers {
+        /// The number of workers.
+        workers: usize,
+    },
+    /// A window without an iteration keeps nothing.
+    #[error("a window of 0 iterations keeps no sample: at least 1")]
+    EmptyWindow,
+    /// The discount is outside of its range.
+    #[error("a discount of {factor} per iteration: more than 0 and less than 1")]
+    Discount {
+        /// The factor.
+        factor: f64,
+    },
+}
+
+/// A sample that a window will drop.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    iteration: u64,
+    waited_for: usize,
+    rank: usize,
+    seconds: f64,
+}
+
+/// DBW's estimator of iteration times: the solution of problem (17).
+///
+/// In every iteration: [`observe`](Self::observe) each arrival, also the late ones; read
+/// [`expected_all`](Self::expected_all); call [`advance`](Self::advance) when the iteration ends.
+///
+/// A cell (h, i) without samples has no say in the fit; (17) only bounds it. Where the diagonal cell (k, k) has none, the
+/// estimate is the *lower* bound: the largest fitted value among the sampled cells that may not exceed it, and 0 where
+/// there is no such cell (so everywhere while there are no samples at all). That is optimistic, so an untried k looks
+/// attractive until it has been tried. Estimates never fall as k grows.
+///
+/// Takes about 40 bytes for each of the `workers`² cells; scratch space is kept from call to call.
+///
+/// ```
+/// use paceline_core::{Memory, RoundTripTable};
+///
+/// let mut table = RoundTripTable::new(2, Memory::All)?;
+/// // The server had waited for both: the first gradient came after 1 s, the second after 3 s.
+/// table.observe(2, 1, 1.0)?;
+/// table.observe(2, 2, 3.0)?;
+/// assert_eq!(table.expected_all(), [1.0, 3.0]);
+/// # Ok::<(), paceline_core::RoundTripError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct RoundTripTable {
+    memory: Memory,
+    fit: Fit,
+    expected: Vec<f64>,
+    iteration: u64,
+    /// What [`Memory::Window`] still has to drop, the oldest first; empty under other memories.
+    samples: VecDeque<Sample>,
+    /// The weight of a sample observed now. Under [`Memory::Discount`] it grows instead of all others shrinking: only
+    /// the ratio matters to the fit, so forgetting costs nothing and leaves the blocks as they are.
+    fresh_weight: f64,
+}
+
+impl RoundTripTable {
+    /// An empty table for up to 65,535 workers. Fails if there are more or if `memory` is out of its range.
+    pub fn new(workers: usize, memory: Memory) -> Result<Self, RoundTripError> {
+        Self::check_workers(workers)?;
+        match memory {
+            Memory::Window(0) => return Err(RoundTripError::EmptyWindow),
+            Memory::Discount(factor) if !(factor > 0.0 && factor < 1.0) => {
+                return Err(RoundTripError::Discount { factor });
+            }
+            _ => {}
+        }
+        Ok(Self {
+            memory,
+            fit: Fit::new(workers),
+            expected: vec![0.0; workers],
+            iteration: 0,
+            samples: VecDeque::new(),
+            fresh_weight: 1.0,
+        })
+    }
+
+    /// Takes in one arrival: the `rank`-th gradient of the current model (from 1) came in `seconds` after the update that
+    /// made that model, and the iteration before that update had waited for `waited_for` gradients. Arrivals may come in
+    /// any order and late. A refused sample leaves the table as it was.
+    pub fn observe(&mut self, waited_for: usize, rank: usize, seconds: f64) -> Result<(), RoundTripError> {
+        let workers = self.expected.len();
+        if !(1..=workers).contains(&waited_for) || !(1..=workers).contains(&rank) {
+            return Err(RoundTripError::NoSuchCell { waited_for, rank, workers });
+        }
+        if !(0.0..=LONGEST).contains(&seconds) {
+            return Err(RoundTripError::NotADuration { seconds });
+        }
+        if let Memory::Window(_) = self.memory {
+            self.samples.push_back(Sample { iteration: self.iteration, waited_for, rank, seconds });
+        }
+        self.fit.add(waited_for, rank, seconds * self.fresh_weight, self.fresh_weight);
+        Ok(())
+    }
+
+    /// Ends the iteration: forgets what [`Memory`] says.
+    pub fn advance(&mut self) {
+        self.iteration += 1;
+        match self.memory {
+            Memory::All => {}
+            Memory::Window(iterations) => {
+                while let Some(oldest) =
+                    self.samples.pop_front_if(|oldest| self.iteration - oldest.iteration >= iterations as u64)
+                {
+                    self.fit.add(oldest.waited_for, oldest.rank, -oldest.seconds, -1.0);
+                }
+            }
+            Memory::Discount(factor) => {
+                self.fresh_weight = (self.fresh_weight / factor).min(f64::MAX);
+                if self.fresh_weight > LARGEST_FRESH_WEIGHT {
+                    // A power of two, so that the scaled sums are exact.
+                    let scale = (-self.fresh_weight.log2().floor()).exp2();
+                    self.fresh_weight *= scale;
+                    self.fit.scale(scale, FORGOTTEN * self.fresh_weight);
+                }
+            }
+        }
+    }
+
+    /// Changes the number of workers. The samples of cells (h, i) with h and i up to the new number stay, others are
+    /// dropped: what was measured with another number of workers is a guess now, but better than none, and [`Memory`]
+    /// says how fast it goes. Passes over the whole table once. Fails above 65,535 workers, and then changes nothing.
+    pub fn resize(&mut self, workers: usize) -> Result<(), RoundTripError> {
+        Self::check_workers(workers)?;
+        self.fit.resize(workers);
+        self.samples.retain(|sample| sample.waited_for <= workers && sample.rank <= workers);
+        self.expected.clear();
+        self.expected.resize(workers, 0.0);
+        self.fit.diagonal(&mut self.expected);
+        Ok(())
+    }
+
+    fn check_workers(workers: usize) -> Result<(), RoundTripError> {
+        if workers <= MOST_WORKERS { Ok(()) } else { Err(RoundTripError::TooManyWorkers { workers }) }
+    }
+
+    /// T̂ for every k, in seconds; entry 0 is k = 1. Takes in what was observed since the last call.
+    pub fn expected_all(&mut self) -> &[f64] {
+        if self.fit.repair() {
+            self.fit.diagonal(&mut self.expected);
+        }
+        &self.expected
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(workers: usize, memory: Memory) -> RoundTripTable {
+        RoundTripTable::new(workers, memory).expect("the memory is in range")
+    }
+
+    /// One iteration that had waited for `waited_for` before, with its arrivals in order.
+    fn iterate(table: &mut RoundTripTable, waited_for: usize, arrivals: &[f64]) {
+        for (rank, &seconds) in (1..).zip(arrivals) {
+            table.observe(waited_for, rank, seconds).expect("the arrival is in the table");
+        }
+        table.advance();
+    }
+
+    #[test]
+    fn knows_nothing_without_samples() {
+        assert_eq!(table(3, Memory::All).expected_all(), [0.0; 3]);
+        assert_eq!(table(0, Memory::All).expected_all(), [0.0; 0]);
+    }
+
+    #[test]
+    fn an_untried_k_is_at_its_lower_bound() {
+        let mut table = table(4, Memory::All);
+        iterate(&mut table, 4, &[1.0, 2.0]);
+        assert_eq!(table.expected_all(), [1.0, 2.0, 2.0, 2.0]);
+        // Above the diagonal there are only upper bounds.
+        iterate(&mut table, 1, &[1.5, 4.0, 5.0, 6.0]);
+        assert_eq!(table.expected_all(), [1.5, 2.0, 2.0, 2.0]);
+    }
+
+    #[test]
+    fn pools_what_is_out_of_order() {
+        let mut table = table(2, Memory::All);
+        iterate(&mut table, 1, &[4.0]);
+        iterate(&mut table, 2, &[1.0, 2.0]);
+        // x[1][1] ≤ x[2][2] is violated by the means 4 and 2; x[2][1] is free of both.
+        assert_eq!(table.expected_all(), [3.0, 3.0]);
+        iterate(&mut table, 2, &[1.0, 5.0]);
+        // (4 + 2 + 5) / 3
+        assert_eq!(table.expected_all(), [11.0 / 3.0; 2]);
+    }
+
+    #[test]
+    fn a_window_keeps_the_last_iterations_only() {
+        let mut windowed = table(3, Memory::Window(2));
+        for seconds in [9.0, 9.0, 1.0] {
+            iterate(&mut windowed, 2, &[seconds]);
+        }
+        windowed.observe(2, 1, 2.0).unwrap();
+        assert_eq!(windowed.expected_all(), [1.5; 3]);
+        windowed.advance();
+        assert_eq!(windowed.expected_all(), [2.0; 3]);
+        windowed.advance();
+        assert_eq!(windowed.expected_all(), [0.0; 3]);
+        iterate(&mut windowed, 1, &[7.0]);
+        assert_eq!(windowed.expected_all(), [7.0; 3]);
+    }
+
+    #[test]
+    fn a_discount_weighs_samples_by_age_and_forgets() {
+        let mut discounted = table(2, Memory::Discount(0.5));
+        iterate(&mut discounted, 1, &[4.0]);
+        iterate(&mut discounted, 1, &[1.0]);
+        // (4 / 2 + 1) / (1 / 2 + 1)
+        assert_eq!(discounted.expected_all(), [2.0; 2]);
+        // k = 1 is not tried for long: its weight falls through 2⁻²⁰, and it is at its lower bound again.
+        for _ in 0..40 {
+            iterate(&mut discounted, 2, &[0.25, 3.0]);
+        }
+        assert_eq!(discounted.expected_all(), [0.25, 3.0]);
+        // The smallest factor keeps one iteration.
+        let mut memoryless = table(1, Memory::Discount(f64::MIN_POSITIVE));
+        iterate(&mut memoryless, 1, &[4.0]);
+        iterate(&mut memoryless, 1, &[1.0]);
+        assert_eq!(memoryless.expected_all(), [0.0]);
+        memoryless.observe(1, 1, 2.0).unwrap();
+        assert_eq!(memoryless.expected_all(), [2.0]);
+    }
+
+    #[test]
+    fn a_changed_number_of_workers_keeps_the_cells_that_remain() {
+        for memory in [Memory::All, Memory::Window(2), Memory::Discount(0.5)] {
+            let mut resized = table(3, memory);
+            iterate(&mut resized, 3, &[1.0, 2.0, 3.0]);
+            iterate(&mut resized, 2, &[2.0, 3.0, 4.0]);
+            resized.resize(2).unwrap();
+            assert_eq!(resized.expected_all(), [2.0, 3.0], "{memory:?}");
+            assert_eq!(
+                resized.observe(3, 1, 1.0),
+                Err(RoundTripError::NoSuchCell { waited_for: 3, rank: 1, workers: 2 })
+            );
+            resized.resize(4).unwrap();
+            iterate(&mut resized, 4, &[1.0, 2.0, 3.0, 8.0]);
+            assert_eq!(resized.expected_all()[3], 8.0, "{memory:?}");
+            resized.resize(0).unwrap();
+            assert_eq!(resized.expected_all(), [0.0; 0]);
+        }
+    }
+
+    #[test]
+    fn refuses_what_is_no_sample() {
+        let mut table = table(2, Memory::All);
+        for (waited_for, rank) in [(0, 1), (1, 0), (3, 1), (1, 3)] {
+            let refused = table.observe(waited_for, rank, 1.0);
+            assert_eq!(refused, Err(RoundTripError::NoSuchCell { waited_for, rank, workers: 2 }));
+        }
+        for seconds in [-1e-9, f64::INFINITY, 1.1e12] {
+            assert_eq!(table.observe(1, 1, seconds), Err(RoundTripError::NotADuration { seconds }));
+        }
+        assert!(table.observe(1, 1, f64::NAN).unwrap_err().to_string().starts_with("NaN s is not a round trip"));
+        assert_eq!(table.expected_all(), [0.0; 2]);
+    }
+
+    #[test]
+    fn refuses_too_many_workers() {
+        let refused = RoundTripError::TooManyWorkers { workers: 1 << 16 };
+        assert_eq!(RoundTripTable::new(1 << 16, Memory::All).unwrap_err(), refused);
+        let mut kept = table(1, Memory::All);
+        iterate(&mut kept, 1, &[2.0]);
+        assert_eq!(kept.resize(1 << 16), Err(refused));
+        assert_eq!(kept.expected_all(), [2.0]);
+    }
+
+    #[test]
+    fn refuses_a_memory_out_of_range() {
+        assert_eq!(RoundTripTable::new(2, Memory::Window(0)).unwrap_err(), RoundTripError::EmptyWindow);
+        for factor in [0.0, 1.0, -0.5, 1.5] {
+            let refused = RoundTripTable::new(2, Memory::Discount(factor)).unwrap_err();
+            assert_eq!(refused, RoundTripError::Discount { factor });
+        }
+        assert!(RoundTripTable::new(2, Memory::Discount(f64::NAN)).is_err());
+    }
+}
