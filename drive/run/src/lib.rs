@@ -1,6 +1,6 @@
 //! What the simulator and the server share.
 //!
-//! - [`Trainer`]: what a commit does to the model.
+//! - [`Trainer`], and its [`Stepper`]: what a commit does to the model.
 //! - [`Goals`]: when a run is over.
 //! - [`Monitor`]: what it has to show; [`Observer`]s follow it as it goes.
 //! - [`EventLog`] and [`replay`]: its event stream.
@@ -16,4 +16,4 @@ pub use events::{EventLog, Header, ReplayError, Replayed, replay};
 pub use goal::{Goal, GoalError, Goals, LOSS_WINDOW, Standing};
 pub use monitor::{Iteration, Monitor, Observer, Run, Summary};
 pub use trace::{Recorder, Trace, TraceError, TraceErrorKind};
-pub use trainer::{Contribution, Trainer};
+pub use trainer::{Contribution, Stepper, Trainer};

@@ -1,7 +1,12 @@
 //! Stepping the model: what a commit does to the parameters.
 
+use std::panic::resume_unwind;
+use std::thread;
+
 use paceline_core::Aggregate;
-use paceline_store::{Optimizer, OptimizerSpec, Schedule, aggregate};
+use paceline_store::{
+    BLOCK, Layout, Norms, Optimizer, OptimizerSpec, Schedule, ShardNorms, Shards, Step, aggregate_shard,
+};
 use paceline_workload::Workload;
 
 /// One update's part in a commit: its gradient, weight and mean training loss.
@@ -15,31 +20,108 @@ pub struct Contribution<'a> {
     pub loss: f64,
 }
 
-/// The model under training.
+/// Steps a model whose parameters lie elsewhere: sums gradients and applies them.
+///
+/// Both happen block by block, so that the sum of a block is applied while it is still in the processor's cache.
 #[derive(Debug)]
-pub struct Trainer {
-    parameters: Vec<f32>,
-    gradient: Vec<f32>,
+pub struct Stepper {
     trainable: usize,
     optimizer: Optimizer,
     schedule: Schedule,
     rate: f32,
     version: u64,
+    shards: usize,
+}
+
+impl Stepper {
+    /// A stepper of models with this layout, on `shards` threads; their number changes no bit of the result.
+    pub fn new(layout: &Layout, optimizer: OptimizerSpec, schedule: Schedule, rate: f32, shards: usize) -> Self {
+        let optimizer = Optimizer::new(optimizer, layout.trainable());
+        Stepper { trainable: layout.trainable(), optimizer, schedule, rate, version: 0, shards }
+    }
+
+    /// Sums the contributions, in the order given, and steps `parameters`. `workers` is how many there are.
+    ///
+    /// # Panics
+    /// If a gradient or the parameters are not as long as the layout, or the layout is empty.
+    pub fn step(&mut self, parameters: &mut [f32], contributions: &[Contribution<'_>], workers: usize) -> Aggregate {
+        let rate = self.schedule.rate(self.rate, self.version, contributions.len(), workers);
+        self.version += 1;
+        let mut shards = Vec::new();
+        let (mut parameters, mut step) = (parameters, self.optimizer.begin(rate));
+        for range in Shards::new(parameters.len(), self.shards).ranges().filter(|range| !range.is_empty()) {
+            let (front, rest) = parameters.split_at_mut(range.len());
+            let after = step.split_off(range.len());
+            let trainable = self.trainable.saturating_sub(range.start).min(range.len());
+            shards.push(Shard { start: range.start, parameters: front, trainable, step, contributions });
+            (parameters, step) = (rest, after);
+        }
+        let norms = Norms::join(&in_parallel(shards));
+        Aggregate {
+            loss: contributions.iter().map(|one| f64::from(one.weight) * one.loss).sum(),
+            sum_of_squares: norms.sources.iter().sum(),
+            square_of_sum: norms.mean,
+        }
+    }
+}
+
+/// One thread's part of a step.
+struct Shard<'a> {
+    /// Where it begins in the vector.
+    start: usize,
+    parameters: &'a mut [f32],
+    trainable: usize,
+    step: Step<'a>,
+    contributions: &'a [Contribution<'a>],
+}
+
+impl Shard<'_> {
+    fn run(self) -> Vec<ShardNorms> {
+        let Shard { start, parameters, trainable, mut step, contributions } = self;
+        let mut sum = vec![0.0; BLOCK.min(parameters.len())];
+        let mut norms = Vec::with_capacity(parameters.len().div_ceil(BLOCK));
+        let mut sources = Vec::with_capacity(contributions.len());
+        for (index, parameters) in parameters.chunks_mut(BLOCK).enumerate() {
+            let (offset, length) = (index * BLOCK, parameters.len());
+            sources.clear();
+            let part = start + offset..start + offset + length;
+            sources.extend(contributions.iter().map(|one| (&one.gradient[part.clone()], one.weight)));
+            let trainable = trainable.saturating_sub(offset).min(length);
+            norms.push(aggregate_shard(&sources, trainable, &mut sum[..length]));
+            let after = step.split_off(length);
+            step.apply(parameters, &sum[..length]);
+            step = after;
+        }
+        norms
+    }
+}
+
+/// Runs each shard on a thread, the first on this one.
+fn in_parallel(shards: Vec<Shard<'_>>) -> Vec<ShardNorms> {
+    let mut shards = shards.into_iter();
+    thread::scope(|scope| {
+        let first = shards.next();
+        let others: Vec<_> = shards.map(|shard| scope.spawn(|| shard.run())).collect();
+        let mut norms = first.map_or(Vec::new(), Shard::run);
+        for other in others {
+            norms.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        }
+        norms
+    })
+}
+
+/// The model under training.
+#[derive(Debug)]
+pub struct Trainer {
+    parameters: Vec<f32>,
+    stepper: Stepper,
 }
 
 impl Trainer {
     /// A model that starts from the workload's own initial parameters.
     pub fn new(workload: &dyn Workload, seed: u64, optimizer: OptimizerSpec, schedule: Schedule, rate: f32) -> Self {
-        let layout = workload.layout();
-        Trainer {
-            parameters: workload.initial(seed),
-            gradient: vec![0.0; layout.len()],
-            trainable: layout.trainable(),
-            optimizer: Optimizer::new(optimizer, layout.trainable()),
-            schedule,
-            rate,
-            version: 0,
-        }
+        let stepper = Stepper::new(workload.layout(), optimizer, schedule, rate, 1);
+        Trainer { parameters: workload.initial(seed), stepper }
     }
 
     /// The newest parameters.
@@ -49,16 +131,39 @@ impl Trainer {
 
     /// Sums the contributions, in the order given, and steps the model. `workers` is how many there are.
     pub fn commit(&mut self, contributions: &[Contribution<'_>], workers: usize) -> Aggregate {
-        let sources: Vec<(&[f32], f32)> =
-            contributions.iter().map(|contribution| (contribution.gradient, contribution.weight)).collect();
-        let norms = aggregate(&sources, self.trainable, &mut self.gradient);
-        let rate = self.schedule.rate(self.rate, self.version, contributions.len(), workers);
-        self.optimizer.step(&mut self.parameters, &self.gradient, rate);
-        self.version += 1;
-        Aggregate {
-            loss: contributions.iter().map(|one| f64::from(one.weight) * one.loss).sum(),
-            sum_of_squares: norms.sources.iter().sum(),
-            square_of_sum: norms.mean,
+        self.stepper.step(&mut self.parameters, contributions, workers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paceline_store::aggregate;
+
+    #[test]
+    fn blocks_and_shards_give_the_bits_of_the_whole() {
+        let (trainable, statistics) = (2 * BLOCK + 100, BLOCK);
+        let layout = Layout::new([("weight", vec![trainable])], [("mean", vec![statistics])]);
+        let gradients: Vec<Vec<f32>> =
+            (0..5).map(|j| (0..layout.len()).map(|index| ((index * 7 + j * 13) as f32).sin()).collect()).collect();
+        let contributions: Vec<Contribution<'_>> =
+            gradients.iter().map(|gradient| Contribution { gradient, weight: 0.2, loss: 1.5 }).collect();
+        let sources: Vec<(&[f32], f32)> = gradients.iter().map(|gradient| (&gradient[..], 0.2)).collect();
+
+        let mut sum = vec![0.0; layout.len()];
+        let norms = aggregate(&sources, trainable, &mut sum);
+        let mut expected = vec![1.0; layout.len()];
+        let spec = "adam".parse().unwrap();
+        Optimizer::new(spec, trainable).step(&mut expected, &sum, 0.1);
+
+        let constant = "constant".parse().unwrap();
+        for shards in [0, 1, 2, 3, 9] {
+            let mut parameters = vec![1.0; layout.len()];
+            let aggregate = Stepper::new(&layout, spec, constant, 0.1, shards).step(&mut parameters, &contributions, 5);
+            assert_eq!(parameters, expected, "{shards} shards");
+            assert_eq!(aggregate.square_of_sum, norms.mean);
+            assert_eq!(aggregate.sum_of_squares, norms.sources.iter().sum::<f64>());
+            assert!((aggregate.loss - 1.5).abs() < 1e-6);
         }
     }
 }

@@ -18,7 +18,7 @@ mod tensors;
 
 pub use aggregate::{Norms, ShardNorms, aggregate, aggregate_shard};
 pub use layout::{Entry, Layout};
-pub use optimizer::{Moments, Optimizer, OptimizerSpec};
+pub use optimizer::{Moments, Optimizer, OptimizerSpec, Step};
 pub use schedule::{Schedule, Shape};
 pub use shards::{BLOCK, Shards};
 pub use snapshot::{Latest, Snapshot, SnapshotError, SnapshotFolder, SnapshotView, export_model, load_snapshot};

@@ -195,8 +195,50 @@ impl Optimizer {
     /// # Panics
     /// If the slices differ in length or are shorter than the trainable part.
     pub fn step(&mut self, parameters: &mut [f32], gradient: &[f32], rate: f32) {
-        assert_eq!(parameters.len(), gradient.len(), "a gradient of another length");
+        self.begin(rate).apply(parameters, gradient);
+    }
+
+    /// Begins a step with learning rate `rate`, to be [cut](Step::split_off) and applied range by range.
+    pub fn begin(&mut self, rate: f32) -> Step<'_> {
         self.steps += 1;
+        let state = self.state.iter_mut().map(Vec::as_mut_slice).collect();
+        Step { spec: self.spec, steps: self.steps, rate, trainable: self.trainable, state }
+    }
+}
+
+/// One step of an [`Optimizer`] on a range of the vector. Ranges do not depend on each other: in whatever order and on
+/// whatever threads they are applied, the result is the same.
+#[derive(Debug)]
+pub struct Step<'a> {
+    spec: OptimizerSpec,
+    steps: u64,
+    rate: f32,
+    trainable: usize,
+    state: Vec<&'a mut [f32]>,
+}
+
+impl<'a> Step<'a> {
+    /// Cuts the range: `self` keeps its first `at` values, the rest is returned.
+    pub fn split_off(&mut self, at: usize) -> Step<'a> {
+        let kept = at.min(self.trainable);
+        let cut = |vector: &mut &'a mut [f32]| {
+            let (front, rest) = std::mem::take(vector).split_at_mut(kept);
+            *vector = front;
+            rest
+        };
+        let state = self.state.iter_mut().map(cut).collect();
+        let trainable = self.trainable - kept;
+        self.trainable = kept;
+        Step { spec: self.spec, steps: self.steps, rate: self.rate, trainable, state }
+    }
+
+    /// Applies the step: both slices are its range of the vector.
+    ///
+    /// # Panics
+    /// If the slices differ in length or are shorter than the trainable part of the range.
+    pub fn apply(mut self, parameters: &mut [f32], gradient: &[f32]) {
+        assert_eq!(parameters.len(), gradient.len(), "a gradient of another length");
+        let rate = self.rate;
         let (parameters, statistics) = parameters.split_at_mut(self.trainable);
         let (gradient, differences) = gradient.split_at(self.trainable);
         for (statistic, difference) in statistics.iter_mut().zip(differences) {
@@ -212,14 +254,14 @@ impl Optimizer {
             }
             (OptimizerSpec::Momentum { momentum, decay }, [velocity]) => {
                 let (momentum, decay) = (momentum as f32, decay as f32);
-                for ((p, g), m) in pairs.zip(velocity) {
+                for ((p, g), m) in pairs.zip(velocity.iter_mut()) {
                     *m = momentum * *m + (g + decay * *p);
                     *p -= rate * *m;
                 }
             }
             (OptimizerSpec::Nesterov { momentum, decay }, [velocity]) => {
                 let (momentum, decay) = (momentum as f32, decay as f32);
-                for ((p, g), m) in pairs.zip(velocity) {
+                for ((p, g), m) in pairs.zip(velocity.iter_mut()) {
                     let g = g + decay * *p;
                     *m = momentum * *m + g;
                     *p -= rate * (g + momentum * *m);
@@ -338,6 +380,27 @@ mod tests {
             optimizer.step(&mut parameters, &[1.0, 2.0], 0.001);
             assert_eq!(parameters[1], 3.0, "{text}");
             assert!(optimizer.state().all(|(_, values)| values.len() == 1));
+        }
+    }
+
+    #[test]
+    fn ranges_give_the_bits_of_the_whole() {
+        let gradient: Vec<f32> = (0..10).map(|index| (index as f32).sin()).collect();
+        for text in ["sgd", "momentum", "nesterov", "adam", "adamw"] {
+            let mut whole = Optimizer::new(text.parse().expect(text), 7);
+            let mut cut = whole.clone();
+            let (mut expected, mut parameters) = (vec![0.5; 10], vec![0.5; 10]);
+            for _ in 0..3 {
+                whole.step(&mut expected, &gradient, 0.1);
+                let mut front = cut.begin(0.1);
+                let mut middle = front.split_off(3);
+                let back = middle.split_off(6);
+                back.apply(&mut parameters[9..], &gradient[9..]);
+                middle.apply(&mut parameters[3..9], &gradient[3..9]);
+                front.apply(&mut parameters[..3], &gradient[..3]);
+            }
+            assert_eq!(parameters, expected, "{text}");
+            assert_eq!(cut, whole, "{text}");
         }
     }
 
