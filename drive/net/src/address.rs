@@ -1,0 +1,112 @@
+//! Where a server is found.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// The port taken where none is given.
+pub const DEFAULT_PORT: u16 = 7077;
+
+const LOCAL: &str = "local:";
+
+/// The longest name of a local address, in bytes: what fits a Unix socket's address.
+const NAME_LIMIT: usize = 100;
+
+/// An address to listen on or to join. It also chooses how values travel.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Address {
+    /// `HOST:PORT` or `HOST`: TCP, from anywhere.
+    Tcp {
+        /// A name or an IP address.
+        host: String,
+        /// The port; 0 lets a server choose a free one.
+        port: u16,
+    },
+    /// `local:NAME`: shared memory, for workers of the same user on the same host. The name is a Unix socket's in the
+    /// abstract namespace: it leaves no file and vanishes with the server.
+    Local {
+        /// The name.
+        name: String,
+    },
+}
+
+/// What is wrong with an address as written.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error(
+    "'{text}' is no address: expected HOST:PORT, HOST (port {DEFAULT_PORT}) or local:NAME (1 to {NAME_LIMIT} bytes)"
+)]
+pub struct AddressError {
+    /// What was written.
+    pub text: String,
+}
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        let error = || AddressError { text: text.into() };
+        if let Some(name) = text.strip_prefix(LOCAL) {
+            let allowed = (1..=NAME_LIMIT).contains(&name.len());
+            return if allowed { Ok(Address::Local { name: name.into() }) } else { Err(error()) };
+        }
+        // A colon within brackets, or one of several, belongs to an IPv6 address.
+        let (host, port) = match text.rsplit_once(':') {
+            Some((host, port)) if !host.contains(':') || host.ends_with(']') => {
+                (host, port.parse().map_err(|_| error())?)
+            }
+            _ => (text, DEFAULT_PORT),
+        };
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        if host.is_empty() || host.contains(char::is_whitespace) {
+            return Err(error());
+        }
+        Ok(Address::Tcp { host: host.into(), port })
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Address::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Address::Local { name } => write!(f, "{LOCAL}{name}"),
+        }
+    }
+}
+
+impl TryFrom<String> for Address {
+    type Error = AddressError;
+    fn try_from(text: String) -> Result<Self, AddressError> {
+        text.parse()
+    }
+}
+
+impl From<Address> for String {
+    fn from(address: Address) -> String {
+        address.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_read_back_as_written() {
+        for text in ["10.0.0.1:80", "node-7:7077", "[::1]:90", "local:paceline-7"] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+        }
+        assert_eq!("node".parse::<Address>().unwrap().to_string(), "node:7077");
+        assert_eq!("::1".parse::<Address>().unwrap().to_string(), "[::1]:7077");
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for text in ["", ":80", "host:port", "host:70000", "local:", "a b:3"] {
+            assert!(text.parse::<Address>().unwrap_err().to_string().starts_with(&format!("'{text}' is no address")));
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Whether server and worker mean the same workload.
+
+use std::fmt;
+
+use paceline_workload::{Draw, Workload};
+use serde::{Deserialize, Serialize};
+
+/// Relative difference of probe results that different processors may show: they add in other orders.
+const TOLERANCE: f64 = 1e-3;
+
+/// How many samples the probe looks at.
+const PROBE_SAMPLES: u32 = 32;
+
+/// What tells workloads apart: the layout, and the gradient of a few samples at the initial parameters.
+///
+/// The probe depends on model, data, their order and the seed, without asking any of them for a name, and is compared
+/// with a tolerance, so that unlike machines may work together.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Fingerprint {
+    /// Length of the parameter vector.
+    parameters: u64,
+    /// CRC-32 of the tensors' names and shapes.
+    layout: u32,
+    /// The probe's loss.
+    loss: f64,
+    /// The norm of the probe's gradient, statistics included.
+    norm: f64,
+}
+
+impl Fingerprint {
+    /// The fingerprint of `workload` whose training starts from `seed`.
+    pub fn of(workload: &dyn Workload, seed: u64) -> Self {
+        let layout = workload.layout();
+        let mut hasher = crc32fast::Hasher::new();
+        for entry in layout.entries() {
+            hasher.update(format!("{} {:?}\n", entry.name, entry.shape).as_bytes());
+        }
+        let parameters = workload.initial(seed);
+        let mut gradient = vec![0.0; parameters.len()];
+        let draw = Draw { worker: 0, offset: 0, samples: PROBE_SAMPLES };
+        let loss = workload.replica().gradient(&parameters, draw, &mut gradient);
+        let squares: f64 = gradient.iter().map(|&value| f64::from(value).powi(2)).sum();
+        Fingerprint { parameters: layout.len() as u64, layout: hasher.finalize(), loss, norm: squares.sqrt() }
+    }
+
+    /// Whether both stand for the same workload.
+    pub fn agrees_with(&self, other: &Fingerprint) -> bool {
+        let close = |a: f64, b: f64| (a - b).abs() <= TOLERANCE * a.abs().max(b.abs());
+        (self.parameters, self.layout) == (other.parameters, other.layout)
+            && close(self.loss, other.loss)
+            && close(self.norm, other.norm)
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Fingerprint { parameters, layout, loss, norm } = self;
+        write!(f, "{parameters} parameters (layout {layout:08x}), probe loss {loss:.4}, gradient {norm:.4}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paceline_workload::{Order, Partition, Sampler, SoftmaxRegression, synthetic_digits};
+
+    fn fingerprint(data_seed: u64, draw_seed: u64) -> Fingerprint {
+        let splits = synthetic_digits(data_seed, 500, 100).unwrap();
+        let labels = splits.train().labels();
+        let sampler = Sampler::new(labels, Partition::Iid, Order::WithReplacement, 4, draw_seed).unwrap();
+        Fingerprint::of(&SoftmaxRegression::new(splits, sampler, 0.0), 0)
+    }
+
+    #[test]
+    fn other_data_and_other_draws_show() {
+        let own = fingerprint(1, 1);
+        assert!(own.agrees_with(&fingerprint(1, 1)));
+        assert!(!own.agrees_with(&fingerprint(2, 1)));
+        assert!(!own.agrees_with(&fingerprint(1, 2)));
+    }
+
+    #[test]
+    fn the_last_bits_do_not_matter_but_shapes_do() {
+        let own = fingerprint(1, 1);
+        let other_processor = Fingerprint { norm: own.norm * (1.0 + 1e-6), ..own };
+        assert!(own.agrees_with(&other_processor));
+        assert!(!own.agrees_with(&Fingerprint { layout: own.layout ^ 1, ..own }));
+        assert!(!own.agrees_with(&Fingerprint { loss: f64::NAN, ..own }));
+    }
+}

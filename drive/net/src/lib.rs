@@ -1,0 +1,34 @@
+//! The real thing: a parameter server and its workers, in processes of their own.
+//!
+//! - [`Server`]: hears workers, feeds the same events to the same schemes as the simulator, by the real clock.
+//! - [`Worker`]: computes gradients for a server.
+//! - [`Address`]: where they meet, and by which road values travel: in shared memory on one host, or over TCP. One run
+//!   can mix them.
+//!
+//! Underneath, from the bottom up: `frame` (bytes on a connection, checked and bounded), `message` (what is said),
+//! `link` (a connection), `region` (memory that can be shared), `fingerprint` (whether both sides mean the same
+//! workload).
+//!
+//! With one order of aggregation, by rank, a synchronous run gives the same model, bit for bit, over every road and in
+//! the simulator.
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("paceline-net shares memory by memfd and Unix sockets of Linux");
+#[cfg(target_endian = "big")]
+compile_error!("paceline-net sends values as they lie in memory, which must be little-endian");
+
+mod address;
+mod encoding;
+mod fingerprint;
+mod frame;
+mod link;
+mod message;
+mod region;
+mod server;
+mod worker;
+
+pub use address::{Address, AddressError, DEFAULT_PORT};
+pub use encoding::{Encoding, ParseEncodingError};
+pub use frame::PROTOCOL;
+pub use server::{Job, Notice, Outcome, ServeError, Server, Stopper, Transport, Watcher};
+pub use worker::{Emulation, Progress, WorkDone, WorkError, Worker};

@@ -1,0 +1,389 @@
+//! One connection: messages, chunks of values and file descriptors over TCP or a Unix socket.
+
+use std::collections::VecDeque;
+use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg, sockopt,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::encoding::Encoding;
+use crate::frame::{self, FrameError, HEADER, Header, Kind};
+
+/// Kernel buffer per direction of a TCP connection, in bytes: two chunks, so that one is under way while the next is
+/// prepared.
+const SOCKET_BUFFER: usize = 512 * 1024;
+
+/// Read ahead for headers and messages, in bytes. Chunks are longer and go past it, straight to their place.
+const READ_AHEAD: usize = 4 * 1024;
+
+/// File descriptors that may wait for their message.
+const DESCRIPTORS: usize = 8;
+
+/// Counts the bytes of any number of connections.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Traffic(Arc<AtomicU64>);
+
+impl Traffic {
+    fn add(&self, bytes: usize) {
+        self.0.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A connected socket.
+#[derive(Debug)]
+pub(crate) enum Socket {
+    Tcp(TcpStream),
+    Local(UnixStream),
+}
+
+impl Socket {
+    /// A TCP connection set up for tensors. `congestion` names the congestion control; the system's if `None`.
+    pub(crate) fn tcp(stream: TcpStream, congestion: Option<&str>) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        sockopt::set_socket_send_buffer_size(&stream, SOCKET_BUFFER)?;
+        sockopt::set_socket_recv_buffer_size(&stream, SOCKET_BUFFER)?;
+        // A peer whose machine vanished without a word is noticed after about half a minute.
+        sockopt::set_socket_keepalive(&stream, true)?;
+        sockopt::set_tcp_keepidle(&stream, Duration::from_secs(10))?;
+        sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(5))?;
+        sockopt::set_tcp_keepcnt(&stream, 4)?;
+        if let Some(name) = congestion {
+            sockopt::set_tcp_congestion(&stream, name)?;
+        }
+        Ok(Socket::Tcp(stream))
+    }
+
+    pub(crate) fn is_local(&self) -> bool {
+        matches!(self, Socket::Local(_))
+    }
+
+    pub(crate) fn try_clone(&self) -> io::Result<Self> {
+        Ok(match self {
+            Socket::Tcp(stream) => Socket::Tcp(stream.try_clone()?),
+            Socket::Local(stream) => Socket::Local(stream.try_clone()?),
+        })
+    }
+
+    /// Ends the connection in one or both directions. That it has ended already is no error.
+    pub(crate) fn shutdown(&self, how: Shutdown) {
+        let _ = match self {
+            Socket::Tcp(stream) => stream.shutdown(how),
+            Socket::Local(stream) => stream.shutdown(how),
+        };
+    }
+
+    /// How long a read may take; for ever if `None`.
+    pub(crate) fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        match self {
+            Socket::Tcp(stream) => stream.set_read_timeout(timeout),
+            Socket::Local(stream) => stream.set_read_timeout(timeout),
+        }
+    }
+
+    /// Sends the whole of a small frame, with a file descriptor where there is one, or fails at once: the peer has not
+    /// read what it was sent before.
+    pub(crate) fn send_now(&self, frame: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let files = file.as_slice();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !files.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(files));
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let sent = loop {
+            match sendmsg(self, &[IoSlice::new(frame)], &mut control, flags) {
+                Err(Errno::INTR) => {}
+                other => break other?,
+            }
+        };
+        // A Unix socket takes a small message whole or not at all; were it cut, the stream would be of no more use.
+        if sent == frame.len() { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Socket::Tcp(stream) => stream.as_fd(),
+            Socket::Local(stream) => stream.as_fd(),
+        }
+    }
+}
+
+impl Write for &Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Socket::Tcp(stream) => (&*stream).write_vectored(slices),
+            Socket::Local(stream) => (&*stream).write_vectored(slices),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Bytes from a socket, and the file descriptors that came with them.
+struct Source {
+    socket: Socket,
+    files: VecDeque<OwnedFd>,
+}
+
+impl Read for Source {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        match &self.socket {
+            Socket::Tcp(stream) => (&*stream).read(bytes),
+            Socket::Local(stream) => {
+                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+                let mut control = RecvAncillaryBuffer::new(&mut space);
+                let slices = &mut [IoSliceMut::new(bytes)];
+                let received = recvmsg(stream, slices, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+                for message in control.drain() {
+                    if let RecvAncillaryMessage::ScmRights(files) = message {
+                        self.files.extend(files);
+                    }
+                }
+                if self.files.len() > DESCRIPTORS {
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, "more file descriptors than messages"));
+                }
+                Ok(received.bytes)
+            }
+        }
+    }
+}
+
+/// What came in.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Incoming<M> {
+    Message(M),
+    /// A chunk of so many bytes, to be read next.
+    Chunk(usize),
+    /// The peer has closed between frames.
+    End,
+}
+
+/// The receiving side of a connection.
+pub(crate) struct Receiver {
+    source: BufReader<Source>,
+    body: Vec<u8>,
+    scratch: Vec<u16>,
+    traffic: Traffic,
+}
+
+impl Receiver {
+    pub(crate) fn new(socket: Socket, traffic: Traffic) -> Self {
+        let source = BufReader::with_capacity(READ_AHEAD, Source { socket, files: VecDeque::new() });
+        Receiver { source, body: Vec::new(), scratch: Vec::new(), traffic }
+    }
+
+    pub(crate) fn socket(&self) -> &Socket {
+        &self.source.get_ref().socket
+    }
+
+    /// The next frame; of a chunk only its length.
+    pub(crate) fn next<M: DeserializeOwned>(&mut self) -> io::Result<Incoming<M>> {
+        if self.source.fill_buf()?.is_empty() {
+            return Ok(Incoming::End);
+        }
+        let mut head = [0; HEADER];
+        self.source.read_exact(&mut head)?;
+        let header = Header::decode(&head)?;
+        self.traffic.add(HEADER + header.length);
+        if header.kind == Kind::Chunk {
+            return Ok(Incoming::Chunk(header.length));
+        }
+        self.body.resize(header.length, 0);
+        self.source.read_exact(&mut self.body)?;
+        Ok(Incoming::Message(header.message(&head, &self.body)?))
+    }
+
+    /// The next frame, which must be a message.
+    pub(crate) fn message<M: DeserializeOwned>(&mut self) -> io::Result<M> {
+        match self.next()? {
+            Incoming::Message(message) => Ok(message),
+            Incoming::Chunk(_) => Err(unexpected(Kind::Message, Kind::Chunk)),
+            Incoming::End => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    /// Reads the chunk of `length` bytes that was announced into the beginning of `values`, and says how many it held.
+    pub(crate) fn chunk(&mut self, length: usize, values: &mut [f32], encoding: Encoding) -> io::Result<usize> {
+        let count = length / encoding.width();
+        if !length.is_multiple_of(encoding.width()) || count == 0 || count > values.len() {
+            let limit = values.len() * encoding.width();
+            return Err(FrameError::TooLong { length, limit }.into());
+        }
+        let source = &mut self.source;
+        encoding.decode(&mut values[..count], &mut self.scratch, |bytes| source.read_exact(bytes))?;
+        Ok(count)
+    }
+
+    /// Passes over the chunk of `length` bytes that was announced.
+    pub(crate) fn skip(&mut self, length: usize) -> io::Result<()> {
+        let skipped = io::copy(&mut (&mut self.source).take(length as u64), &mut io::sink())?;
+        if skipped == length as u64 { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+
+    /// The file descriptor that came with the last message.
+    pub(crate) fn file(&mut self) -> io::Result<OwnedFd> {
+        let file = self.source.get_mut().files.pop_front();
+        file.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a message without its file descriptor"))
+    }
+}
+
+pub(crate) fn unexpected(expected: Kind, found: Kind) -> io::Error {
+    FrameError::Unexpected { expected: expected.name(), found: found.name() }.into()
+}
+
+/// The sending side of a connection; it waits while the peer is slow.
+pub(crate) struct Sender {
+    socket: Socket,
+    scratch: Vec<u16>,
+    traffic: Traffic,
+}
+
+impl Sender {
+    pub(crate) fn new(socket: Socket, traffic: Traffic) -> Self {
+        Sender { socket, scratch: Vec::new(), traffic }
+    }
+
+    pub(crate) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    pub(crate) fn message<M: Serialize>(&mut self, message: &M) -> io::Result<()> {
+        self.frame(&frame::encode(message)?)
+    }
+
+    /// Sends a frame that is encoded already.
+    pub(crate) fn frame(&mut self, frame: &[u8]) -> io::Result<()> {
+        self.traffic.add(frame.len());
+        (&self.socket).write_all(frame)
+    }
+
+    /// Sends values that fit one chunk.
+    pub(crate) fn chunk(&mut self, values: &[f32], encoding: Encoding) -> io::Result<()> {
+        let bytes = encoding.encode(values, &mut self.scratch);
+        let header = Header::of_chunk(bytes.len());
+        self.traffic.add(HEADER + bytes.len());
+        write_all(&self.socket, &mut [IoSlice::new(&header), IoSlice::new(bytes)])
+    }
+}
+
+/// Header and values go out in one call: a header alone would cost a packet and a wake-up of its own.
+fn write_all(mut socket: &Socket, mut slices: &mut [IoSlice<'_>]) -> io::Result<()> {
+    while !slices.is_empty() {
+        match socket.write_vectored(slices) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => IoSlice::advance_slices(&mut slices, written),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::ToServer;
+    use crate::region::{Region, Writer};
+    use std::net::TcpListener;
+
+    fn tcp_pair() -> (Sender, Receiver) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let far = listener.accept().unwrap().0;
+        let (near, far) = (Socket::tcp(near, None).unwrap(), Socket::tcp(far, None).unwrap());
+        (Sender::new(near, Traffic::default()), Receiver::new(far, Traffic::default()))
+    }
+
+    #[test]
+    fn values_arrive_in_chunks_between_messages() {
+        let (sender, mut receiver) = tcp_pair();
+        let values: Vec<f32> = (0..200_000).map(|index| index as f32).collect();
+        std::thread::scope(|scope| {
+            let values = &values;
+            scope.spawn(move || {
+                let mut sender = sender;
+                for (number, part) in (0..).zip(values.chunks(Encoding::F32.values_per_chunk())) {
+                    sender.message(&ToServer::Dropped { number }).unwrap();
+                    sender.chunk(part, Encoding::F32).unwrap();
+                }
+            });
+            let (mut received, mut filled, mut messages) = (vec![0.0; 200_000], 0, 0);
+            loop {
+                match receiver.next::<ToServer>().unwrap() {
+                    Incoming::Message(_) => messages += 1,
+                    Incoming::Chunk(length) => {
+                        filled += receiver.chunk(length, &mut received[filled..], Encoding::F32).unwrap();
+                    }
+                    Incoming::End => break,
+                }
+            }
+            assert_eq!((filled, messages), (200_000, 4));
+            assert_eq!(&received, values);
+            let overhead = 4 * 2 * HEADER as u64;
+            assert!((800_000 + overhead..801_000).contains(&receiver.traffic.bytes()));
+        });
+    }
+
+    #[test]
+    fn chunks_that_do_not_fit_are_refused() {
+        let (mut sender, mut receiver) = tcp_pair();
+        sender.chunk(&[1.0; 10], Encoding::F32).unwrap();
+        assert_eq!(receiver.next::<ToServer>().unwrap(), Incoming::Chunk(40));
+        let error = receiver.chunk(40, &mut [0.0; 9], Encoding::F32).unwrap_err();
+        assert_eq!(error.to_string(), "a frame of 40 bytes, where 36 are allowed");
+    }
+
+    #[test]
+    fn file_descriptors_arrive_with_their_message() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let near = Socket::Local(near);
+        let mut receiver = Receiver::new(Socket::Local(far), Traffic::default());
+        let frame = frame::encode(&ToServer::Dropped { number: 1 }).unwrap();
+        let mut region = Region::shared(3, Writer::Maker).unwrap();
+        region.values_mut()[2] = 4.0;
+        near.send_now(&frame, None).unwrap();
+        near.send_now(&frame, region.file()).unwrap();
+        near.send_now(&frame, None).unwrap();
+        for with_file in [false, true, false] {
+            assert_eq!(receiver.message::<ToServer>().unwrap(), ToServer::Dropped { number: 1 });
+            if with_file {
+                let guest = Region::open(receiver.file().unwrap(), 3, Writer::Maker).unwrap();
+                assert_eq!(guest.values()[2], 4.0);
+            }
+        }
+        assert!(receiver.file().is_err());
+    }
+
+    #[test]
+    fn a_reader_that_never_reads_is_noticed_at_once() {
+        let (near, _far) = UnixStream::pair().unwrap();
+        let near = Socket::Local(near);
+        let frame = frame::encode(&ToServer::Dropped { number: 1 }).unwrap();
+        let error = (0..100_000).find_map(|_| near.send_now(&frame, None).err()).unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+    }
+}

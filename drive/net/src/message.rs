@@ -1,0 +1,139 @@
+//! What server and worker say to each other.
+//!
+//! ```text
+//! worker                          server
+//!   Hello ───────────────────────▶       who asks, and for which rank
+//!         ◀─────────────────────── Welcome   what to train, how values travel
+//!   Ready ───────────────────────▶       the worker's fingerprint of it; from here on it is a member
+//!         ◀─── Map, Model, Assign, Interrupt
+//!   Report, Dropped ─────────────▶
+//!         ◀─────────────────────── Bye       the run is over
+//! ```
+//!
+//! Either side may close at any time. [`ToWorker::Refuse`] and [`ToServer::Failed`] say why before they do.
+
+use paceline_core::{Assignment, Span, Version};
+use serde::{Deserialize, Serialize};
+
+use crate::encoding::Encoding;
+use crate::fingerprint::Fingerprint;
+
+/// What a worker says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ToServer {
+    /// The first word.
+    Hello {
+        /// The rank it had before or was started with; the server chooses if there is none.
+        rank: Option<u32>,
+        /// How its answers are delayed on purpose, if they are.
+        emulated: Option<String>,
+    },
+    /// It has made the workload and can begin.
+    Ready {
+        /// What it made.
+        fingerprint: Fingerprint,
+    },
+    /// It can't take part.
+    Failed {
+        /// Why, in a line.
+        reason: String,
+    },
+    /// A task is done.
+    Report {
+        /// The number of the task.
+        number: u64,
+        /// How long it took.
+        compute: Span,
+        /// Mean loss of its samples.
+        loss: f64,
+        /// Where the gradient is.
+        gradient: Gradient,
+    },
+    /// A task that was called off is off the worker's hands; its buffers are free. In the middle of a gradient's
+    /// chunks: no more of them follow.
+    Dropped {
+        /// The number of the task.
+        number: u64,
+    },
+}
+
+/// Where a reported gradient is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Gradient {
+    /// In the shared buffer that the assignment named.
+    InPlace,
+    /// In the chunks that follow.
+    Follows,
+    /// Not sent: the worker has newer work in its queue, so this gradient is late.
+    Withheld,
+}
+
+/// What a server says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ToWorker {
+    /// The worker may take part.
+    Welcome {
+        /// Its rank.
+        rank: u32,
+        /// What to train, in the words of the program that made server and worker.
+        recipe: String,
+        /// The seed of the initial parameters.
+        seed: u64,
+        /// How values travel if they do.
+        encoding: Encoding,
+    },
+    /// A shared buffer, whose file descriptor comes along.
+    Map {
+        /// What it is for.
+        buffer: Buffer,
+        /// Its length in values.
+        length: u64,
+    },
+    /// Parameters follow in chunks.
+    Model {
+        /// Their version.
+        version: Version,
+    },
+    /// A piece of work. Everything assigned before, but `after`, is called off.
+    Assign {
+        /// The work.
+        assignment: Assignment,
+        /// The task to be finished first.
+        after: Option<u64>,
+        /// Which shared buffers to use, if values are shared; else the last [`Model`](ToWorker::Model) is meant.
+        buffers: Option<Buffers>,
+    },
+    /// A task is called off.
+    Interrupt {
+        /// Its number.
+        number: u64,
+    },
+    /// The server wants nothing more to do with this worker, and closes.
+    Refuse {
+        /// Why, in a line.
+        reason: String,
+    },
+    /// The run is over.
+    Bye {
+        /// Why, in a line.
+        reason: String,
+    },
+}
+
+/// One of the shared buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Buffer {
+    /// Parameters, which the worker only reads.
+    Parameters(u32),
+    /// A gradient, which the worker writes.
+    Gradient(u32),
+}
+
+/// The shared buffers that an assignment uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Buffers {
+    /// Where the parameters are.
+    pub parameters: u32,
+    /// Where the gradient goes.
+    pub gradient: u32,
+}

@@ -1,0 +1,462 @@
+//! The coordinator: one thread that owns the ledger, hears the workers and carries out what the scheme decides.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::Scope;
+use std::time::{Duration, Instant};
+
+use paceline_core::{Action, Aggregate, Event, Ledger, Report, Share, Span, TaskId, Time, WorkerId};
+use paceline_run::{Contribution, Goal, Monitor, Run, Stepper};
+
+use super::member::{Answer, Member};
+use super::ring::{Parameters, Ring};
+use super::session::{Context, Input, Landed};
+use super::{Job, Notice, Outcome, ServeError, Watcher};
+use crate::fingerprint::Fingerprint;
+use crate::message::ToWorker;
+use crate::region::Region;
+
+/// Ranks that a worker may ask for. The books keep a page for every rank up to the highest.
+const RANKS: u32 = 65_536;
+
+/// How long workers may take to leave when the run is over.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// A gradient that has arrived.
+enum Gradient {
+    Shared(Arc<Region>),
+    Received(Region),
+    /// The worker kept it.
+    Withheld,
+}
+
+impl Gradient {
+    fn values(&self) -> Option<&[f32]> {
+        match self {
+            Gradient::Shared(region) => Some(region.values()),
+            Gradient::Received(region) => Some(region.values()),
+            Gradient::Withheld => None,
+        }
+    }
+}
+
+/// Why the run is over.
+enum Stop {
+    Goal(Goal),
+    Because(String),
+}
+
+pub(super) struct Coordinator<'a> {
+    job: &'a Job,
+    context: &'a Context,
+    watcher: &'a mut dyn Watcher,
+    fingerprint: Fingerprint,
+    ledger: Ledger,
+    monitor: Monitor,
+    stepper: Stepper,
+    ring: Ring,
+    members: BTreeMap<WorkerId, Member>,
+    /// The rank of every session.
+    ranks: HashMap<u64, WorkerId>,
+    arrived: HashMap<TaskId, (Gradient, f64)>,
+    emulated: BTreeMap<WorkerId, String>,
+    /// When the run began; `None` while workers are awaited.
+    began: Option<Instant>,
+    to_evaluate: Option<SyncSender<Arc<Parameters>>>,
+}
+
+impl<'a> Coordinator<'a> {
+    pub(super) fn new(
+        job: &'a Job,
+        context: &'a Context,
+        shared: bool,
+        watcher: &'a mut dyn Watcher,
+    ) -> Result<Self, ServeError> {
+        let initial = job.workload.initial(job.seed);
+        let layout = job.workload.layout();
+        Ok(Coordinator {
+            job,
+            context,
+            watcher,
+            fingerprint: Fingerprint::of(job.workload.as_ref(), job.seed),
+            ledger: Ledger::new(job.scheme.build(&job.setup)?),
+            monitor: Monitor::default(),
+            stepper: Stepper::new(layout, job.optimizer, job.schedule, job.rate, job.shards),
+            ring: Ring::new(&initial, shared).map_err(no_memory(layout.len()))?,
+            members: BTreeMap::new(),
+            ranks: HashMap::new(),
+            arrived: HashMap::new(),
+            emulated: BTreeMap::new(),
+            began: None,
+            to_evaluate: None,
+        })
+    }
+
+    /// Runs to the end and says goodbye to everyone.
+    pub(super) fn run<'scope>(
+        mut self,
+        scope: &'scope Scope<'scope, '_>,
+        inputs: &Receiver<Input>,
+    ) -> Result<Outcome, ServeError>
+    where
+        'a: 'scope,
+    {
+        self.start_evaluating(scope);
+        let stop = loop {
+            let stop = match self.next(inputs) {
+                Some(input) => self.hear(input)?,
+                None => self.on_time()?,
+            };
+            if let Some(stop) = stop {
+                break stop;
+            }
+        };
+        let now = self.now();
+        let reason = match &stop {
+            Stop::Goal(goal) => format!("{goal} is reached"),
+            Stop::Because(reason) => reason.clone(),
+        };
+        self.members.values().for_each(|member| member.close(&ToWorker::Bye { reason: reason.clone() }));
+        let outcome = self.outcome(now, stop);
+        self.see_off(inputs);
+        Ok(outcome)
+    }
+
+    fn now(&self) -> Time {
+        self.began.map_or(Time::START, |began| Time(began.elapsed().as_nanos() as u64))
+    }
+
+    /// What comes next; `None` if it is a timer, or the end of the time allowed.
+    fn next(&self, inputs: &Receiver<Input>) -> Option<Input> {
+        let due = self.due();
+        let received = match due {
+            Some(due) => inputs.recv_timeout(Duration::from_nanos(due.since(self.now()).0)),
+            None => inputs.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        received.ok()
+    }
+
+    fn due(&self) -> Option<Time> {
+        self.began?;
+        [self.ledger.next_timer(), self.job.goals.time_limit()].into_iter().flatten().min()
+    }
+
+    fn on_time(&mut self) -> Result<Option<Stop>, ServeError> {
+        let now = self.now();
+        if let Some(limit) = self.job.goals.time_limit().filter(|&limit| now >= limit) {
+            return Ok(Some(Stop::Goal(Goal::Time(limit.since(Time::START)))));
+        }
+        if self.ledger.next_timer().is_some_and(|at| at <= now) { self.feed(Event::Timer) } else { Ok(None) }
+    }
+
+    fn hear(&mut self, input: Input) -> Result<Option<Stop>, ServeError> {
+        match input {
+            Input::Arrived { session, peer, rank, emulated, outbox, desk } => {
+                self.admit(rank, Member::new(session, peer, emulated, outbox, desk));
+                Ok(None)
+            }
+            Input::Ready { session, fingerprint } => self.on_ready(session, fingerprint),
+            Input::Reported { session, number, compute, loss, gradient } => {
+                self.on_report(session, number, compute, loss, gradient)
+            }
+            Input::Dropped { session, number } => self.on_dropped(session, number),
+            Input::Lost { session, reason } => self.dismiss(session, reason),
+            Input::TurnedAway { peer, reason } => {
+                self.watcher.on_notice(&Notice::Refused { peer, reason });
+                Ok(None)
+            }
+            Input::Evaluated(evaluation) => {
+                self.monitor.evaluated(evaluation);
+                let met = self.monitor.met(&self.job.goals, self.now(), &self.ledger.samples());
+                Ok(met.map(Stop::Goal))
+            }
+            Input::Stop { reason } => Ok(Some(Stop::Because(reason))),
+        }
+    }
+
+    // --- who takes part ---
+
+    /// Gives a newcomer a rank and tells it what to train.
+    fn admit(&mut self, rank: Option<u32>, member: Member) {
+        let rank = match rank {
+            Some(rank) if rank >= RANKS => Err(format!("rank {rank} is too high; ranks go from 0 to {}", RANKS - 1)),
+            Some(rank) if self.members.contains_key(&WorkerId(rank)) => Err(format!("rank {rank} is taken")),
+            Some(rank) => Ok(rank),
+            None => {
+                let free = (0..RANKS).find(|&rank| !self.members.contains_key(&WorkerId(rank)));
+                free.ok_or_else(|| format!("all {RANKS} ranks are taken"))
+            }
+        };
+        match rank {
+            Err(reason) => {
+                member.close(&ToWorker::Refuse { reason: reason.clone() });
+                self.watcher.on_notice(&Notice::Refused { peer: member.peer, reason });
+            }
+            Ok(rank) => {
+                member.send(&ToWorker::Welcome {
+                    rank,
+                    recipe: self.job.recipe.clone(),
+                    seed: self.job.seed,
+                    encoding: self.context.encoding,
+                });
+                self.ranks.insert(member.session, WorkerId(rank));
+                self.members.insert(WorkerId(rank), member);
+            }
+        }
+    }
+
+    fn on_ready(&mut self, session: u64, theirs: Fingerprint) -> Result<Option<Stop>, ServeError> {
+        let Some((&worker, member)) = member(&mut self.members, &self.ranks, session) else { return Ok(None) };
+        if !self.fingerprint.agrees_with(&theirs) {
+            let ours = self.fingerprint;
+            let reason = format!("another workload: the server has {ours}; the worker has {theirs}");
+            return self.dismiss(session, reason);
+        }
+        if member.ready {
+            return self.dismiss(session, "ready twice".into());
+        }
+        member.ready = true;
+        let (peer, emulated) = (member.peer.clone(), member.emulated.clone());
+        self.emulated.extend(emulated.clone().map(|how| (worker, how)));
+        self.watcher.on_notice(&Notice::Joined { worker, peer, emulated });
+        if self.began.is_some() {
+            return self.feed(Event::Joined { worker });
+        }
+        let ready: Vec<WorkerId> = self.members.iter().filter(|(_, member)| member.ready).map(|(&id, _)| id).collect();
+        if ready.len() >= self.job.setup.workers {
+            self.began = Some(Instant::now());
+            for worker in ready {
+                self.feed(Event::Joined { worker })?;
+            }
+        }
+        Ok(None)
+    }
+
+    /// A worker is gone, or has to go.
+    fn dismiss(&mut self, session: u64, reason: String) -> Result<Option<Stop>, ServeError> {
+        let Some(worker) = self.ranks.remove(&session) else { return Ok(None) };
+        let Some(member) = self.members.remove(&worker) else { return Ok(None) };
+        // If it is gone, this reaches nobody and does no harm.
+        member.close(&ToWorker::Refuse { reason: reason.clone() });
+        let lost: Vec<TaskId> = self.arrived.keys().copied().filter(|task| task.worker == worker).collect();
+        lost.into_iter().for_each(|task| self.forget(task));
+        if member.ready {
+            self.watcher.on_notice(&Notice::Left { worker, reason });
+        } else {
+            self.watcher.on_notice(&Notice::Refused { peer: member.peer, reason });
+        }
+        if member.ready && self.began.is_some() { self.feed(Event::Left { worker }) } else { Ok(None) }
+    }
+
+    // --- what workers do ---
+
+    fn on_report(
+        &mut self,
+        session: u64,
+        number: u64,
+        compute: Span,
+        loss: f64,
+        landed: Landed,
+    ) -> Result<Option<Stop>, ServeError> {
+        let Some((&worker, member)) = member(&mut self.members, &self.ranks, session) else { return Ok(None) };
+        let task = TaskId { worker, number };
+        let answer = match member.reported(number) {
+            Ok(_) if !loss.is_finite() => return self.dismiss(session, format!("the loss of {task} is {loss}")),
+            Ok(answer) => answer,
+            Err(nonsense) => return self.dismiss(session, nonsense.to_string()),
+        };
+        member.go_on().map_err(no_memory(self.context.length))?;
+        let gradient = match (answer, landed) {
+            (Answer::CalledOff, landed) => {
+                if let Landed::Here(region) = landed {
+                    self.context.pool.give(region);
+                }
+                return Ok(None);
+            }
+            (Answer::Wanted(Some(region)), Landed::InPlace) => Gradient::Shared(region),
+            (Answer::Wanted(None), Landed::Here(region)) => Gradient::Received(region),
+            (Answer::Wanted(_), Landed::Nowhere) => Gradient::Withheld,
+            (Answer::Wanted(_), _) => {
+                return self.dismiss(session, format!("the gradient of {task} is not where it should be"));
+            }
+        };
+        self.arrived.insert(task, (gradient, loss));
+        self.watcher.on_task(task, compute);
+        self.feed(Event::Reported { task, report: Report { compute } })
+    }
+
+    fn on_dropped(&mut self, session: u64, number: u64) -> Result<Option<Stop>, ServeError> {
+        let Some((_, member)) = member(&mut self.members, &self.ranks, session) else { return Ok(None) };
+        match member.dropped(number) {
+            Ok(()) => member.go_on().map_err(no_memory(self.context.length)).map(|()| None),
+            Err(nonsense) => self.dismiss(session, nonsense.to_string()),
+        }
+    }
+
+    // --- what the scheme decides ---
+
+    /// Tells the scheme, does what it decides, and confirms its commits until there are none left.
+    fn feed(&mut self, event: Event) -> Result<Option<Stop>, ServeError> {
+        let mut stop = None;
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            let now = self.now();
+            let live = self.ledger.live();
+            let decisions = self.ledger.handle(now, event)?.to_vec();
+            self.watcher.on_turn(now, &event, &decisions);
+            let iteration = self.monitor.observe(now, &event, &decisions);
+            for decision in &decisions {
+                if let Action::Commit { version, updates } = &decision.action {
+                    let aggregate = Some(self.commit(updates, live)?);
+                    events.push_back(Event::Committed { version: *version, aggregate });
+                } else {
+                    self.carry_out(&decision.action)?;
+                }
+            }
+            if let Some(iteration) = iteration {
+                self.evaluate_if_due();
+                self.watcher.on_iteration(&iteration, &self.monitor);
+                let met = self.monitor.met(&self.job.goals, now, &self.ledger.samples());
+                stop = stop.or(met.map(Stop::Goal));
+                if let Event::Committed { aggregate: Some(aggregate), .. } = event
+                    && !aggregate.square_of_sum.is_finite()
+                {
+                    stop = stop.or_else(|| Some(Stop::Because("the gradient is no longer finite".into())));
+                }
+            }
+        }
+        Ok(stop)
+    }
+
+    fn carry_out(&mut self, action: &Action) -> Result<(), ServeError> {
+        match action {
+            Action::Assign(assignment) => {
+                if let Some(member) = self.members.get_mut(&assignment.task.worker) {
+                    member.assign(*assignment, self.ring.newest()).map_err(no_memory(self.context.length))?;
+                }
+            }
+            Action::Interrupt { task } => {
+                if let Some(member) = self.members.get_mut(&task.worker) {
+                    member.interrupt(task.number);
+                }
+            }
+            Action::Discard { task } => self.forget(*task),
+            // Idle workers need no reminding, and the ledger keeps the timers. Commits are carried out by `feed`.
+            Action::Hold { .. } | Action::Wake { .. } | Action::Commit { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Steps the model; `live` workers take part.
+    fn commit(&mut self, updates: &[Share], live: usize) -> Result<Aggregate, ServeError> {
+        let mut parts = Vec::with_capacity(updates.len());
+        for share in updates {
+            let (gradient, loss) = self.arrived.remove(&share.task).ok_or(ServeError::Withheld(share.task))?;
+            parts.push((share, gradient, loss));
+        }
+        let contributions = parts
+            .iter()
+            .map(|(share, gradient, loss)| {
+                let gradient = gradient.values().ok_or(ServeError::Withheld(share.task))?;
+                Ok(Contribution { gradient, weight: share.weight, loss: *loss })
+            })
+            .collect::<Result<Vec<_>, ServeError>>()?;
+        let step = |parameters: &mut [f32]| self.stepper.step(parameters, &contributions, live);
+        let aggregate = self.ring.advance(step).map_err(no_memory(self.context.length))?;
+        drop(contributions);
+        parts.into_iter().for_each(|(_, gradient, _)| self.recycle(gradient));
+        Ok(aggregate)
+    }
+
+    /// The task's gradient will never be needed.
+    fn forget(&mut self, task: TaskId) {
+        if let Some((gradient, _)) = self.arrived.remove(&task) {
+            self.recycle(gradient);
+        }
+    }
+
+    fn recycle(&self, gradient: Gradient) {
+        if let Gradient::Received(region) = gradient {
+            self.context.pool.give(region);
+        }
+    }
+
+    // --- measuring ---
+
+    /// Measures on the held-out set beside the training, so that nobody waits for it.
+    fn start_evaluating<'scope>(&mut self, scope: &'scope Scope<'scope, '_>)
+    where
+        'a: 'scope,
+    {
+        if self.job.evaluate_every == 0 {
+            return;
+        }
+        // One is measured, one waits; if that one still waits when the next is due, the next is left out.
+        let (sender, receiver) = sync_channel::<Arc<Parameters>>(1);
+        self.to_evaluate = Some(sender);
+        let (workload, inputs) = (&self.job.workload, self.context.inputs.clone());
+        scope.spawn(move || {
+            let mut replica = workload.replica();
+            for parameters in receiver {
+                let evaluation = replica.evaluate(parameters.region.values());
+                if inputs.send(Input::Evaluated(evaluation)).is_err() {
+                    break;
+                }
+            }
+        });
+    }
+
+    fn evaluate_if_due(&self) {
+        let due = self.job.evaluate_every > 0 && self.monitor.iterations().is_multiple_of(self.job.evaluate_every);
+        if let Some(sender) = self.to_evaluate.as_ref().filter(|_| due) {
+            // Full: the last measurement is still being made.
+            let _ = sender.try_send(self.ring.newest().clone());
+        }
+    }
+
+    fn outcome(&mut self, now: Time, stop: Stop) -> Outcome {
+        self.to_evaluate = None;
+        let parameters = self.ring.newest().region.values();
+        self.monitor.evaluated(self.job.workload.replica().evaluate(parameters));
+        let (met, otherwise) = match &stop {
+            Stop::Goal(goal) => (Some(*goal), ""),
+            Stop::Because(reason) => (None, reason.as_str()),
+        };
+        let Job { scheme, seed, setup, goals, .. } = self.job;
+        let scheme = scheme.to_string();
+        let run = Run { scheme: &scheme, seed: *seed, workers: setup.workers, goals, otherwise };
+        let bytes = self.context.traffic.bytes();
+        Outcome {
+            summary: self.monitor.summary(&run, now, met, &self.ledger.samples(), bytes),
+            parameters: parameters.to_vec(),
+            emulated: std::mem::take(&mut self.emulated).into_iter().collect(),
+        }
+    }
+
+    /// Waits, not for long, until everyone has hung up.
+    fn see_off(&mut self, inputs: &Receiver<Input>) {
+        let patience = Instant::now() + FAREWELL;
+        while !self.ranks.is_empty() {
+            match inputs.recv_timeout(patience.saturating_duration_since(Instant::now())) {
+                Ok(Input::Lost { session, .. }) => drop(self.ranks.remove(&session)),
+                Ok(_) => {}
+                Err(_) => break,
+            }
+        }
+    }
+}
+
+fn member<'m>(
+    members: &'m mut BTreeMap<WorkerId, Member>,
+    ranks: &'m HashMap<u64, WorkerId>,
+    session: u64,
+) -> Option<(&'m WorkerId, &'m mut Member)> {
+    let worker = ranks.get(&session)?;
+    members.get_mut(worker).map(|member| (worker, member))
+}
+
+fn no_memory(values: usize) -> impl FnOnce(io::Error) -> ServeError {
+    move |error| ServeError::Memory { values, error }
+}

@@ -1,0 +1,51 @@
+//! What ends a server.
+
+use std::io;
+
+use paceline_core::{LedgerError, SpecError, TaskId};
+use thiserror::Error;
+
+use crate::address::Address;
+
+/// Why a server could not run, or could not go on.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// An address can't be listened on.
+    #[error("can't listen on {address}: {}", in_words(error))]
+    Bind {
+        /// The address.
+        address: Address,
+        /// Why.
+        error: io::Error,
+    },
+    /// The scheme can't be built.
+    #[error(transparent)]
+    Scheme(#[from] SpecError),
+    /// The scheme broke a law.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    /// There is no memory for parameters or gradients.
+    #[error("no memory for {values} values: {error}")]
+    Memory {
+        /// How many were needed at once.
+        values: usize,
+        /// Why.
+        error: io::Error,
+    },
+    /// A thread can't be started.
+    #[error("can't start a thread: {0}")]
+    Thread(io::Error),
+    /// The scheme committed an update after it had queued newer work behind its task. Such a gradient is late by the
+    /// protocol, and was never sent.
+    #[error("the scheme committed {0}, whose gradient was not sent: newer work had been queued behind it")]
+    Withheld(TaskId),
+}
+
+fn in_words(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "it is in use; is another server running there?".into(),
+        io::ErrorKind::AddrNotAvailable => "it is not an address of this machine".into(),
+        io::ErrorKind::PermissionDenied => "not permitted; ports below 1024 need privileges".into(),
+        _ => error.to_string(),
+    }
+}

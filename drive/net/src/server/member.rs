@@ -1,0 +1,221 @@
+//! One worker as the server sees it: what it was given and has not answered yet.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use paceline_core::Assignment;
+use thiserror::Error;
+
+use super::outbox::Outbox;
+use super::ring::Parameters;
+use crate::message::{Buffer, Buffers, ToWorker};
+use crate::region::{Region, Writer};
+
+/// Assignments that a worker may have without having answered them: what it runs, what it has queued, and one that it
+/// has not heard is called off. Further ones wait here, and only the newest of them matter.
+const UNANSWERED: usize = 3;
+
+/// What the coordinator tells the reader of a connection.
+#[derive(Debug, Default)]
+pub(super) struct Desk {
+    wanted: Mutex<BTreeSet<u64>>,
+    refused: AtomicBool,
+}
+
+impl Desk {
+    /// Whether the gradient of this task is wanted; only once, so that no worker can fill the memory.
+    pub(super) fn admit(&self, number: u64) -> bool {
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner).remove(&number)
+    }
+
+    fn expect(&self, number: u64) {
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner).insert(number);
+    }
+
+    /// Whether nothing more is to be heard from this connection.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused.load(Ordering::Relaxed)
+    }
+}
+
+/// An answer that makes no sense.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub(super) enum Nonsense {
+    #[error("an answer to task {0}, which was never assigned or is answered already")]
+    UnknownTask(u64),
+    #[error("task {0} was dropped, but nobody had called it off")]
+    NotCalledOff(u64),
+}
+
+/// A task that the worker has been told of.
+#[derive(Debug)]
+struct Unanswered {
+    called_off: bool,
+    /// What the worker reads, in shared memory; kept from being overwritten until it answers.
+    _parameters: Option<Arc<Parameters>>,
+    /// Where its gradient goes, in shared memory.
+    gradient: Option<Arc<Region>>,
+}
+
+/// What a worker's report means.
+#[derive(Debug)]
+pub(super) enum Answer {
+    /// It is what was asked for; with the gradient, if that is in shared memory.
+    Wanted(Option<Arc<Region>>),
+    /// It was called off while the report was under way.
+    CalledOff,
+}
+
+/// One worker.
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) session: u64,
+    pub(super) peer: String,
+    pub(super) emulated: Option<String>,
+    /// Whether it can be given work.
+    pub(super) ready: bool,
+    outbox: Outbox,
+    desk: Arc<Desk>,
+    unanswered: BTreeMap<u64, Unanswered>,
+    /// What the worker is to be told when it has answered something.
+    waiting: VecDeque<(Assignment, Arc<Parameters>)>,
+    gradients: Vec<Arc<Region>>,
+    mapped: BTreeSet<u32>,
+}
+
+impl Member {
+    pub(super) fn new(session: u64, peer: String, emulated: Option<String>, outbox: Outbox, desk: Arc<Desk>) -> Self {
+        Member {
+            session,
+            peer,
+            emulated,
+            ready: false,
+            outbox,
+            desk,
+            unanswered: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            gradients: Vec::new(),
+            mapped: BTreeSet::new(),
+        }
+    }
+
+    pub(super) fn send(&self, message: &ToWorker) {
+        self.outbox.send(message);
+    }
+
+    /// Sends a last message and hears no more.
+    pub(super) fn close(&self, last: &ToWorker) {
+        self.desk.refused.store(true, Ordering::Relaxed);
+        self.outbox.close(last);
+    }
+
+    /// Gives work. What was queued before, and is replaced by it, is called off.
+    pub(super) fn assign(&mut self, assignment: Assignment, parameters: &Arc<Parameters>) -> io::Result<()> {
+        let running = if assignment.queued { self.running() } else { None };
+        let replaced: Vec<u64> = self.wanted().filter(|&number| Some(number) != running).collect();
+        for number in replaced {
+            self.call_off(number);
+        }
+        self.waiting.push_back((assignment, parameters.clone()));
+        self.send_waiting()
+    }
+
+    /// Tasks that are not called off, oldest first.
+    fn wanted(&self) -> impl Iterator<Item = u64> + '_ {
+        let told = self.unanswered.iter().filter(|(_, task)| !task.called_off).map(|(&number, _)| number);
+        told.chain(self.waiting.iter().map(|(assignment, _)| assignment.task.number))
+    }
+
+    fn running(&self) -> Option<u64> {
+        self.wanted().next()
+    }
+
+    /// Calls a task off; the worker hears of it with its next assignment at the latest.
+    fn call_off(&mut self, number: u64) {
+        self.waiting.retain(|(assignment, _)| assignment.task.number != number);
+        if self.outbox.recall(number) {
+            self.unanswered.remove(&number);
+        }
+        if let Some(task) = self.unanswered.get_mut(&number) {
+            task.called_off = true;
+            // The worker does one thing after the other, so it will not write here for two tasks at once.
+            task.gradient = None;
+        }
+        self.desk.admit(number);
+    }
+
+    /// Has the worker drop a task.
+    pub(super) fn interrupt(&mut self, number: u64) {
+        self.call_off(number);
+        if self.unanswered.contains_key(&number) {
+            self.send(&ToWorker::Interrupt { number });
+        }
+    }
+
+    fn send_waiting(&mut self) -> io::Result<()> {
+        while self.unanswered.len() < UNANSWERED
+            && let Some((assignment, parameters)) = self.waiting.pop_front()
+        {
+            let number = assignment.task.number;
+            let after = self.running().filter(|&running| running < number);
+            let task = if self.outbox.is_shared() {
+                let (index, gradient) = self.free_gradient(parameters.region.values().len())?;
+                if self.mapped.insert(parameters.index) {
+                    self.map(Buffer::Parameters(parameters.index), &parameters.region);
+                }
+                let buffers = Some(Buffers { parameters: parameters.index, gradient: index });
+                self.send(&ToWorker::Assign { assignment, after, buffers });
+                Unanswered { called_off: false, _parameters: Some(parameters), gradient: Some(gradient) }
+            } else {
+                self.desk.expect(number);
+                let message = ToWorker::Assign { assignment, after, buffers: None };
+                self.outbox.assign(number, &message, assignment.version, &parameters);
+                Unanswered { called_off: false, _parameters: None, gradient: None }
+            };
+            self.unanswered.insert(number, task);
+        }
+        Ok(())
+    }
+
+    /// A gradient buffer that no task and no commit needs.
+    fn free_gradient(&mut self, length: usize) -> io::Result<(u32, Arc<Region>)> {
+        let free = self.gradients.iter().position(|gradient| Arc::strong_count(gradient) == 1);
+        let index = match free {
+            Some(index) => index,
+            None => {
+                let region = Region::shared(length, Writer::Guest)?;
+                self.map(Buffer::Gradient(self.gradients.len() as u32), &region);
+                self.gradients.push(Arc::new(region));
+                self.gradients.len() - 1
+            }
+        };
+        Ok((index as u32, self.gradients[index].clone()))
+    }
+
+    fn map(&self, buffer: Buffer, region: &Region) {
+        self.outbox.send_buffer(&ToWorker::Map { buffer, length: region.values().len() as u64 }, region);
+    }
+
+    /// The worker says that a task is done.
+    pub(super) fn reported(&mut self, number: u64) -> Result<Answer, Nonsense> {
+        let task = self.unanswered.remove(&number).ok_or(Nonsense::UnknownTask(number))?;
+        Ok(if task.called_off { Answer::CalledOff } else { Answer::Wanted(task.gradient) })
+    }
+
+    /// The worker says that it dropped a task.
+    pub(super) fn dropped(&mut self, number: u64) -> Result<(), Nonsense> {
+        let task = self.unanswered.get(&number).ok_or(Nonsense::UnknownTask(number))?;
+        if !task.called_off {
+            return Err(Nonsense::NotCalledOff(number));
+        }
+        self.unanswered.remove(&number);
+        Ok(())
+    }
+
+    /// After an answer: what waited for it can go.
+    pub(super) fn go_on(&mut self) -> io::Result<()> {
+        self.send_waiting()
+    }
+}

@@ -1,0 +1,207 @@
+//! The server: drives a scheme by the real clock.
+
+mod coordinator;
+mod error;
+mod listen;
+mod member;
+mod outbox;
+mod ring;
+mod session;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+
+use paceline_core::{SchemeSpec, Setup, WorkerId};
+use paceline_run::{Goals, Observer, Summary};
+use paceline_store::{OptimizerSpec, Schedule};
+use paceline_workload::Workload;
+
+pub use error::ServeError;
+
+use crate::address::Address;
+use crate::encoding::Encoding;
+use crate::link::Traffic;
+use coordinator::Coordinator;
+use listen::{Listener, Switchboard, accept_all};
+use session::{Context, Input, Pool};
+
+/// Inputs that may wait for the coordinator; beyond that, connections wait to be read.
+const INPUTS: usize = 1_024;
+
+/// A run: what is trained, how, and until when.
+#[derive(Clone)]
+pub struct Job {
+    /// The scheme.
+    pub scheme: SchemeSpec,
+    /// What it is built for. The run begins when so many workers are ready.
+    pub setup: Setup,
+    /// The model with its data.
+    pub workload: Arc<dyn Workload>,
+    /// What workers make the same workload of, in the words of the program; sent to each.
+    pub recipe: String,
+    /// How gradients change the parameters.
+    pub optimizer: OptimizerSpec,
+    /// How the learning rate changes.
+    pub schedule: Schedule,
+    /// The learning rate.
+    pub rate: f32,
+    /// Threads that aggregate gradients and step the model, each a range of it; 0 counts as 1.
+    pub shards: usize,
+    /// Measure on the held-out set every so many iterations, beside the training, and at the end; 0 for at the end
+    /// only.
+    pub evaluate_every: u64,
+    /// When the run is over.
+    pub goals: Goals,
+    /// The seed of everything random.
+    pub seed: u64,
+}
+
+/// How values travel over networks. In shared memory nothing travels.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Transport {
+    /// Their form; default `f32`.
+    pub encoding: Encoding,
+    /// TCP's congestion control, e.g. `reno`; the system's own by default.
+    pub congestion: Option<String>,
+}
+
+/// What a run leaves.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// The run in numbers.
+    pub summary: Summary,
+    /// The model.
+    pub parameters: Vec<f32>,
+    /// Workers that delayed their answers on purpose, and how.
+    pub emulated: Vec<(WorkerId, String)>,
+}
+
+/// Something that a person watching the server should know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// A worker takes part.
+    Joined {
+        /// Its rank.
+        worker: WorkerId,
+        /// Where it is.
+        peer: String,
+        /// How it delays its answers on purpose, if it does.
+        emulated: Option<String>,
+    },
+    /// A worker is gone.
+    Left {
+        /// Its rank.
+        worker: WorkerId,
+        /// Why.
+        reason: String,
+    },
+    /// Somebody was turned away.
+    Refused {
+        /// Who.
+        peer: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Notice::Joined { worker, peer, emulated: None } => write!(f, "{worker} joined ({peer})"),
+            Notice::Joined { worker, peer, emulated: Some(how) } => {
+                write!(f, "{worker} joined ({peer}; straggling emulated: {how})")
+            }
+            Notice::Left { worker, reason } => write!(f, "{worker} left: {reason}"),
+            Notice::Refused { peer, reason } => write!(f, "{peer} was refused: {reason}"),
+        }
+    }
+}
+
+/// Follows a run on a server.
+pub trait Watcher: Observer {
+    /// Something happened beside the training.
+    fn on_notice(&mut self, _notice: &Notice) {}
+}
+
+impl Watcher for () {}
+
+/// A server that listens and has not begun.
+#[derive(Debug)]
+pub struct Server {
+    listeners: Vec<Listener>,
+    addresses: Vec<Address>,
+    transport: Transport,
+    inputs: (SyncSender<Input>, Receiver<Input>),
+}
+
+/// Ends a run from elsewhere, e.g. on Ctrl-C.
+#[derive(Debug, Clone)]
+pub struct Stopper {
+    inputs: SyncSender<Input>,
+}
+
+impl Stopper {
+    /// Ends the run as soon as it can end; `reason` goes into the summary and to the workers.
+    pub fn stop(&self, reason: &str) {
+        // A run that is over can't be stopped again.
+        let _ = self.inputs.send(Input::Stop { reason: reason.into() });
+    }
+}
+
+impl Server {
+    /// Listens on all of `addresses`.
+    ///
+    /// # Errors
+    /// If one can't be listened on.
+    pub fn bind(addresses: &[Address], transport: Transport) -> Result<Self, ServeError> {
+        let bind = |address: &Address| {
+            Listener::bind(address).map_err(|error| ServeError::Bind { address: address.clone(), error })
+        };
+        let bound = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
+        let (listeners, addresses) = bound.into_iter().unzip();
+        Ok(Server { listeners, addresses, transport, inputs: sync_channel(INPUTS) })
+    }
+
+    /// The addresses listened on, with the ports that were chosen where 0 was asked for.
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    /// Something to end the run with.
+    pub fn stopper(&self) -> Stopper {
+        Stopper { inputs: self.inputs.0.clone() }
+    }
+
+    /// Runs `job` with the workers that come, until it is over. Then all connections are closed and all threads ended.
+    ///
+    /// # Errors
+    /// If the scheme can't be built or breaks a law, or there is no memory. That a worker fails is no error.
+    pub fn run(self, job: &Job, watcher: &mut dyn Watcher) -> Result<Outcome, ServeError> {
+        let Server { listeners, addresses, transport, inputs: (sender, receiver) } = self;
+        let shared = addresses.iter().any(|address| matches!(address, Address::Local { .. }));
+        let context = Context {
+            inputs: sender,
+            pool: Pool::default(),
+            traffic: Traffic::default(),
+            encoding: transport.encoding,
+            length: job.workload.layout().len(),
+        };
+        let (switchboard, sessions) = (Switchboard::new(), AtomicU64::new(0));
+        let coordinator = Coordinator::new(job, &context, shared, watcher)?;
+        thread::scope(|scope| {
+            for listener in &listeners {
+                let (context, switchboard, sessions) = (&context, &switchboard, &sessions);
+                let congestion = transport.congestion.as_deref();
+                scope.spawn(move || accept_all(scope, context, switchboard, sessions, listener, congestion));
+            }
+            let outcome = coordinator.run(scope, &receiver);
+            // Whoever still waits to be heard gets an error instead of waiting for ever.
+            drop(receiver);
+            switchboard.close(&listeners);
+            outcome
+        })
+    }
+}

@@ -1,0 +1,57 @@
+//! Finding the server, with patience.
+
+use std::io;
+use std::net::TcpStream;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::WorkError;
+use crate::address::Address;
+use crate::link::Socket;
+
+/// The first wait between attempts; each is twice as long as the one before.
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+
+/// The longest wait between attempts.
+const LONGEST_WAIT: Duration = Duration::from_secs(2);
+
+/// Connects to `address`. While nobody listens there it tries again for as long as `patience`, and calls `announce`
+/// before the first wait.
+pub(super) fn connect(
+    address: &Address,
+    congestion: Option<&str>,
+    patience: Duration,
+    announce: &mut dyn FnMut(&io::Error),
+) -> Result<Socket, WorkError> {
+    let began = Instant::now();
+    let mut wait = FIRST_WAIT;
+    loop {
+        let error = match attempt(address, congestion) {
+            Ok(socket) => return Ok(socket),
+            Err(error) => error,
+        };
+        let absent = matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset);
+        let left = patience.saturating_sub(began.elapsed());
+        if !absent || left.is_zero() {
+            let waited = absent.then(|| began.elapsed());
+            return Err(WorkError::Connect { address: address.clone(), error, waited });
+        }
+        if wait == FIRST_WAIT {
+            announce(&error);
+        }
+        thread::sleep(wait.min(left));
+        wait = (wait * 2).min(LONGEST_WAIT);
+    }
+}
+
+fn attempt(address: &Address, congestion: Option<&str>) -> io::Result<Socket> {
+    match address {
+        Address::Tcp { host, port } => Socket::tcp(TcpStream::connect((host.as_str(), *port))?, congestion),
+        Address::Local { name } => {
+            let address = SocketAddr::from_abstract_name(name)?;
+            Ok(Socket::Local(UnixStream::connect_addr(&address)?))
+        }
+    }
+}

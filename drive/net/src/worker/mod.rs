@@ -1,0 +1,408 @@
+//! A worker: computes what the server asks for, until the run is over.
+
+mod connect;
+mod emulation;
+mod mailbox;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::Shutdown;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use paceline_core::{Span, Version, WorkerId};
+use paceline_workload::{Draw, Replica, Workload};
+use thiserror::Error;
+
+pub use emulation::Emulation;
+
+use crate::address::Address;
+use crate::encoding::Encoding;
+use crate::fingerprint::Fingerprint;
+use crate::frame::Kind;
+use crate::link::{Incoming, Receiver, Sender, Traffic, unexpected};
+use crate::message::{Buffer, Buffers, Gradient, ToServer, ToWorker};
+use crate::region::{Region, Writer};
+use connect::connect;
+use mailbox::{End, Mailbox, Place, Use, Work};
+
+/// How a worker joins.
+#[derive(Debug)]
+pub struct Worker {
+    /// Where the server is.
+    pub address: Address,
+    /// The rank to ask for; the server chooses if there is none.
+    pub rank: Option<u32>,
+    /// How long to try while no server is there.
+    pub patience: Duration,
+    /// How to be late on purpose.
+    pub emulation: Option<Emulation>,
+    /// TCP's congestion control, e.g. `reno`; the system's own by default.
+    pub congestion: Option<String>,
+}
+
+/// What a worker has to say on the way.
+#[derive(Debug)]
+pub enum Progress<'a> {
+    /// No server is there yet; it will be tried again.
+    Waiting {
+        /// What came of the first try.
+        error: &'a io::Error,
+    },
+    /// The server takes this worker.
+    Welcomed {
+        /// As this rank.
+        worker: WorkerId,
+    },
+}
+
+/// What a worker leaves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkDone {
+    /// Its rank.
+    pub worker: WorkerId,
+    /// Tasks it finished.
+    pub tasks: u64,
+    /// Why the run ended.
+    pub reason: String,
+}
+
+/// Why a worker could not take part, or could not go on.
+#[derive(Debug, Error)]
+pub enum WorkError {
+    /// There is no server.
+    #[error("can't reach a server at {address}{}: {error}", tried_for(waited))]
+    Connect {
+        /// Where.
+        address: Address,
+        /// Why.
+        error: io::Error,
+        /// How long it was tried, where trying again made sense.
+        waited: Option<Duration>,
+    },
+    /// The connection failed, or the server does not keep to the protocol.
+    #[error("lost the server at {address}: {reason}")]
+    Lost {
+        /// Where.
+        address: Address,
+        /// Why.
+        reason: String,
+    },
+    /// The server does not want this worker.
+    #[error("the server at {address} refused this worker: {reason}")]
+    Refused {
+        /// Where.
+        address: Address,
+        /// Why.
+        reason: String,
+    },
+    /// The workload can't be made here.
+    #[error("can't make the server's workload: {reason}")]
+    Workload {
+        /// Why.
+        reason: String,
+    },
+}
+
+fn tried_for(waited: &Option<Duration>) -> String {
+    waited.map_or(String::new(), |waited| format!(" (tried for {:.0} s)", waited.as_secs_f64()))
+}
+
+impl Worker {
+    /// Takes part in a run until it is over.
+    ///
+    /// `make` turns the server's recipe into the workload; its error, in a line, is told to both sides.
+    ///
+    /// # Errors
+    /// If there is no server, it refuses this worker or goes away, or the workload can't be made.
+    pub fn run(
+        mut self,
+        make: impl FnOnce(&str) -> Result<Arc<dyn Workload>, String>,
+        progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<WorkDone, WorkError> {
+        let mut announce = |error: &io::Error| progress(Progress::Waiting { error });
+        let socket = connect(&self.address, self.congestion.as_deref(), self.patience, &mut announce)?;
+        let address = self.address.clone();
+        let lost = |error: io::Error| WorkError::Lost { address: address.clone(), reason: error.to_string() };
+        let shared = socket.is_local();
+        let mut receiver = Receiver::new(socket.try_clone().map_err(lost)?, Traffic::default());
+        let mut sender = Sender::new(socket, Traffic::default());
+
+        let emulated = self.emulation.as_ref().map(ToString::to_string);
+        sender.message(&ToServer::Hello { rank: self.rank, emulated }).map_err(lost)?;
+        let (rank, recipe, seed, encoding) = match receiver.message().map_err(lost)? {
+            ToWorker::Welcome { rank, recipe, seed, encoding } => (rank, recipe, seed, encoding),
+            ToWorker::Refuse { reason } => return Err(WorkError::Refused { address, reason }),
+            _ => return Err(WorkError::Lost { address, reason: "it did not answer the hello".into() }),
+        };
+        progress(Progress::Welcomed { worker: WorkerId(rank) });
+        let workload = match make(&recipe) {
+            Ok(workload) => workload,
+            Err(reason) => {
+                // The server is told as far as it still listens; this side knows anyway.
+                let _ = sender.message(&ToServer::Failed { reason: reason.clone() });
+                return Err(WorkError::Workload { reason });
+            }
+        };
+        let fingerprint = Fingerprint::of(workload.as_ref(), seed);
+        sender.message(&ToServer::Ready { fingerprint }).map_err(lost)?;
+
+        let (mailbox, sender) = (Mailbox::default(), Mutex::new(sender));
+        let length = workload.layout().len();
+        let (tasks, end) = thread::scope(|scope| {
+            let reader = Reader {
+                receiver,
+                sender: &sender,
+                mailbox: &mailbox,
+                encoding,
+                length,
+                shared: BTreeMap::new(),
+                gradients: BTreeMap::new(),
+                models: Vec::new(),
+            };
+            scope.spawn(|| reader.read());
+            let gradient = if shared { Ok(None) } else { Region::private(length).map(Some) };
+            let mut computer = Computer {
+                replica: workload.replica(),
+                mailbox: &mailbox,
+                sender: &sender,
+                encoding,
+                gradient: gradient.map_err(lost)?,
+                emulation: self.emulation.as_mut(),
+                tasks: 0,
+            };
+            let end = computer.compute();
+            // The reader may still wait for the server.
+            lock(&sender).socket().shutdown(Shutdown::Both);
+            Ok((computer.tasks, end))
+        })?;
+        match end {
+            End::Bye(reason) => Ok(WorkDone { worker: WorkerId(rank), tasks, reason }),
+            End::Refused(reason) => Err(WorkError::Refused { address, reason }),
+            End::Lost(reason) => Err(WorkError::Lost { address, reason }),
+        }
+    }
+}
+
+fn lock(sender: &Mutex<Sender>) -> MutexGuard<'_, Sender> {
+    sender.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The thread that listens to the server.
+struct Reader<'a> {
+    receiver: Receiver,
+    sender: &'a Mutex<Sender>,
+    mailbox: &'a Mailbox,
+    encoding: Encoding,
+    length: usize,
+    /// Parameter buffers shared by the server.
+    shared: BTreeMap<u32, Arc<Region>>,
+    /// Gradient buffers shared by the server.
+    gradients: BTreeMap<u32, Arc<Mutex<Region>>>,
+    /// Own buffers that models are received into; one is used again when no task reads it.
+    models: Vec<Arc<Region>>,
+}
+
+impl Reader<'_> {
+    fn read(mut self) {
+        let end = loop {
+            match self.receiver.next() {
+                Ok(Incoming::Message(ToWorker::Bye { reason })) => break End::Bye(reason),
+                Ok(Incoming::Message(ToWorker::Refuse { reason })) => break End::Refused(reason),
+                Ok(Incoming::Message(message)) => {
+                    if let Err(error) = self.hear(message) {
+                        break End::Lost(error.to_string());
+                    }
+                }
+                Ok(Incoming::Chunk(_)) => break End::Lost(unexpected(Kind::Message, Kind::Chunk).to_string()),
+                Ok(Incoming::End) => break End::Lost("it closed the connection".into()),
+                Err(error) => break End::Lost(error.to_string()),
+            }
+        };
+        self.mailbox.end(end);
+    }
+
+    fn hear(&mut self, message: ToWorker) -> io::Result<()> {
+        let dropped = match message {
+            ToWorker::Assign { assignment, after, buffers } => {
+                let place = buffers.map_or(Ok(Place::Network), |buffers| self.place(buffers))?;
+                self.mailbox.assign(Work { assignment, place }, after)
+            }
+            ToWorker::Interrupt { number } => self.mailbox.interrupt(number),
+            ToWorker::Map { buffer, length } => {
+                self.map(buffer, length)?;
+                Vec::new()
+            }
+            ToWorker::Model { version } => {
+                self.receive(version)?;
+                Vec::new()
+            }
+            ToWorker::Welcome { .. } | ToWorker::Refuse { .. } | ToWorker::Bye { .. } => {
+                return Err(invalid("a second welcome".into()));
+            }
+        };
+        for number in dropped {
+            lock(self.sender).message(&ToServer::Dropped { number })?;
+        }
+        Ok(())
+    }
+
+    fn place(&self, Buffers { parameters, gradient }: Buffers) -> io::Result<Place> {
+        match (self.shared.get(&parameters), self.gradients.get(&gradient)) {
+            (Some(parameters), Some(gradient)) => {
+                Ok(Place::Shared { parameters: parameters.clone(), gradient: gradient.clone() })
+            }
+            _ => Err(invalid(format!("shared buffers {parameters} and {gradient} are not both known"))),
+        }
+    }
+
+    fn map(&mut self, buffer: Buffer, length: u64) -> io::Result<()> {
+        if length != self.length as u64 {
+            return Err(invalid(format!("a shared buffer of {length} values instead of {}", self.length)));
+        }
+        let file = self.receiver.file()?;
+        match buffer {
+            Buffer::Parameters(index) => {
+                let region = Region::open(file, self.length, Writer::Maker)?;
+                self.shared.insert(index, Arc::new(region));
+            }
+            Buffer::Gradient(index) => {
+                let region = Region::open(file, self.length, Writer::Guest)?;
+                self.gradients.insert(index, Arc::new(Mutex::new(region)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives a model; messages may come between its chunks.
+    fn receive(&mut self, version: Version) -> io::Result<()> {
+        let free = self.models.iter_mut().position(|model| Arc::get_mut(model).is_some());
+        let mut model = match free {
+            Some(free) => self.models.swap_remove(free),
+            None => Arc::new(Region::private(self.length)?),
+        };
+        let values = Arc::get_mut(&mut model).expect("nobody reads a free buffer").values_mut();
+        let mut filled = 0;
+        while filled < values.len() {
+            match self.receiver.next()? {
+                Incoming::Chunk(bytes) => {
+                    filled += self.receiver.chunk(bytes, &mut values[filled..], self.encoding)?;
+                }
+                Incoming::Message(ToWorker::Bye { reason }) => {
+                    self.mailbox.end(End::Bye(reason));
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                Incoming::Message(message @ (ToWorker::Interrupt { .. } | ToWorker::Map { .. })) => {
+                    self.hear(message)?
+                }
+                Incoming::Message(_) => return Err(invalid("a message in the middle of a model".into())),
+                Incoming::End => return Err(io::ErrorKind::UnexpectedEof.into()),
+            }
+        }
+        self.mailbox.model(version, model.clone());
+        self.models.push(model);
+        Ok(())
+    }
+}
+
+fn invalid(text: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+/// The thread that computes.
+struct Computer<'a> {
+    replica: Box<dyn Replica>,
+    mailbox: &'a Mailbox,
+    sender: &'a Mutex<Sender>,
+    encoding: Encoding,
+    /// Where gradients lie before they are sent, if they are.
+    gradient: Option<Region>,
+    emulation: Option<&'a mut Emulation>,
+    tasks: u64,
+}
+
+impl Computer<'_> {
+    /// Does one task after another until the end.
+    fn compute(&mut self) -> End {
+        loop {
+            let (work, parameters) = match self.mailbox.begin() {
+                Ok(begun) => begun,
+                Err(end) => return end,
+            };
+            if let Err(error) = self.carry_out(work, &parameters) {
+                // If the server said why it hung up, the reader will still find it.
+                lock(self.sender).socket().shutdown(Shutdown::Both);
+                return match self.mailbox.wait_for_end() {
+                    End::Lost(_) => End::Lost(error.to_string()),
+                    told => told,
+                };
+            }
+            drop(parameters);
+            self.mailbox.finish();
+        }
+    }
+
+    fn carry_out(&mut self, Work { assignment, place }: Work, parameters: &Region) -> io::Result<()> {
+        let draw = Draw { worker: assignment.task.worker.0, offset: assignment.offset, samples: assignment.samples };
+        let began = Instant::now();
+        let loss = match (&place, &mut self.gradient) {
+            (Place::Shared { gradient, .. }, _) => {
+                let mut gradient = gradient.lock().unwrap_or_else(PoisonError::into_inner);
+                self.replica.gradient(parameters.values(), draw, gradient.values_mut())
+            }
+            (Place::Network, Some(gradient)) => self.replica.gradient(parameters.values(), draw, gradient.values_mut()),
+            (Place::Network, None) => return Err(invalid("an assignment without its shared buffers".into())),
+        };
+        if let Some(emulation) = &mut self.emulation {
+            let pause = emulation.pause(began.elapsed());
+            self.mailbox.sleep(pause);
+        }
+        let compute = Span(began.elapsed().as_nanos() as u64);
+        let number = assignment.task.number;
+        let report = |gradient| ToServer::Report { number, compute, loss, gradient };
+        match (self.mailbox.usefulness(), &self.gradient) {
+            (Use::None, _) => return lock(self.sender).message(&ToServer::Dropped { number }),
+            (_, None) => lock(self.sender).message(&report(Gradient::InPlace))?,
+            (Use::Late, Some(_)) => lock(self.sender).message(&report(Gradient::Withheld))?,
+            (Use::Wanted, Some(gradient)) => {
+                lock(self.sender).message(&report(Gradient::Follows))?;
+                for part in gradient.values().chunks(self.encoding.values_per_chunk()) {
+                    if self.mailbox.usefulness() == Use::None {
+                        return lock(self.sender).message(&ToServer::Dropped { number });
+                    }
+                    lock(self.sender).chunk(part, self.encoding)?;
+                }
+            }
+        }
+        self.tasks += 1;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_never_comes_is_given_up_with_both_reasons() {
+        let nowhere = Address::Local { name: format!("paceline-nobody-{}", std::process::id()) };
+        let worker = Worker {
+            address: nowhere,
+            rank: None,
+            patience: Duration::from_millis(1),
+            emulation: None,
+            congestion: None,
+        };
+        let mut announced = 0;
+        let error = worker
+            .run(|_| Err("never asked".into()), &mut |progress| {
+                assert!(matches!(progress, Progress::Waiting { .. }));
+                announced += 1;
+            })
+            .unwrap_err();
+        assert_eq!(announced, 1);
+        let text = error.to_string();
+        assert!(text.contains("can't reach a server at local:paceline-nobody-") && text.contains("(tried for 0 s)"));
+    }
+}

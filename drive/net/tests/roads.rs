@@ -1,0 +1,68 @@
+//! Over every road, and in the simulator: the same model, bit for bit.
+
+mod common;
+
+use common::{Road, job, run};
+use paceline_net::{Encoding, Job, Transport};
+use paceline_sim::{Script, Simulation, Slowness, Times, TimesSpec, Training};
+
+const ITERATIONS: u64 = 30;
+
+fn simulated(job: &Job) -> Vec<f32> {
+    let times: TimesSpec = "uniform:0.5,1.5".parse().unwrap();
+    let simulation = Simulation {
+        scheme: job.scheme.clone(),
+        setup: job.setup,
+        times: Times::load(&times).unwrap(),
+        slowness: Slowness::default(),
+        script: Script::default(),
+        network: None,
+        training: Some(Training {
+            workload: job.workload.clone(),
+            optimizer: job.optimizer,
+            schedule: job.schedule,
+            rate: job.rate,
+            evaluate_every: 0,
+            threads: 1,
+        }),
+        goals: job.goals.clone(),
+        seed: job.seed,
+    };
+    simulation.run(&mut ()).unwrap().parameters.unwrap()
+}
+
+#[test]
+fn bsp_gives_the_simulators_bits_over_every_road() {
+    let job = job("bsp", 3, &format!("iterations={ITERATIONS}"));
+    let expected = simulated(&job);
+    assert_ne!(expected, job.workload.initial(job.seed), "something was learned");
+    for roads in [[Road::Shared; 3], [Road::Tcp; 3], [Road::Tcp, Road::Shared, Road::Tcp]] {
+        let outcome = run(&job, &roads, 1.0, Transport::default(), &mut ());
+        assert_eq!(outcome.summary.iterations, ITERATIONS);
+        assert!(outcome.parameters == expected, "{roads:?}");
+    }
+}
+
+#[test]
+fn half_precision_halves_the_traffic_and_still_learns() {
+    let job = job("bsp", 2, "iterations=20");
+    let bytes = |encoding| {
+        let transport = Transport { encoding, congestion: None };
+        let outcome = run(&job, &[Road::Tcp; 2], 1.0, transport, &mut ());
+        assert!(outcome.summary.loss.unwrap() < 2.2, "{:?}", outcome.summary);
+        outcome.summary.bytes as f64
+    };
+    let full = bytes(Encoding::F32);
+    for encoding in [Encoding::F16, Encoding::Bf16] {
+        let share = bytes(encoding) / full;
+        assert!((0.49..0.53).contains(&share), "{encoding}: {share} of the traffic of f32");
+    }
+}
+
+#[test]
+fn shared_memory_sends_no_values() {
+    let job = job("bsp", 2, "iterations=20");
+    let outcome = run(&job, &[Road::Shared; 2], 1.0, Transport::default(), &mut ());
+    let one_vector = 4 * job.workload.layout().len() as u64;
+    assert!(outcome.summary.bytes < one_vector, "{} bytes", outcome.summary.bytes);
+}

@@ -1,0 +1,52 @@
+//! Every scheme, end to end: four workers over both roads, one of them three times slower, to a target.
+
+mod common;
+
+use common::{Road, job, run};
+use paceline_core::{CATALOGUE, Decision, Event, Time};
+use paceline_net::{Job, Transport, Watcher};
+use paceline_run::{EventLog, Header, Observer, replay};
+
+/// Writes the event stream.
+struct Log<'a>(EventLog<&'a mut Vec<u8>>);
+
+impl Observer for Log<'_> {
+    fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
+        self.0.on_turn(now, event, decisions);
+    }
+}
+
+impl Watcher for Log<'_> {}
+
+const ROADS: [Road; 4] = [Road::Shared, Road::Tcp, Road::Tcp, Road::Shared];
+
+fn reaches_its_target_and_replays(job: &Job) {
+    let header = Header::new(job.scheme.clone(), &job.setup);
+    let mut stream = Vec::new();
+    let mut log = Log(EventLog::new(&mut stream, &header).unwrap());
+    let outcome = run(job, &ROADS, 3.0, Transport::default(), &mut log);
+    assert!(outcome.summary.reached, "{}: {:?}", job.scheme, outcome.summary);
+    assert_eq!(outcome.emulated.len(), 1);
+    assert_eq!(outcome.emulated[0].1, "3× slower");
+    log.0.finish().unwrap();
+    let replayed = replay(stream.as_slice()).unwrap();
+    assert!(replayed.events > outcome.summary.iterations, "{replayed:?}");
+}
+
+#[test]
+fn every_scheme_reaches_its_target_and_its_events_replay() {
+    for entry in CATALOGUE {
+        // Settings without a default.
+        let settings = if entry.settings.iter().any(|(_, meaning)| meaning.contains("required")) { ":k=3" } else { "" };
+        let job = job(&format!("{}{settings}", entry.name), 4, "loss<1.5");
+        reaches_its_target_and_replays(&job);
+    }
+}
+
+#[test]
+fn every_way_to_hand_out_work_reaches_its_target_and_replays() {
+    for handout in ["pull", "push-wait", "push-interrupt"] {
+        let job = job(&format!("backup:k=2,handout={handout}"), 4, "loss<1.5");
+        reaches_its_target_and_replays(&job);
+    }
+}
