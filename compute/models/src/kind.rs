@@ -1,0 +1,167 @@
+//! Models by name.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use burn::tensor::Device;
+use paceline_workload::{Data, SoftmaxRegression, Splits, Workload};
+use thiserror::Error;
+
+use crate::error::ModelError;
+use crate::network::Network;
+use crate::networks::{CharacterModel, Cnn, Mlp, ResNet};
+use crate::samples::{Images, Sampling, TextWindows};
+use crate::workload::BurnWorkload;
+
+/// The models that come with Paceline. As text: `softmax`, `mlp`, `cnn`, `resnet8`, `resnet20`, `charlm`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum ModelKind {
+    /// [`SoftmaxRegression`] without decay, on the CPU whatever the device; convex.
+    Softmax,
+    /// [`Mlp`]: a perceptron with two hidden layers.
+    Mlp,
+    /// [`Cnn`]: DBW's network for MNIST (the default).
+    #[default]
+    Cnn,
+    /// [`ResNet`] with one block per stage.
+    ResNet8,
+    /// [`ResNet`] with three blocks per stage.
+    ResNet20,
+    /// [`CharacterModel`]: a small transformer that reads text.
+    CharacterModel,
+}
+
+/// Why text names no [`ModelKind`].
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("unknown model `{found}`: expected softmax, mlp, cnn, resnet8, resnet20 or charlm")]
+pub struct ParseModelKindError {
+    /// What was given.
+    pub found: String,
+}
+
+impl ModelKind {
+    /// All of them.
+    pub const ALL: [ModelKind; 6] = [
+        ModelKind::Softmax,
+        ModelKind::Mlp,
+        ModelKind::Cnn,
+        ModelKind::ResNet8,
+        ModelKind::ResNet20,
+        ModelKind::CharacterModel,
+    ];
+
+    /// The model as a workload on `data`, with its input and output sized to them.
+    pub fn workload(self, data: &Data, sampling: &Sampling, device: &Device) -> Result<Arc<dyn Workload>, ModelError> {
+        match data {
+            Data::Images(splits) => self.on_images(splits, sampling, device),
+            Data::Text(text) => {
+                if self != ModelKind::CharacterModel {
+                    return Err(self.reads("images", "text"));
+                }
+                let vocabulary = text.vocabulary().len();
+                let windows = TextWindows::new(text.clone(), CharacterModel::CONTEXT, sampling)?;
+                let build = move |device: &Device| CharacterModel::new(vocabulary, device);
+                Ok(Arc::new(BurnWorkload::new(build, windows, device)))
+            }
+        }
+    }
+
+    fn on_images(self, splits: &Splits, sampling: &Sampling, device: &Device) -> Result<Arc<dyn Workload>, ModelError> {
+        let train = splits.train();
+        let (shape, classes) = (train.shape(), train.classes());
+        match self {
+            ModelKind::Softmax => {
+                let sampler = sampling.sampler(train.labels())?;
+                Ok(Arc::new(SoftmaxRegression::new(splits.clone(), sampler, 0.0)))
+            }
+            ModelKind::Mlp => network(splits, sampling, device, move |device| Mlp::new(shape, classes, device)),
+            ModelKind::Cnn => {
+                let [_, height, width] = shape;
+                if height.min(width) < Cnn::LEAST_SIDE {
+                    return Err(ModelError::SmallImages { model: self, least: Cnn::LEAST_SIDE, height, width });
+                }
+                network(splits, sampling, device, move |device| Cnn::new(shape, classes, device))
+            }
+            ModelKind::ResNet8 => {
+                network(splits, sampling, device, move |device| ResNet::new(shape, classes, 1, device))
+            }
+            ModelKind::ResNet20 => {
+                network(splits, sampling, device, move |device| ResNet::new(shape, classes, 3, device))
+            }
+            ModelKind::CharacterModel => Err(self.reads("text", "images")),
+        }
+    }
+
+    fn reads(self, reads: &'static str, found: &'static str) -> ModelError {
+        ModelError::Data { model: self, reads, found }
+    }
+}
+
+fn network<N: Network<Input = burn::tensor::Tensor<4>>>(
+    splits: &Splits,
+    sampling: &Sampling,
+    device: &Device,
+    build: impl Fn(&Device) -> N + Send + Sync + 'static,
+) -> Result<Arc<dyn Workload>, ModelError> {
+    let images = Images::new(splits.clone(), sampling)?;
+    Ok(Arc::new(BurnWorkload::new(build, images, device)))
+}
+
+impl fmt::Display for ModelKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            ModelKind::Softmax => "softmax",
+            ModelKind::Mlp => "mlp",
+            ModelKind::Cnn => "cnn",
+            ModelKind::ResNet8 => "resnet8",
+            ModelKind::ResNet20 => "resnet20",
+            ModelKind::CharacterModel => "charlm",
+        })
+    }
+}
+
+impl FromStr for ModelKind {
+    type Err = ParseModelKindError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let named = ModelKind::ALL.into_iter().find(|kind| kind.to_string() == text);
+        named.ok_or_else(|| ParseModelKindError { found: text.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_workload::{Dataset, Normalization, Order, synthetic_digits};
+
+    use super::*;
+
+    #[test]
+    fn names_are_read_and_written_back() {
+        for kind in ModelKind::ALL {
+            assert_eq!(kind.to_string().parse(), Ok(kind));
+        }
+        let error = "ResNet".parse::<ModelKind>().unwrap_err().to_string();
+        assert_eq!(error, "unknown model `ResNet`: expected softmax, mlp, cnn, resnet8, resnet20 or charlm");
+    }
+
+    fn refusal(kind: ModelKind, splits: Splits, workers: usize) -> String {
+        let sampling = Sampling { workers, order: Order::Epochs, ..Sampling::default() };
+        let made = kind.workload(&Data::Images(splits), &sampling, &Device::flex());
+        made.err().expect("this pair cannot work").to_string()
+    }
+
+    #[test]
+    fn impossible_pairs_are_refused_by_name() {
+        let digits = synthetic_digits(0, 20, 10).unwrap();
+        let error = refusal(ModelKind::CharacterModel, digits.clone(), 1);
+        assert_eq!(error, "charlm reads text, but the data are images");
+        assert!(refusal(ModelKind::Mlp, digits, 21).contains("20 samples cannot be spread over 21 workers"));
+        let small = || {
+            let normalization = Normalization { mean: 0.0, deviation: 1.0 };
+            Dataset::new(vec![0; 15 * 20], vec![0], [1, 15, 20], 2, vec![normalization]).unwrap()
+        };
+        let error = refusal(ModelKind::Cnn, Splits::new(small(), small()).unwrap(), 1);
+        assert_eq!(error, "cnn needs images of at least 16 × 16 pixels, got 15 × 20");
+    }
+}

@@ -1,0 +1,118 @@
+//! Any [`Network`] with its [`Samples`] as a workload.
+
+use std::sync::Arc;
+
+use burn::tensor::{Device, Int, Tensor};
+use paceline_store::Layout;
+use paceline_workload::{Draw, Evaluation, Replica, Workload};
+
+use crate::flat;
+use crate::initial;
+use crate::network::Network;
+use crate::samples::{Batch, Samples};
+
+/// How many held-out samples are evaluated at a time: bounds the memory, not the result.
+const EVALUATION_BATCH: usize = 250;
+
+/// A network and its data, as drivers see them.
+///
+/// Replicas share the data and nothing else; each computes on its caller's thread.
+pub struct BurnWorkload<N: Network> {
+    build: Arc<dyn Fn(&Device) -> N + Send + Sync>,
+    samples: Arc<dyn Samples<N::Input>>,
+    device: Device,
+    layout: Arc<Layout>,
+}
+
+impl<N: Network> BurnWorkload<N> {
+    /// A workload of the network that `build` makes on a given device, trained on `samples`, on `device`.
+    ///
+    /// `build` makes one network per replica, always of the same structure. Its values do not matter, except
+    /// those that are the same in every network it makes: see [`initial`](Workload::initial).
+    pub fn new(
+        build: impl Fn(&Device) -> N + Send + Sync + 'static,
+        samples: impl Samples<N::Input> + 'static,
+        device: &Device,
+    ) -> Self {
+        let device = device.clone().autodiff();
+        let layout = flat::layout(&build(&device));
+        BurnWorkload { build: Arc::new(build), samples: Arc::new(samples), device, layout: Arc::new(layout) }
+    }
+}
+
+impl<N: Network> Workload for BurnWorkload<N> {
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// What two networks made one after the other agree on is kept: constants such as a normalization's ones, and
+    /// values the author chose. The rest is drawn from `seed`: weights uniformly within ±1/√(fan-in), biases 0.
+    ///
+    /// Burn's own initializers draw from one generator for the whole process, which threads would race for.
+    fn initial(&self, seed: u64) -> Vec<f32> {
+        let cpu = Device::flex().autodiff();
+        let values = || {
+            let mut values = vec![0.0; self.layout.len()];
+            flat::read(&(self.build)(&cpu), &self.layout, &mut values);
+            values
+        };
+        initial::merge(&self.layout, values(), values(), seed)
+    }
+
+    fn replica(&self) -> Box<dyn Replica> {
+        Box::new(BurnReplica {
+            network: (self.build)(&self.device),
+            samples: self.samples.clone(),
+            device: self.device.clone(),
+            layout: self.layout.clone(),
+        })
+    }
+}
+
+struct BurnReplica<N: Network> {
+    network: N,
+    samples: Arc<dyn Samples<N::Input>>,
+    device: Device,
+    layout: Arc<Layout>,
+}
+
+impl<N: Network> BurnReplica<N> {
+    fn with(&self, parameters: &[f32]) -> N {
+        flat::write(self.network.clone(), &self.layout, parameters)
+    }
+}
+
+impl<N: Network> Replica for BurnReplica<N> {
+    fn gradient(&mut self, parameters: &[f32], draw: Draw, gradient: &mut [f32]) -> f64 {
+        let network = self.with(parameters);
+        let Batch { input, targets } = self.samples.draw(draw, &self.device);
+        let loss = network.loss(network.logits(input), targets);
+        let gradients = loss.backward();
+        flat::read_gradients(&network, &self.layout, gradients, parameters, gradient);
+        f64::from(loss.into_scalar::<f32>())
+    }
+
+    fn evaluate(&mut self, parameters: &[f32]) -> Evaluation {
+        let network = self.with(parameters).valid();
+        let device = self.device.clone().inner();
+        let held_out = self.samples.held_out_len();
+        let (mut loss, mut correct, mut predictions) = (0.0, 0, 0);
+        for start in (0..held_out).step_by(EVALUATION_BATCH) {
+            let range = start..held_out.min(start + EVALUATION_BATCH);
+            let Batch { input, targets } = self.samples.held_out(range, &device);
+            let logits = network.logits(input);
+            let count = targets.dims()[0];
+            predictions += count;
+            correct += hits(logits.clone(), targets.clone());
+            let mean = network.loss(logits, targets).into_scalar::<f32>();
+            loss += f64::from(mean) * count as f64;
+        }
+        Evaluation { loss: loss / predictions as f64, accuracy: correct as f64 / predictions as f64 }
+    }
+}
+
+/// How many predictions name their target.
+fn hits(logits: Tensor<2>, targets: Tensor<1, Int>) -> i64 {
+    let named = logits.argmax(1).flatten::<1>(0, 1);
+    named.equal(targets).int().sum().into_scalar()
+}
