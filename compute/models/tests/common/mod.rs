@@ -1,0 +1,34 @@
+//! Small data for every model, and plain gradient descent.
+
+use std::sync::Arc;
+
+use paceline_models::{Device, ModelKind, Sampling};
+use paceline_workload::{Data, DataSource, Draw, Replica, Workload, synthetic_digits};
+
+/// A small workload of any kind, always the same.
+pub fn workload(kind: ModelKind) -> Arc<dyn Workload> {
+    let data = match kind {
+        ModelKind::CharacterModel => text(),
+        _ => Data::Images(synthetic_digits(3, 500, 100).unwrap()),
+    };
+    kind.workload(&data, &Sampling::default(), &Device::flex()).unwrap()
+}
+
+fn text() -> Data {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let line = "The line holds together because each rider sets the pace that the line can hold.\n";
+    std::fs::write(file.path(), line.repeat(20)).unwrap();
+    DataSource::Text(file.path().into()).load(0).unwrap()
+}
+
+/// `samples` of worker 0's stream from `offset` on.
+pub fn draw(offset: u64, samples: u32) -> Draw {
+    Draw { worker: 0, offset, samples }
+}
+
+/// Loss and gradient of one draw.
+pub fn gradient(replica: &mut dyn Replica, parameters: &[f32], draw: Draw) -> (f64, Vec<f32>) {
+    let mut gradient = vec![f32::NAN; parameters.len()];
+    let loss = replica.gradient(parameters, draw, &mut gradient);
+    (loss, gradient)
+}

@@ -1,0 +1,89 @@
+//! Every model's gradient agrees with central differences of its loss.
+
+mod common;
+
+use common::{draw, gradient, workload};
+use paceline_models::ModelKind;
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+/// How far a measured slope may lie from the computed one, relative to it …
+const TOLERANCE: f64 = 0.05;
+/// … and beyond that, per unit of length: what rounding of an `f32` loss leaves.
+const FLOOR: f64 = 1e-3;
+/// A kink of ReLU or max-pooling between the two points disappears with a smaller step, rounding with a larger one.
+/// A wrong gradient disagrees with all of them.
+const STEPS: [f64; 3] = [1e-3, 3e-3, 3e-4];
+
+/// For every trainable tensor, compares slopes along a random half of its gradient and along its largest coordinate.
+///
+/// Along its own gradient a slope is large against the loss's rounding; a random half of the coordinates leaves no
+/// room for errors that cancel each other.
+fn agrees(kind: ModelKind, samples: u32) {
+    let workload = workload(kind);
+    let layout = workload.layout();
+    let mut replica = workload.replica();
+    let parameters = workload.initial(1);
+    let draw = draw(0, samples);
+    let (_, exact) = gradient(replica.as_mut(), &parameters, draw);
+    let mut generator = Xoshiro256PlusPlus::seed_from_u64(5);
+    let mut steepest = 0f64;
+    for entry in layout.entries().iter().filter(|entry| entry.range.end <= layout.trainable()) {
+        let mut half = vec![0.0; parameters.len()];
+        let mut largest = entry.range.start;
+        for index in entry.range.clone() {
+            half[index] = if generator.random() { f64::from(exact[index]) } else { 0.0 };
+            if exact[index].abs() > exact[largest].abs() {
+                largest = index;
+            }
+        }
+        let mut single = vec![0.0; parameters.len()];
+        single[largest] = 1.0;
+        for direction in [half, single] {
+            let length = direction.iter().map(|x| x * x).sum::<f64>().sqrt().max(f64::MIN_POSITIVE);
+            let computed = exact.iter().zip(&direction).map(|(g, d)| f64::from(*g) * d / length).sum::<f64>();
+            let mut measure = |step: f64| {
+                let mut loss_at = |distance: f64| {
+                    let moved = parameters.iter().zip(&direction);
+                    let moved: Vec<f32> = moved.map(|(p, d)| (f64::from(*p) + distance * d / length) as f32).collect();
+                    gradient(replica.as_mut(), &moved, draw).0
+                };
+                (loss_at(step) - loss_at(-step)) / (2.0 * step)
+            };
+            let close = |step: f64| (measure(step) - computed).abs() < TOLERANCE * computed.abs() + FLOOR;
+            assert!(
+                STEPS.into_iter().any(close),
+                "{kind}, {}: computed {computed}, measured {:?} at steps {STEPS:?}",
+                entry.name,
+                STEPS.map(measure),
+            );
+            steepest = steepest.max(computed.abs());
+        }
+    }
+    assert!(steepest > 0.1, "{kind}: the steepest slope is {steepest}, too flat to measure");
+}
+
+#[test]
+fn mlp_agrees() {
+    agrees(ModelKind::Mlp, 8);
+}
+
+#[test]
+fn cnn_agrees() {
+    agrees(ModelKind::Cnn, 8);
+}
+
+#[test]
+fn resnet8_agrees() {
+    agrees(ModelKind::ResNet8, 8);
+}
+
+#[test]
+fn resnet20_agrees() {
+    agrees(ModelKind::ResNet20, 4);
+}
+
+#[test]
+fn character_model_agrees() {
+    agrees(ModelKind::CharacterModel, 4);
+}

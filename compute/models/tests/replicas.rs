@@ -1,0 +1,100 @@
+//! Replicas give the same bits, alone or beside others, and batch normalization's statistics travel apart.
+
+mod common;
+
+use std::thread;
+
+use common::{draw, gradient, workload};
+use paceline_models::ModelKind;
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn same_seed_same_start_even_while_others_start() {
+    for kind in [ModelKind::Mlp, ModelKind::ResNet8, ModelKind::CharacterModel] {
+        let expected = bits(&workload(kind).initial(1));
+        assert_ne!(expected, bits(&workload(kind).initial(2)), "{kind}");
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let workload = workload(kind);
+                    for _ in 0..3 {
+                        assert_eq!(bits(&workload.initial(1)), expected, "{kind}");
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn threads_give_the_same_bits_as_one_alone() {
+    let cases = [(ModelKind::Cnn, 16), (ModelKind::ResNet8, 4), (ModelKind::CharacterModel, 2)];
+    let workloads = cases.map(|(kind, samples)| (workload(kind), samples));
+    let run = |case: usize| -> Vec<(u64, Vec<u32>)> {
+        let (workload, samples) = &workloads[case];
+        let mut replica = workload.replica();
+        let parameters = workload.initial(4);
+        let draws = (0..4).map(|step| draw(step * 100, *samples));
+        let results = draws.map(|draw| gradient(replica.as_mut(), &parameters, draw));
+        results.map(|(loss, gradient)| (loss.to_bits(), bits(&gradient))).collect()
+    };
+    let alone: Vec<_> = (0..cases.len()).map(run).collect();
+    thread::scope(|scope| {
+        for thread in 0..2 * cases.len() {
+            let (run, alone) = (&run, &alone);
+            scope.spawn(move || {
+                let case = thread % cases.len();
+                assert!(run(case) == alone[case], "{}", cases[case].0);
+            });
+        }
+    });
+}
+
+#[test]
+fn what_a_replica_computed_before_does_not_matter() {
+    let workload = workload(ModelKind::ResNet8);
+    let (parameters, other) = (workload.initial(1), workload.initial(2));
+    let (mut fresh, mut used) = (workload.replica(), workload.replica());
+    gradient(used.as_mut(), &other, draw(50, 3));
+    used.evaluate(&other);
+    let expected = gradient(fresh.as_mut(), &parameters, draw(0, 4));
+    assert_eq!(gradient(used.as_mut(), &parameters, draw(0, 4)), expected);
+    assert_eq!(used.evaluate(&parameters), fresh.evaluate(&parameters));
+}
+
+#[test]
+fn statistics_move_towards_the_batch_and_only_they_change_an_evaluation() {
+    let workload = workload(ModelKind::ResNet8);
+    let layout = workload.layout();
+    let mut replica = workload.replica();
+    let start = workload.initial(3);
+    let (statistics, weights) = (layout.trainable()..layout.len(), 0..layout.trainable());
+    let names = layout.entries().iter().filter(|entry| entry.range.start >= layout.trainable());
+    assert!(names.map(|entry| &entry.name).all(|name| name.contains(".norm.running_")));
+    assert_eq!(statistics.len(), 2 * (16 + 16 + 16 + 32 + 32 + 32 + 64 + 64 + 64));
+
+    // Loss and gradient of a training step normalize by the batch: other statistics change neither.
+    let (loss, gradient_at_start) = gradient(replica.as_mut(), &start, draw(0, 32));
+    let mut shifted = start.clone();
+    shifted[statistics.clone()].iter_mut().for_each(|value| *value += 1.0);
+    let (shifted_loss, gradient_shifted) = gradient(replica.as_mut(), &shifted, draw(0, 32));
+    assert_eq!(loss, shifted_loss);
+    assert_eq!(gradient_at_start[weights.clone()], gradient_shifted[weights]);
+
+    // Applied with rate 1, as a store does, the reported differences converge to the batch's own statistics.
+    let mut parameters = start.clone();
+    let mut last = f32::INFINITY;
+    for _ in 0..3 {
+        let (_, update) = gradient(replica.as_mut(), &parameters, draw(0, 32));
+        let moved = update[statistics.clone()].iter().map(|value| value.abs()).sum::<f32>();
+        assert!(moved > 0.0 && moved < last, "{moved} after {last}");
+        last = moved;
+        for index in statistics.clone() {
+            parameters[index] -= update[index];
+        }
+    }
+    assert_ne!(replica.evaluate(&parameters), replica.evaluate(&start));
+}
