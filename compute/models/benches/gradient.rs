@@ -1,0 +1,93 @@
+//! What a gradient costs: Burn's bare forward and backward pass against the same through a workload, which also
+//! gathers the batch, writes the parameters and reads the gradient; then two replicas on two threads at once.
+//!
+//! `cargo bench -p paceline-models` prints medians in milliseconds.
+
+use std::thread;
+use std::time::Instant;
+
+use burn::tensor::Tensor;
+use paceline_models::{Batch, BurnWorkload, Cnn, Device, Images, Mlp, Network, ResNet, Samples, Sampling};
+use paceline_workload::{Draw, Replica, Splits, Workload, synthetic_digits};
+
+/// Keeps the large buffers of a step for the next one; the system's allocator returns them and pays page faults.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() {
+    // Cargo passes `--bench` when asked to measure; as a test, one round shows that everything runs.
+    let measured = std::env::args().any(|argument| argument == "--bench");
+    let rounds = if measured { 21 } else { 1 };
+    println!(
+        "{:<10}{:>7}{:>12}{:>12}{:>10}{:>14}{:>10}",
+        "model", "batch", "Burn", "workload", "ratio", "two threads", "speedup"
+    );
+    let digits = synthetic_digits(1, 2000, 100).expect("2,000 digits are a data set");
+    let (shape, classes) = (digits.train().shape(), digits.train().classes());
+    for batch in [64, 500] {
+        row("mlp", &digits, batch, rounds, move |device| Mlp::new(shape, classes, device));
+        row("cnn", &digits, batch, rounds, move |device| Cnn::new(shape, classes, device));
+    }
+    row("resnet8", &digits, 64, rounds.div_ceil(3), move |device| ResNet::new(shape, classes, 1, device));
+}
+
+fn row<N: Network<Input = Tensor<4>>>(
+    name: &str,
+    splits: &Splits,
+    batch: u32,
+    rounds: usize,
+    build: impl Fn(&Device) -> N + Clone + Send + Sync + 'static,
+) {
+    let images = || Images::new(splits.clone(), &Sampling::default()).expect("there is one worker");
+    let draw = Draw { worker: 0, offset: 0, samples: batch };
+
+    let device = Device::flex().autodiff();
+    let network = build(&device);
+    let Batch { input, targets } = images().draw(draw, &device);
+    let bare = || {
+        let loss = network.loss(network.logits(input.clone()), targets.clone());
+        loss.backward();
+    };
+
+    let workload = BurnWorkload::new(build, images(), &Device::flex());
+    let parameters = workload.initial(1);
+    let run = |(replica, gradient): &mut (Box<dyn Replica>, Vec<f32>), times: usize| {
+        for _ in 0..times {
+            replica.gradient(&parameters, draw, gradient);
+        }
+    };
+    let mut replicas = [0, 1].map(|_| (workload.replica(), vec![0.0; parameters.len()]));
+
+    // Alternating, so that a busy moment of the machine falls on both.
+    let (mut bare_times, mut through_times) = (Vec::new(), Vec::new());
+    bare();
+    run(&mut replicas[0], 1);
+    for _ in 0..rounds {
+        bare_times.push(milliseconds(bare));
+        through_times.push(milliseconds(|| run(&mut replicas[0], 1)));
+    }
+    let (bare, through) = (median(bare_times), median(through_times));
+    let together = milliseconds(|| {
+        thread::scope(|scope| {
+            for replica in &mut replicas {
+                scope.spawn(|| run(replica, rounds));
+            }
+        });
+    }) / rounds as f64;
+    println!(
+        "{name:<10}{batch:>7}{bare:>12.2}{through:>12.2}{:>10.3}{together:>14.2}{:>10.2}",
+        through / bare,
+        2.0 * through / together,
+    );
+}
+
+fn milliseconds(work: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    work();
+    start.elapsed().as_secs_f64() * 1e3
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
