@@ -1,3 +1,62 @@
-//! The `paceline` command.
+//! The `paceline` command: train one model on many unequal, unreliable workers.
 
-fn main() {}
+mod commands;
+mod config;
+mod failure;
+mod options;
+mod output;
+mod run_folder;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use failure::Failure;
+
+// Gradients live in fresh large buffers; this allocator keeps and reuses them.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Train one model on many unequal, unreliable workers, and let no slow one hold the others back.
+#[derive(Parser)]
+#[command(version, args_override_self = true, after_help = EXAMPLES, disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  paceline simulate                                  softmax regression on synthetic digits, 8 uneven workers
+  paceline simulate --scheme backup:k=6              the same, waiting for the first six only
+  paceline simulate --help                           all schemes, times and settings
+  paceline replay RUN/events.jsonl                   check that a recorded run decides the same again";
+
+#[derive(Subcommand)]
+enum Command {
+    Simulate(commands::simulate::Simulate),
+    Replay(commands::replay::Replay),
+    Fit(commands::fit::Fit),
+    Data(commands::data::Data),
+}
+
+fn main() -> ExitCode {
+    let outcome = parse().and_then(|(cli, settings)| match cli.command {
+        Command::Simulate(command) => command.run(&settings),
+        Command::Replay(command) => command.run(),
+        Command::Fit(command) => command.run(),
+        Command::Data(command) => command.run(),
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+/// Reads the arguments, with those of a configuration file before them, and says what they all come to.
+fn parse() -> Result<(Cli, config::Settings), Failure> {
+    let matches = config::matches(Cli::command(), std::env::args_os().collect())?;
+    let settings = config::Settings::of(&Cli::command(), &matches);
+    let cli = Cli::from_arg_matches(&matches).map_err(Failure::from)?;
+    Ok((cli, settings))
+}

@@ -128,16 +128,14 @@ impl Monitor {
             }
             Event::Committed { aggregate, .. } => {
                 let loss = aggregate.map(|aggregate| aggregate.loss);
-                done = Some(self.iteration_done(now, loss));
+                let commit = self.pending.pop_front();
+                done = commit.map(|(updates, reason)| self.stepped(now, updates, loss, reason));
             }
             Event::Reported { .. } | Event::Timer => {}
         }
         for decision in decisions {
             match &decision.action {
-                Action::Commit { updates, .. } => {
-                    self.committed += updates.len() as u64;
-                    self.pending.push_back((updates.len(), decision.reason));
-                }
+                Action::Commit { updates, .. } => self.pending.push_back((updates.len(), decision.reason)),
                 Action::Discard { .. } => self.discarded += 1,
                 Action::Interrupt { .. } => self.interrupted += 1,
                 Action::Assign(assignment) => self.works(assignment.task.worker, now),
@@ -148,9 +146,10 @@ impl Monitor {
         done
     }
 
-    fn iteration_done(&mut self, now: Time, loss: Option<f64>) -> Iteration {
-        let (waited_for, reason) = self.pending.pop_front().unwrap_or((0, Reason::OnArrival));
+    /// Takes note of a step of the model; [`observe`](Monitor::observe) does so by itself.
+    pub fn stepped(&mut self, now: Time, updates: usize, loss: Option<f64>, reason: Reason) -> Iteration {
         self.iterations += 1;
+        self.committed += updates as u64;
         if let Some(loss) = loss {
             if self.losses.len() == LOSS_WINDOW {
                 self.losses.pop_front();
@@ -159,7 +158,7 @@ impl Monitor {
         }
         let duration = now.since(self.iteration_began).seconds();
         self.iteration_began = now;
-        Iteration { iteration: self.iterations, time: now.seconds(), duration, waited_for, loss, reason }
+        Iteration { iteration: self.iterations, time: now.seconds(), duration, waited_for: updates, loss, reason }
     }
 
     /// Takes note of a measurement on the held-out set, made at the present iteration.
@@ -170,6 +169,11 @@ impl Monitor {
     /// The last measurement on the held-out set.
     pub fn evaluation(&self) -> Option<Evaluation> {
         self.evaluation.map(|(_, evaluation)| evaluation)
+    }
+
+    /// The measurement on the held-out set made at the present iteration, if there was one.
+    pub fn fresh_evaluation(&self) -> Option<Evaluation> {
+        self.evaluation.filter(|(iteration, _)| *iteration == self.iterations).map(|(_, evaluation)| evaluation)
     }
 
     /// Mean of the last training losses, fewer than [`LOSS_WINDOW`] at the beginning.
@@ -185,13 +189,12 @@ impl Monitor {
 
     /// The first goal that is met.
     pub fn met(&self, goals: &Goals, now: Time, samples: &Samples) -> Option<Goal> {
-        let fresh = self.evaluation.filter(|(iteration, _)| *iteration == self.iterations);
         goals.met(&Standing {
             iterations: self.iterations,
             samples: samples.used,
             now,
             loss: self.loss().filter(|_| self.losses.len() == LOSS_WINDOW),
-            accuracy: fresh.map(|(_, evaluation)| evaluation.accuracy),
+            accuracy: self.fresh_evaluation().map(|evaluation| evaluation.accuracy),
         })
     }
 

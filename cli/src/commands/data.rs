@@ -1,0 +1,74 @@
+//! `paceline data`: fetch published data sets.
+
+use std::path::PathBuf;
+
+use anyhow::anyhow;
+use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+use paceline_workload::{PublishedSet, download};
+
+use crate::failure::Failure;
+use crate::output::bars;
+
+/// Fetch data sets
+#[derive(Args)]
+pub struct Data {
+    #[command(subcommand)]
+    command: DataCommand,
+}
+
+#[derive(Subcommand)]
+enum DataCommand {
+    Get(Get),
+}
+
+/// Download a data set into the cache, with its checksums verified; --data finds it there
+#[derive(Args)]
+#[command(after_help = "Example:\n  paceline data get mnist && paceline fit --data mnist")]
+struct Get {
+    /// mnist, fashion-mnist or cifar10
+    set: PublishedSet,
+
+    /// Where to put it [default: the cache folder]
+    #[arg(long, value_name = "DIR")]
+    to: Option<PathBuf>,
+
+    /// Another address that holds the set's files
+    #[arg(long, value_name = "URL")]
+    mirror: Option<String>,
+
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+impl Data {
+    pub fn run(self) -> Result<(), Failure> {
+        let DataCommand::Get(get) = self.command;
+        get.run()
+    }
+}
+
+impl Get {
+    fn run(self) -> Result<(), Failure> {
+        let folder = self.to.or_else(|| self.set.cache_folder());
+        let folder = folder.ok_or_else(|| {
+            Failure::Input(anyhow!("no cache folder: set PACELINE_DATA, XDG_CACHE_HOME or HOME, or give --to DIR"))
+        })?;
+        let style = ProgressStyle::with_template("{msg} {bar:24} {bytes}/{total_bytes} {bytes_per_sec}");
+        let bar = bars().add(ProgressBar::no_length().with_style(style.map_err(Failure::run)?));
+        let mut progress = |progress: paceline_workload::Progress<'_>| {
+            bar.set_message(progress.file.to_string());
+            bar.set_length(progress.total.unwrap_or(progress.done));
+            bar.set_position(progress.done);
+        };
+        download(self.set, self.mirror.as_deref(), &folder, &mut progress).map_err(Failure::run)?;
+        bar.finish_and_clear();
+        if self.json {
+            println!("{}", serde_json::json!({ "set": self.set.name(), "folder": folder }));
+        } else {
+            println!("{} is in {}", self.set, folder.display());
+        }
+        Ok(())
+    }
+}

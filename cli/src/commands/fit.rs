@@ -1,0 +1,91 @@
+//! `paceline fit`: train on this machine alone, the standard that schemes are measured by.
+
+use std::time::Instant;
+
+use clap::Args;
+use paceline_core::{Reason, Samples, Time};
+use paceline_models::ModelKind;
+use paceline_run::{Contribution, Goals, Monitor, Observer, Run, Summary, Trainer};
+use paceline_workload::{Draw, Workload};
+
+use crate::failure::Failure;
+use crate::options::Training;
+use crate::output::{Progress, bars, table};
+
+/// Train a model on this machine alone, without workers: what schemes are compared with
+#[derive(Args)]
+#[command(after_help = "Examples:
+  paceline fit
+  paceline fit --model cnn --data mnist:DIR --until 'accuracy>0.98'")]
+pub struct Fit {
+    /// softmax, mlp, cnn, resnet8, resnet20 or charlm
+    #[arg(long, value_name = "MODEL", default_value = "cnn", help_heading = "Training")]
+    model: ModelKind,
+
+    #[command(flatten)]
+    training: Training,
+
+    /// When to stop, whichever comes first: loss<X, accuracy>X, iterations=N, time=SECONDS, samples=N
+    #[arg(long, value_name = "GOAL,…", default_value = "accuracy>0.95,iterations=5000")]
+    until: Goals,
+
+    /// Measure on the held-out set every N iterations, and at the end
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..))]
+    evaluate_every: u64,
+
+    /// The seed of everything random
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    seed: u64,
+
+    /// Read options from a TOML file whose keys are these flags; flags count more
+    #[arg(long, value_name = "FILE")]
+    config: Option<std::path::PathBuf>,
+
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+impl Fit {
+    pub fn run(self) -> Result<(), Failure> {
+        let data = self.training.load().map_err(Failure::Input)?;
+        let workload = self.training.workload(self.model, &data, 1, self.seed).map_err(Failure::Input)?;
+        let summary = self.train(workload.as_ref());
+        if self.json {
+            println!("{}", serde_json::to_string(&summary).map_err(Failure::run)?);
+        } else {
+            println!("{}", table(&[summary]));
+        }
+        Ok(())
+    }
+
+    fn train(&self, workload: &dyn Workload) -> Summary {
+        let (optimizer, schedule) = (self.training.optimizer, self.training.schedule());
+        let mut trainer = Trainer::new(workload, self.seed, optimizer, schedule, self.training.lr.0);
+        let mut replica = workload.replica();
+        let mut gradient = vec![0.0; workload.layout().len()];
+        let mut monitor = Monitor::default();
+        let mut progress = Progress::new(&bars(), format!("fit {}", self.model), &self.until);
+        let began = Instant::now();
+        let mut samples = Samples::default();
+        loop {
+            let draw = Draw { worker: 0, offset: samples.used, samples: self.training.batch };
+            let loss = replica.gradient(trainer.parameters(), draw, &mut gradient);
+            trainer.commit(&[Contribution { gradient: &gradient, weight: 1.0, loss }], 1);
+            samples.used += u64::from(draw.samples);
+            let now = Time(began.elapsed().as_nanos() as u64);
+            let iteration = monitor.stepped(now, 1, Some(loss), Reason::OnArrival);
+            if iteration.iteration.is_multiple_of(self.evaluate_every) {
+                monitor.evaluated(replica.evaluate(trainer.parameters()));
+            }
+            progress.on_iteration(&iteration, &monitor);
+            let met = monitor.met(&self.until, now, &samples);
+            if met.is_some() || !loss.is_finite() {
+                monitor.evaluated(replica.evaluate(trainer.parameters()));
+                let otherwise = "the loss is no longer finite";
+                let run = Run { scheme: "fit", seed: self.seed, workers: 1, goals: &self.until, otherwise };
+                return monitor.summary(&run, now, met, &samples, 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! The commands, one file each.
+
+pub mod data;
+pub mod fit;
+pub mod replay;
+pub mod simulate;

@@ -1,0 +1,46 @@
+//! `paceline replay`: feed a recorded event stream to its scheme again.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use paceline_run::{ReplayError, replay};
+
+use crate::failure::Failure;
+
+/// Feed a recorded event stream to its scheme again, and fail at the first decision that differs
+#[derive(Args)]
+#[command(
+    after_help = "Example:\n  paceline simulate --scheme backup:k=6 --out RUN && paceline replay RUN/events.jsonl"
+)]
+pub struct Replay {
+    /// The events.jsonl of a run folder
+    file: PathBuf,
+
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+impl Replay {
+    pub fn run(self) -> Result<(), Failure> {
+        let named = || self.file.display().to_string();
+        let file = File::open(&self.file).with_context(named).map_err(Failure::Input)?;
+        let replayed = replay(BufReader::new(file)).map_err(|error| {
+            let bad_input = !matches!(error, ReplayError::Differs { .. });
+            let error = anyhow::Error::new(error).context(named());
+            if bad_input { Failure::Input(error) } else { Failure::Run(error) }
+        })?;
+        if self.json {
+            println!("{}", serde_json::to_string(&replayed).map_err(Failure::run)?);
+        } else {
+            println!(
+                "{}: {} events gave the same {} decisions again",
+                replayed.scheme, replayed.events, replayed.decisions
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,102 @@
+//! Configuration files: `--config FILE` reads options from TOML, and a run folder holds one that repeats the run.
+//!
+//! A file's keys are the command's own flags. Flags given on the command line count more.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use anyhow::{Context, anyhow, bail};
+use clap::{Arg, ArgAction, ArgMatches, Command};
+
+use crate::failure::Failure;
+
+/// Flags that say where results go, not what is done: no part of a configuration.
+const PLUMBING: &[&str] = &["config", "out", "json", "trace", "record", "help"];
+
+/// Reads the arguments, those of a configuration file first.
+pub fn matches(command: Command, arguments: Vec<OsString>) -> Result<ArgMatches, Failure> {
+    let given = command.clone().try_get_matches_from(&arguments)?;
+    let Some((name, subcommand)) = given.subcommand() else { return Ok(given) };
+    let Ok(Some(path)) = subcommand.try_get_one::<std::path::PathBuf>("config") else { return Ok(given) };
+    let place = arguments.iter().position(|argument| *argument == *name).unwrap_or(0);
+    let (before, after) = arguments.split_at(place + 1);
+    let expected = command.find_subcommand(name).map(Command::get_arguments);
+    let from_file = read(path, expected.into_iter().flatten().collect()).map_err(Failure::Input)?;
+    // The file by itself first, so that its errors can name it.
+    let alone = before.iter().cloned().chain(from_file.iter().cloned());
+    if let Err(error) = command.clone().try_get_matches_from(alone) {
+        let Failure::Input(error) = Failure::from(error) else { return Ok(given) };
+        return Err(Failure::Input(error.context(path.display().to_string())));
+    }
+    let all = before.iter().cloned().chain(from_file).chain(after.iter().cloned());
+    Ok(command.try_get_matches_from(all)?)
+}
+
+fn read(path: &Path, known: Vec<&Arg>) -> anyhow::Result<Vec<OsString>> {
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let table: toml::Table = toml::from_str(&text).map_err(|error| {
+        let line = error.span().map_or(1, |span| text[..span.start].lines().count().max(1));
+        anyhow!("{}, line {line}: {}", path.display(), error.message())
+    })?;
+    let keys: Vec<&str> = known.iter().filter_map(|arg| arg.get_long()).filter(|key| !PLUMBING.contains(key)).collect();
+    let mut arguments = Vec::new();
+    for (key, value) in table {
+        let Some(arg) = known.iter().find(|arg| arg.get_long() == Some(&key)).filter(|_| keys.contains(&key.as_str()))
+        else {
+            bail!("{}: unknown key '{key}'; there are {}", path.display(), keys.join(", "));
+        };
+        match value {
+            toml::Value::Boolean(on) if matches!(arg.get_action(), ArgAction::SetTrue) => {
+                arguments.extend(on.then(|| format!("--{key}").into()));
+            }
+            toml::Value::String(text) => arguments.push(format!("--{key}={text}").into()),
+            toml::Value::Integer(_) | toml::Value::Float(_) | toml::Value::Boolean(_) => {
+                arguments.push(format!("--{key}={value}").into());
+            }
+            other => bail!("{}: '{key}' is {}; expected text or a number", path.display(), other.type_str()),
+        }
+    }
+    Ok(arguments)
+}
+
+/// All of a command's settings as they came to be, defaults included.
+#[derive(Debug, Clone, Default)]
+pub struct Settings(toml::Table);
+
+impl Settings {
+    /// The settings of the subcommand that was chosen.
+    pub fn of(command: &Command, matches: &ArgMatches) -> Self {
+        let Some((name, given)) = matches.subcommand() else { return Settings::default() };
+        let arguments = command.find_subcommand(name).map(Command::get_arguments).into_iter().flatten();
+        let mut table = toml::Table::new();
+        for arg in arguments {
+            let Some(key) = arg.get_long().filter(|key| !PLUMBING.contains(key)) else { continue };
+            let id = arg.get_id().as_str();
+            if matches!(arg.get_action(), ArgAction::SetTrue) {
+                table.insert(key.into(), toml::Value::Boolean(given.get_flag(id)));
+            } else if let Ok(Some(values)) = given.try_get_raw(id) {
+                let values: Vec<_> = values.map(|value| value.to_string_lossy()).collect();
+                table.insert(key.into(), plain(&values.join(",")));
+            }
+        }
+        Settings(table)
+    }
+
+    /// Replaces one setting, e.g. the seed of one of several runs.
+    pub fn with(mut self, key: &str, value: impl ToString) -> Self {
+        self.0.insert(key.into(), plain(&value.to_string()));
+        self
+    }
+}
+
+/// Numbers as numbers, everything else as text.
+fn plain(text: &str) -> toml::Value {
+    let integer = text.parse().ok().filter(|number: &i64| number.to_string() == text).map(toml::Value::Integer);
+    integer.unwrap_or_else(|| toml::Value::String(text.into()))
+}
+
+impl std::fmt::Display for Settings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}

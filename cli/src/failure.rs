@@ -1,0 +1,60 @@
+//! How the command fails: in one line, with an exit code that says whose fault it is.
+
+use std::process::ExitCode;
+
+/// Why the command ends without success.
+#[derive(Debug)]
+pub enum Failure {
+    /// The input can't be used; exit code 2.
+    Input(anyhow::Error),
+    /// The input was fine, but something went wrong; exit code 1.
+    Run(anyhow::Error),
+    /// Help or version was asked for; exit code 0.
+    Shown(clap::Error),
+}
+
+impl Failure {
+    /// Something went wrong although the input was fine.
+    pub fn run(error: impl Into<anyhow::Error>) -> Self {
+        Failure::Run(error.into())
+    }
+
+    /// Says why, and gives the exit code.
+    pub fn report(self) -> ExitCode {
+        match self {
+            Failure::Input(error) => {
+                eprintln!("error: {error:#}");
+                ExitCode::from(2)
+            }
+            Failure::Run(error) => {
+                eprintln!("error: {error:#}");
+                ExitCode::FAILURE
+            }
+            Failure::Shown(text) => {
+                // Nothing can be done if the terminal is gone.
+                let _ = text.print();
+                ExitCode::SUCCESS
+            }
+        }
+    }
+}
+
+impl From<clap::Error> for Failure {
+    fn from(error: clap::Error) -> Self {
+        use clap::error::ErrorKind;
+        match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Failure::Shown(error),
+            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Failure::Shown(error),
+            _ => Failure::Input(anyhow::anyhow!("{}", in_one_line(&error.to_string()))),
+        }
+    }
+}
+
+/// What clap says, up to its advice, in one line.
+fn in_one_line(text: &str) -> String {
+    let text = text.strip_prefix("error: ").unwrap_or(text);
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let told: Vec<&str> =
+        lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information")).collect();
+    told.join(" ")
+}

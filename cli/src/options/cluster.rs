@@ -1,0 +1,59 @@
+//! The simulated cluster.
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use clap::Args;
+use paceline_sim::{NetworkSpec, Script, Slowness, Times, TimesSpec};
+
+/// How many workers there are if neither the user nor a trace says.
+const WORKERS: usize = 8;
+
+/// The workers, their times and their network.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Cluster")]
+pub struct Cluster {
+    /// How many workers there are at the start [default: 8, or as many as a trace has]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub workers: Option<u32>,
+
+    /// How long a task takes, in seconds: deterministic:T, uniform:LOW,HIGH, shifted-exponential:SHIFT,SCALE,
+    /// pareto:SCALE,SHAPE, lognormal:MU,SIGMA, markov:NORMAL,SLOW,P_FALL,P_RECOVER (per task),
+    /// correlated:HOSTS,MU,SIGMA,SHARE (log-normal, hosts' workers slow together) or trace:FILE (CSV or Parquet, a row
+    /// per step, a column per worker)
+    #[arg(long, value_name = "TIMES", default_value = "shifted-exponential:0.3,0.7")]
+    pub times: TimesSpec,
+
+    /// Makes workers slower by a factor, e.g. 0=3.0,4-7=2
+    #[arg(long, value_name = "RANKS=FACTOR,…", default_value = "")]
+    pub slow: Slowness,
+
+    /// A file of timed changes, a line each: "160 slow 8-15 5", "200 leave 3", "210 crash 4 2.5", "300 join 3-4"
+    #[arg(long, value_name = "FILE")]
+    pub script: Option<PathBuf>,
+
+    /// How long messages take: latency=SECONDS,bandwidth=BYTES_PER_SECOND[,bytes=N] of the server's link; none at all
+    /// if not given
+    #[arg(long, value_name = "NETWORK")]
+    pub network: Option<NetworkSpec>,
+}
+
+impl Cluster {
+    /// Reads the files and checks that everything is about workers that there are.
+    pub fn load(&self) -> anyhow::Result<(usize, Times, Script)> {
+        let times = Times::load(&self.times)?;
+        let traced = times.traced_workers();
+        let workers = self.workers.map_or(traced.unwrap_or(WORKERS), |workers| workers as usize);
+        if let Some(traced) = traced.filter(|&traced| traced < workers) {
+            bail!("--workers {workers}, but {} is a trace of {traced}", self.times);
+        }
+        if let Some(last) = self.slow.last().filter(|last| last.index() >= workers) {
+            bail!("--slow names {last}, but there are {workers} workers, 0 to {}", workers - 1);
+        }
+        let script = match &self.script {
+            Some(path) => Script::read(path, workers)?,
+            None => Script::default(),
+        };
+        Ok((workers, times, script))
+    }
+}

@@ -1,0 +1,42 @@
+//! Seeds as written: `7`, `1..20`, `1,5,9`.
+
+use std::str::FromStr;
+
+/// Which seeds to run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seeds(pub Vec<u64>);
+
+impl FromStr for Seeds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || "expected a seed (7), a range with both ends (1..20) or a list (1,5,9)".to_string();
+        let seed = |text: &str| text.trim().parse::<u64>().map_err(|_| wrong());
+        let seeds = match text.split_once("..") {
+            Some((first, last)) => {
+                let (first, last) = (seed(first)?, seed(last)?);
+                if last < first || last - first >= 100_000 {
+                    return Err(wrong());
+                }
+                (first..=last).collect()
+            }
+            None => text.split(',').map(seed).collect::<Result<Vec<u64>, _>>()?,
+        };
+        Ok(Seeds(seeds))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_several_and_ranges() {
+        assert_eq!("7".parse(), Ok(Seeds(vec![7])));
+        assert_eq!("1..4".parse(), Ok(Seeds(vec![1, 2, 3, 4])));
+        assert_eq!("9,2".parse(), Ok(Seeds(vec![9, 2])));
+        for text in ["", "x", "4..1", "1..", "-1", "0..99999999999"] {
+            assert!(text.parse::<Seeds>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What people and machines see of runs.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use paceline_run::{Goals, Iteration, Monitor, Observer, Summary};
+
+/// Progress bars on standard error, where there is someone to look at them.
+pub fn bars() -> MultiProgress {
+    let bars = MultiProgress::new();
+    if !std::io::stderr().is_terminal() {
+        bars.set_draw_target(ProgressDrawTarget::hidden());
+    }
+    bars
+}
+
+/// A bar that follows one run.
+pub struct Progress {
+    bar: ProgressBar,
+}
+
+impl Progress {
+    /// A bar up to the number of iterations, where that is known.
+    pub fn new(bars: &MultiProgress, name: String, goals: &Goals) -> Self {
+        let bar = match goals.iteration_limit() {
+            Some(limit) => ProgressBar::new(limit).with_style(style("{prefix} {bar:24} {pos}/{len} {msg} [{elapsed}]")),
+            None => {
+                ProgressBar::new_spinner().with_style(style("{prefix} {spinner} {pos} iterations {msg} [{elapsed}]"))
+            }
+        };
+        let bar = bars.add(bar.with_prefix(name));
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Progress { bar }
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+impl Observer for Progress {
+    fn on_iteration(&mut self, iteration: &Iteration, monitor: &Monitor) {
+        if self.bar.is_hidden() {
+            return;
+        }
+        self.bar.set_position(iteration.iteration);
+        let loss = monitor.loss().map_or(String::new(), |loss| format!(", loss {loss:.3}"));
+        let accuracy = monitor.evaluation().map_or(String::new(), |found| format!(", accuracy {:.3}", found.accuracy));
+        let k = iteration.waited_for;
+        self.bar.set_message(format!("t = {:.1} s, k = {k}{loss}{accuracy}", iteration.time));
+    }
+}
+
+/// Finished runs as a table.
+pub fn table(summaries: &[Summary]) -> String {
+    let names =
+        ["scheme", "seed", "iterations", "time", "reached", "loss", "accuracy", "idle", "samples lost", "MB moved"];
+    let rows: Vec<[String; 10]> = summaries.iter().map(row).collect();
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.chain([names[column].len()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..names.len()).map(width).collect();
+    let line = |cells: Vec<&str>| {
+        let padded = cells.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
+            if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+        });
+        padded.collect::<Vec<_>>().join("  ").trim_end().to_string()
+    };
+    let head = line(names.to_vec());
+    let body = rows.iter().map(|row| line(row.iter().map(String::as_str).collect()));
+    std::iter::once(head).chain(body).collect::<Vec<_>>().join("\n")
+}
+
+fn row(summary: &Summary) -> [String; 10] {
+    let or_dash = |value: Option<f64>, digits: usize| value.map_or("-".into(), |value| format!("{value:.digits$}"));
+    [
+        summary.scheme.clone(),
+        summary.seed.to_string(),
+        summary.iterations.to_string(),
+        format!("{:.2} s", summary.time),
+        if summary.reached { summary.stopped_by.clone() } else { format!("no: {}", summary.stopped_by) },
+        or_dash(summary.loss, 4),
+        or_dash(summary.accuracy, 4),
+        format!("{:.1} %", 100.0 * summary.idle_share),
+        summary.samples_lost.to_string(),
+        format!("{:.1}", summary.bytes as f64 / 1e6),
+    ]
+}
