@@ -1,0 +1,30 @@
+//! Running the program.
+#![allow(dead_code, reason = "not every test uses all of it")]
+
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// Runs `paceline` to its end.
+pub fn paceline(arguments: &[&str]) -> Output {
+    let program = env!("CARGO_BIN_EXE_paceline");
+    Command::new(program).args(arguments).stdin(Stdio::null()).output().expect("the program was built")
+}
+
+/// Runs `paceline` and reads its standard output, an object a line.
+pub fn json(arguments: &[&str]) -> Vec<Value> {
+    let output = paceline(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Runs `paceline` with input that it must refuse, in one line on standard error and with exit code 2.
+pub fn refused(arguments: &[&str]) -> String {
+    let output = paceline(arguments);
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
+    assert!(output.stdout.is_empty(), "{arguments:?}");
+    assert!(message.starts_with("error: ") && message.trim_end().lines().count() == 1, "{arguments:?}: {message}");
+    message
+}

@@ -1,0 +1,156 @@
+//! `paceline simulate` and `paceline replay` as their users see them.
+
+mod common;
+
+use std::fs;
+
+use common::{json, paceline, refused};
+use serde_json::Value;
+use tempfile::tempdir;
+
+const QUICK: [&str; 6] = ["simulate", "--data", "digits:600,200", "--until", "iterations=12", "--json"];
+
+fn quick(more: &[&str]) -> Vec<Value> {
+    json(&[&QUICK, more].concat())
+}
+
+#[test]
+fn json_holds_one_object_per_run_with_all_keys() {
+    let runs = quick(&["--seeds", "1..3"]);
+    assert_eq!(runs.iter().map(|run| run["seed"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3]);
+    let keys = [
+        "scheme", "seed", "workers", "iterations", "time", "reached", "time_to_target", "loss", "accuracy",
+        "updates_committed", "updates_discarded", "samples_used", "samples_lost", "idle_share", "bytes",
+    ];
+    for run in &runs {
+        for key in keys {
+            assert!(!run[key].is_null(), "{key} is missing in {run}");
+        }
+    }
+    assert_ne!(runs[0]["time"], runs[1]["time"]);
+}
+
+#[test]
+fn trace_holds_one_object_per_iteration_too() {
+    let lines = quick(&["--trace", "--scheme", "backup:k=6"]);
+    assert_eq!(lines.len(), 13);
+    for (index, line) in lines[..12].iter().enumerate() {
+        assert_eq!(line["iteration"], index + 1);
+        assert_eq!(line["waited_for"], 6);
+        assert_eq!(line["reason"], "6 of 8 gradients are in");
+        assert!(line["time"].is_f64() && line["duration"].is_f64() && line["loss"].is_f64(), "{line}");
+    }
+    assert_eq!(lines[12]["iterations"], 12);
+}
+
+#[test]
+fn the_same_seeds_give_the_same_bytes() {
+    for scheme in ["bsp", "backup:k=5", "asp"] {
+        let run = |threads: &str| {
+            let arguments = [&QUICK[..], &["--scheme", scheme, "--seeds", "1..3", "--trace", "--threads", threads]].concat();
+            paceline(&arguments).stdout
+        };
+        let first = run("1");
+        assert_eq!(run("2"), first, "{scheme}");
+        assert_eq!(run("2"), first, "{scheme}");
+    }
+}
+
+#[test]
+fn a_run_folder_repeats_and_replays_its_run() {
+    let folder = tempdir().unwrap();
+    let out = folder.path().join("run");
+    let out = out.to_str().unwrap();
+    let first = quick(&["--scheme", "backup:k=5", "--slow", "0=3", "--seeds", "7", "--out", out]);
+    for file in ["config.toml", "events.jsonl", "metrics.csv", "model.safetensors", "summary.json"] {
+        assert!(fs::metadata(format!("{out}/{file}")).unwrap().len() > 0, "{file}");
+    }
+    let again = json(&["simulate", "--config", &format!("{out}/config.toml"), "--json"]);
+    assert_eq!(again, first);
+    let other = json(&["simulate", "--config", &format!("{out}/config.toml"), "--scheme", "bsp", "--json"]);
+    assert_eq!((&other[0]["scheme"], &other[0]["seed"]), (&Value::from("bsp"), &Value::from(7)));
+
+    let events = format!("{out}/events.jsonl");
+    assert_eq!(json(&["replay", &events, "--json"])[0]["scheme"], "backup:k=5");
+    let tampered = format!("{out}/tampered.jsonl");
+    fs::write(&tampered, fs::read_to_string(&events).unwrap().replacen("\"weight\":0.2", "\"weight\":0.3", 1)).unwrap();
+    let output = paceline(&["replay", &tampered]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("differs"));
+    // Nothing is overwritten.
+    assert!(refused(&[&QUICK[..], &["--out", out]].concat()).contains("exists and is not empty"));
+}
+
+#[test]
+fn recorded_times_play_back() {
+    let folder = tempdir().unwrap();
+    for name in ["times.csv", "times.parquet"] {
+        let file = folder.path().join(name);
+        let first = quick(&["--model", "none", "--record", file.to_str().unwrap()]);
+        let again = quick(&["--model", "none", "--times", &format!("trace:{}", file.display())]);
+        assert_eq!(again, first, "{name}");
+    }
+}
+
+#[test]
+fn bad_input_is_one_clear_line_and_leaves_nothing_behind() {
+    let folder = tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_string()
+    };
+    let out = folder.path().join("out");
+    let trace = |path: &str| format!("trace:{path}");
+    let ragged = trace(&write("ragged.csv", "a,b\n1,2\n3\n"));
+    let not_a_number = trace(&write("nan.csv", "a,b\n1,NaN\n"));
+    let empty = trace(&write("empty.csv", ""));
+    let one = trace(&write("one.csv", "a\n1\n"));
+    let script = write("script.txt", "5 leave 77\n");
+    let config = write("config.toml", "scheme = \"bsp\"\nlearning-rate = 3\n");
+    let value = write("value.toml", "scheme = \"ssp:staleness=x\"\nbatch = 0\n");
+    let syntax = write("syntax.toml", "scheme = \"bsp\"\nbatch =\n");
+    let cases: [(&[&str], &str); 25] = [
+        (&["--scheme", "bspp"], "unknown scheme 'bspp'; there are"),
+        (&["--scheme", "ssp:slack=1"], "no setting 'slack'; it has staleness"),
+        (&["--scheme", "backup:k=17", "--workers", "16"], "k=17 in scheme 'backup': expected 1 to 16"),
+        (&["--scheme", "backup:k=0"], "k=0 in scheme 'backup': expected 1 to 8"),
+        (&["--scheme", "asp", "--handout", "pull"], "handout pull has no meaning"),
+        (&["--lr", "-0.1"], "'-0.1' for '--lr <RATE>': expected a number above 0"),
+        (&["--lr", "nan"], "expected a number above 0"),
+        (&["--workers", "0"], "'0' for '--workers <N>'"),
+        (&["--batch", "0"], "'0' for '--batch <N>'"),
+        (&["--times", &empty], "the trace is empty"),
+        (&["--times", &ragged], "row 3 has 1 cells, the first has 2"),
+        (&["--times", &not_a_number], "row 2, column 'b': 'NaN' is not a number of seconds"),
+        (&["--times", "trace:/no/such/file.csv"], "/no/such/file.csv"),
+        (&["--times", &one, "--workers", "2"], "is a trace of 1"),
+        (&["--times", "uniform:2,1"], "times 'uniform:2,1'"),
+        (&["--slow", "9=2"], "--slow names worker 9, but there are 8 workers, 0 to 7"),
+        (&["--script", &script], "line 1: worker 77 can't go"),
+        (&["--until", "loss>3"], "'loss>3': expected loss<X"),
+        (&["--until", "accuracy>0.5", "--model", "none"], "needs a model"),
+        (&["--seeds", "5..1"], "expected a seed"),
+        (&["--model", "gpt"], "unknown model `gpt`"),
+        (&["--data", "mnist:/no/such/folder"], "/no/such/folder"),
+        (&["--config", &config], "unknown key 'learning-rate'; there are"),
+        (&["--config", &value], "value.toml"),
+        (&["--config", &syntax], "syntax.toml, line 2"),
+    ];
+    for (arguments, expected) in cases {
+        let message = refused(&[&["simulate", "--out", out.to_str().unwrap()], arguments].concat());
+        assert!(message.contains(expected), "{arguments:?}: {message}");
+        assert!(!out.exists(), "{arguments:?} left a folder behind");
+    }
+}
+
+#[test]
+fn help_shows_what_to_type_next() {
+    for arguments in [&["--help"][..], &["simulate", "--help"]] {
+        let output = paceline(arguments);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && text.contains("Examples:\n  paceline simulate"), "{text}");
+    }
+    let help = String::from_utf8(paceline(&["simulate", "--help"]).stdout).unwrap();
+    assert!(help.contains("ssp") && help.contains("staleness: "), "{help}");
+}
