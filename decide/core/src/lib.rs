@@ -5,11 +5,13 @@
 //! - [`contract`](Scheme): a [`Scheme`] hears [`Event`]s and takes [`Action`]s, each with a [`Reason`].
 //! - [`Ledger`]: runs a scheme by the [laws](Law); simulator and server drive it alike.
 //! - [`CATALOGUE`], [`SchemeSpec`]: the schemes by name.
+//! - [`batching`]: how many samples each worker gets.
 //! - [`barrier`]: where to put the next barrier, given when each worker will finish.
 //! - [`rounds`] and [`free_running`]: what schemes are made of.
 //! - [`RoundTripTable`]: how long until k gradients are in.
 
 pub mod barrier;
+pub mod batching;
 mod contract;
 pub mod free_running;
 mod handout;

@@ -1,0 +1,201 @@
+//! What measured points say of a worker (LB-BSP, section 3.3).
+
+use super::Cost;
+
+/// How much of its memory a worker may fill: the rest is for what was not measured.
+const MEMORY_LIMIT: f64 = 0.9;
+
+/// The sizes to try, as shares of the size the user chose. Sizes below it are safe; those above are tried only where
+/// the memory taken so far says that they fit.
+const SIZES: [f64; 6] = [0.125, 0.25, 0.5, 1.0, 2.0, 4.0];
+
+/// How often each size is tried: the median of so many forgives one that went wrong.
+const REPEATS: usize = 3;
+
+/// One measured batch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Point {
+    /// How many samples it had.
+    pub samples: u32,
+    /// How long they were computed, in seconds.
+    pub seconds: f64,
+    /// The share of the worker's memory in use with it, 0 to 1, if it is known.
+    pub memory: Option<f64>,
+}
+
+/// A worker's computing time by batch size: constant up to `least` samples, where the device is not filled, then
+/// `fixed + per_sample · samples` up to `most`, where its memory is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Profile {
+    /// Seconds per sample (the paper's m).
+    pub per_sample: f64,
+    /// Seconds that come on top (the paper's b); the line's, so it may be negative.
+    pub fixed: f64,
+    /// Where the line begins (the paper's xˢ): fewer samples are no faster.
+    pub least: u32,
+    /// The most samples that fit (the paper's xᵒ). Where memory is not known, the most that were tried.
+    pub most: u32,
+}
+
+impl Profile {
+    /// The size to measure next, given what was measured; `None` when it is enough. A size above `batch`, the user's, is
+    /// tried only if the memory that smaller ones took says that it fits: a worker is never driven out of memory.
+    pub fn next_probe(points: &[Point], batch: u32) -> Option<u32> {
+        let share = SIZES.get(points.len() / REPEATS)?;
+        let size = ((f64::from(batch) * share) as u32).max(1);
+        (size <= batch || most_that_fit(points).is_some_and(|most| size <= most)).then_some(size)
+    }
+
+    /// Fits a profile. Medians and median slopes (Theil–Sen) keep single wrong measurements from mattering. `None` if
+    /// the points are of fewer than two sizes or time does not grow with size.
+    pub fn fit(points: &[Point]) -> Option<Profile> {
+        let times = medians(points.iter().map(|point| (point.samples, point.seconds)));
+        let tried = times.last()?.0 as u32;
+        let candidates = (0..times.len() - 1).filter_map(|split| Bend::fit(&times, split));
+        let bend = candidates.min_by(|a, b| a.error(&times).total_cmp(&b.error(&times)))?;
+        let least = bend.least().clamp(1.0, f64::from(tried)) as u32;
+        let most = most_that_fit(points).unwrap_or(tried).max(least);
+        Some(Profile { per_sample: bend.slope, fixed: bend.intercept, least, most })
+    }
+
+    /// What samples cost with this much communication in each iteration, in seconds.
+    pub fn cost(&self, communication: f64) -> Cost {
+        Cost { per_sample: self.per_sample, fixed: self.fixed + communication, least: self.least, most: self.most }
+    }
+}
+
+/// A constant, then a line.
+struct Bend {
+    /// The constant; `None` if the line is all there is.
+    level: Option<f64>,
+    /// Where the line was seen first.
+    first: f64,
+    slope: f64,
+    intercept: f64,
+}
+
+impl Bend {
+    /// The bend whose first `split` points are on the constant.
+    fn fit(times: &[(f64, f64)], split: usize) -> Option<Self> {
+        let (flat, line) = times.split_at(split);
+        let (slope, intercept) = theil_sen(line)?;
+        let level = (!flat.is_empty()).then(|| median(flat.iter().map(|point| point.1).collect()));
+        let bend = Bend { level, first: line[0].0, slope, intercept };
+        (slope > 0.0 && bend.at(bend.least()) >= 0.0).then_some(bend)
+    }
+
+    fn at(&self, samples: f64) -> f64 {
+        (self.intercept + self.slope * samples).max(self.level.unwrap_or(f64::NEG_INFINITY))
+    }
+
+    /// Where the line begins: where it meets the constant, or else the first size measured.
+    fn least(&self) -> f64 {
+        self.level.map_or(self.first, |level| ((level - self.intercept) / self.slope).ceil())
+    }
+
+    fn error(&self, times: &[(f64, f64)]) -> f64 {
+        times.iter().map(|&(samples, seconds)| (self.at(samples) / seconds - 1.0).abs()).sum()
+    }
+}
+
+/// How many samples fit by what they took of the memory; `None` if that is not known.
+fn most_that_fit(points: &[Point]) -> Option<u32> {
+    let taken = points.iter().filter_map(|point| point.memory.map(|memory| (point.samples, memory)));
+    let (slope, intercept) = theil_sen(&medians(taken))?;
+    (slope > 0.0).then(|| ((MEMORY_LIMIT - intercept) / slope) as u32)
+}
+
+/// The median of each size's measurements, by size.
+fn medians(points: impl Iterator<Item = (u32, f64)>) -> Vec<(f64, f64)> {
+    let mut points: Vec<(u32, f64)> = points.collect();
+    points.sort_unstable_by_key(|&(samples, _)| samples);
+    let of_one_size =
+        |points: &[(u32, f64)]| (f64::from(points[0].0), median(points.iter().map(|&(_, value)| value).collect()));
+    points.chunk_by(|a, b| a.0 == b.0).map(of_one_size).collect()
+}
+
+/// Slope and intercept of the line with the median slope through pairs of points; `None` for fewer than two.
+fn theil_sen(points: &[(f64, f64)]) -> Option<(f64, f64)> {
+    let pairs = points.iter().enumerate().flat_map(|(index, a)| points[index + 1..].iter().map(move |b| (a, b)));
+    let slopes: Vec<f64> = pairs.map(|(a, b)| (b.1 - a.1) / (b.0 - a.0)).collect();
+    if slopes.is_empty() {
+        return None;
+    }
+    let slope = median(slopes);
+    Some((slope, median(points.iter().map(|point| point.1 - slope * point.0).collect())))
+}
+
+/// The median of one value or more.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::{RngExt, SeedableRng};
+    use rand_xoshiro::Xoshiro256PlusPlus;
+
+    use super::*;
+
+    /// Probes a device whose time is constant up to `least` and whose memory is full at `most`, with noise, and with a
+    /// measurement in five that is far off.
+    fn probe(truth: Profile, batch: u32, noise: f64, seed: u64) -> Vec<Point> {
+        let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
+        let mut points = Vec::new();
+        while let Some(samples) = Profile::next_probe(&points, batch) {
+            assert!(samples <= truth.most, "{samples} samples are out of memory at {}", truth.most);
+            let clean = truth.fixed + truth.per_sample * f64::from(samples.max(truth.least));
+            let factor = 1.0 + noise * (2.0 * random.random::<f64>() - 1.0);
+            let wrong = if noise > 0.0 && points.len() % 5 == 2 { 3.0 } else { 1.0 };
+            let memory = 0.1 + 0.9 * f64::from(samples) / f64::from(truth.most);
+            points.push(Point { samples, seconds: clean * factor * wrong, memory: Some(memory) });
+        }
+        points
+    }
+
+    const G2: Profile = Profile { per_sample: 0.001, fixed: 0.08, least: 60, most: 384 };
+
+    #[test]
+    fn a_clean_device_is_found_as_it_is() {
+        let found = Profile::fit(&probe(G2, 380, 0.0, 1)).unwrap();
+        assert!((found.per_sample / G2.per_sample - 1.0).abs() < 1e-6, "{found:?}");
+        assert!((found.fixed / G2.fixed - 1.0).abs() < 1e-6, "{found:?}");
+        assert!(found.least.abs_diff(G2.least) <= 1, "{found:?}");
+        // A tenth of the memory is left free, an eleventh of it for the batch.
+        assert!(found.most < G2.most && found.most > G2.most * 8 / 10, "{found:?}");
+    }
+
+    #[test]
+    fn noise_and_wrong_measurements_hardly_matter() {
+        for seed in 0..50 {
+            let found = Profile::fit(&probe(G2, 380, 0.02, seed)).unwrap();
+            let at = |samples: f64| found.fixed + found.per_sample * samples;
+            for samples in [100.0, 235.0, 340.0] {
+                let truth = G2.fixed + G2.per_sample * samples;
+                assert!((at(samples) / truth - 1.0).abs() < 0.06, "seed {seed}: {found:?} at {samples}");
+            }
+            assert!(found.most <= G2.most);
+        }
+    }
+
+    #[test]
+    fn without_memory_nothing_larger_than_the_users_size_is_tried() {
+        let mut points = Vec::new();
+        while let Some(samples) = Profile::next_probe(&points, 64) {
+            assert!(samples <= 64);
+            points.push(Point { samples, seconds: f64::from(samples), memory: None });
+        }
+        assert_eq!(points.len(), 12);
+        assert_eq!(Profile::fit(&points).unwrap().most, 64);
+    }
+
+    #[test]
+    fn too_little_gives_no_profile() {
+        let point = |samples, seconds| Point { samples, seconds, memory: None };
+        assert_eq!(Profile::fit(&[]), None);
+        assert_eq!(Profile::fit(&[point(8, 1.0), point(8, 1.1)]), None);
+        assert_eq!(Profile::fit(&[point(8, 1.0), point(16, 0.5)]), None);
+    }
+}
