@@ -118,7 +118,7 @@ impl<'a> Coordinator<'a> {
             Stop::Goal(goal) => format!("{goal} is reached"),
             Stop::Because(reason) => reason.clone(),
         };
-        self.members.values().for_each(|member| member.close(&ToWorker::Bye { reason: reason.clone() }));
+        self.members.values().for_each(|member| member.say_goodbye(reason.clone()));
         let outcome = self.outcome(now, stop);
         self.see_off(inputs);
         Ok(outcome)
@@ -191,7 +191,7 @@ impl<'a> Coordinator<'a> {
         };
         match rank {
             Err(reason) => {
-                member.close(&ToWorker::Refuse { reason: reason.clone() });
+                member.refuse(reason.clone());
                 self.watcher.on_notice(&Notice::Refused { peer: member.peer, reason });
             }
             Ok(rank) => {
@@ -239,7 +239,7 @@ impl<'a> Coordinator<'a> {
         let Some(worker) = self.ranks.remove(&session) else { return Ok(None) };
         let Some(member) = self.members.remove(&worker) else { return Ok(None) };
         // If it is gone, this reaches nobody and does no harm.
-        member.close(&ToWorker::Refuse { reason: reason.clone() });
+        member.refuse(reason.clone());
         let lost: Vec<TaskId> = self.arrived.keys().copied().filter(|task| task.worker == worker).collect();
         lost.into_iter().for_each(|task| self.forget(task));
         if member.ready {

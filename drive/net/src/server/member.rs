@@ -105,10 +105,15 @@ impl Member {
         self.outbox.send(message);
     }
 
-    /// Sends a last message and hears no more.
-    pub(super) fn close(&self, last: &ToWorker) {
+    /// Says why the worker has to go, and hears no more from it.
+    pub(super) fn refuse(&self, reason: String) {
         self.desk.refused.store(true, Ordering::Relaxed);
-        self.outbox.close(last);
+        self.outbox.close(&ToWorker::Refuse { reason });
+    }
+
+    /// Says that the run is over; the worker will hang up.
+    pub(super) fn say_goodbye(&self, reason: String) {
+        self.outbox.close(&ToWorker::Bye { reason });
     }
 
     /// Gives work. What was queued before, and is replaced by it, is called off.

@@ -7,6 +7,8 @@ mod member;
 mod outbox;
 mod ring;
 mod session;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::sync::Arc;

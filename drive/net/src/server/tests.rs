@@ -1,0 +1,321 @@
+//! Strangers, liars and the dying: each costs only itself.
+
+use std::io::Write as _;
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver as Notices};
+use std::thread;
+use std::time::Duration;
+
+use paceline_core::Setup;
+use paceline_run::Observer;
+use paceline_workload::{Order, Partition, Sampler, SoftmaxRegression, Workload, synthetic_digits};
+
+use super::*;
+use crate::fingerprint::Fingerprint;
+use crate::frame::{self, Header};
+use crate::link::{Incoming, Receiver as From, Sender as To, Socket};
+use crate::message::{Gradient, ToServer, ToWorker};
+use crate::worker::{WorkDone, WorkError, Worker};
+
+fn workload(seed: u64) -> Arc<dyn Workload> {
+    let splits = synthetic_digits(seed, 400, 50).unwrap();
+    let labels = splits.train().labels();
+    let sampler = Sampler::new(labels, Partition::Iid, Order::Epochs, 2, seed).unwrap();
+    Arc::new(SoftmaxRegression::new(splits, sampler, 0.0))
+}
+
+fn job(scheme: &str, workers: usize, iterations: u64) -> Job {
+    Job {
+        scheme: scheme.parse().unwrap(),
+        setup: Setup { workers, batch: 4, handout: None },
+        workload: workload(1),
+        recipe: "digits".into(),
+        optimizer: "sgd".parse().unwrap(),
+        schedule: "constant".parse().unwrap(),
+        rate: 0.01,
+        shards: 1,
+        evaluate_every: 0,
+        goals: format!("iterations={iterations}").parse().unwrap(),
+        seed: 1,
+    }
+}
+
+/// Passes notices on to the test.
+struct Teller(mpsc::Sender<String>);
+
+impl Observer for Teller {}
+
+impl Watcher for Teller {
+    fn on_notice(&mut self, notice: &Notice) {
+        self.0.send(notice.to_string()).unwrap();
+    }
+}
+
+/// Runs `job` while `play` does what it likes; gives the outcome and the notices that `play` left.
+fn serve(job: &Job, play: impl FnOnce(&Address, &Notices<String>) + Send) -> (Outcome, Vec<String>) {
+    let server = Server::bind(&["127.0.0.1:0".parse().unwrap()], Transport::default()).unwrap();
+    let address = server.addresses()[0].clone();
+    let (sender, notices) = mpsc::channel();
+    thread::scope(|scope| {
+        let player = scope.spawn(move || {
+            play(&address, &notices);
+            notices
+        });
+        let outcome = server.run(job, &mut Teller(sender)).unwrap();
+        let notices = player.join().unwrap();
+        (outcome, notices.iter().collect())
+    })
+}
+
+fn work(address: &Address, rank: u32, workload: Arc<dyn Workload>) -> Result<WorkDone, WorkError> {
+    let address = address.clone();
+    let worker = Worker { address, rank: Some(rank), patience: Duration::ZERO, emulation: None, congestion: None };
+    worker.run(|_| Ok(workload), &mut |_| {})
+}
+
+fn connect(address: &Address) -> TcpStream {
+    let Address::Tcp { host, port } = address else { unreachable!("tests use TCP") };
+    TcpStream::connect((host.as_str(), *port)).unwrap()
+}
+
+/// A worker that speaks the protocol by hand.
+struct Puppet {
+    to: To,
+    from: From,
+    length: usize,
+}
+
+impl Puppet {
+    /// Joins as a worker that has made the right workload.
+    fn join(address: &Address, job: &Job, rank: u32) -> Self {
+        let mut puppet = Puppet::stranger(connect(address), job);
+        puppet.say(&ToServer::Hello { rank: Some(rank), emulated: None });
+        assert!(matches!(puppet.from.message(), Ok(ToWorker::Welcome { .. })));
+        puppet.say(&ToServer::Ready { fingerprint: Fingerprint::of(job.workload.as_ref(), job.seed) });
+        puppet
+    }
+
+    fn stranger(stream: TcpStream, job: &Job) -> Self {
+        let socket = Socket::tcp(stream, None).unwrap();
+        let from = From::new(socket.try_clone().unwrap(), Traffic::default());
+        Puppet { to: To::new(socket, Traffic::default()), from, length: job.workload.layout().len() }
+    }
+
+    fn say(&mut self, message: &ToServer) {
+        self.to.message(message).unwrap();
+    }
+
+    /// The number of the next task it is given, with its model.
+    fn task(&mut self) -> u64 {
+        let ToWorker::Assign { assignment, .. } = self.from.message().unwrap() else { panic!("expected work") };
+        assert!(matches!(self.from.message(), Ok(ToWorker::Model { .. })));
+        let (mut values, mut filled) = (vec![0.0; self.length], 0);
+        while filled < self.length {
+            let Incoming::Chunk(bytes) = self.from.next::<ToWorker>().unwrap() else { panic!("expected values") };
+            filled += self.from.chunk(bytes, &mut values[filled..], Encoding::F32).unwrap();
+        }
+        assignment.task.number
+    }
+
+    fn report(&mut self, number: u64, loss: f64, gradient: Gradient) {
+        self.say(&ToServer::Report { number, compute: paceline_core::Span(1), loss, gradient });
+    }
+
+    fn values(&mut self, count: usize) {
+        self.to.chunk(&vec![0.0; count], Encoding::F32).unwrap();
+    }
+
+    /// Why the server refuses it.
+    fn refusal(mut self) -> String {
+        loop {
+            match self.from.next().unwrap() {
+                Incoming::Message(ToWorker::Refuse { reason }) => return reason,
+                Incoming::Message(_) => {}
+                Incoming::Chunk(bytes) => self.from.skip(bytes).unwrap(),
+                Incoming::End => panic!("closed without a word"),
+            }
+        }
+    }
+}
+
+#[test]
+fn strangers_are_told_why_and_do_no_harm() {
+    let job = job("bsp", 1, 3);
+    let (outcome, notices) = serve(&job, |address, notices| {
+        let foreign = connect(address);
+        (&foreign).write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        assert!(Puppet::stranger(foreign, &job).refusal().contains("does not speak Paceline's protocol"));
+
+        let mut other = frame::encode(&ToServer::Hello { rank: None, emulated: None }).unwrap();
+        other[4..6].copy_from_slice(&7_u16.to_le_bytes());
+        let stream = connect(address);
+        (&stream).write_all(&other).unwrap();
+        assert!(Puppet::stranger(stream, &job).refusal().contains("speaks protocol 7, this side speaks 1"));
+
+        let mut rude = Puppet::stranger(connect(address), &job);
+        rude.say(&ToServer::Dropped { number: 0 });
+        assert_eq!(rude.refusal(), "expected a hello first");
+
+        let huge = connect(address);
+        let mut header = Header::of_chunk(0);
+        header[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
+        (&huge).write_all(&header).unwrap();
+        assert!(Puppet::stranger(huge, &job).refusal().contains("a frame of 4294967295 bytes"));
+
+        for expected in ["protocol", "speaks protocol 7", "hello first", "4294967295"] {
+            let notice = notices.recv().unwrap();
+            assert!(notice.contains("was refused") && notice.contains(expected), "{notice}");
+        }
+        work(address, 0, job.workload.clone()).unwrap();
+    });
+    assert_eq!(outcome.summary.iterations, 3);
+    assert_eq!(notices.len(), 1, "the worker joined: {notices:?}");
+}
+
+#[test]
+fn liars_are_dismissed_and_the_others_go_on() {
+    type Lie = fn(&mut Puppet);
+    let lies: [(Lie, &str); 9] = [
+        (|puppet| puppet.report(99, 1.0, Gradient::Withheld), "task 99, which was never assigned"),
+        (|puppet| puppet.say(&ToServer::Dropped { number: 0 }), "nobody had called it off"),
+        (|puppet| puppet.report(0, f64::NAN, Gradient::Withheld), "the loss of task 0 of worker 1 is NaN"),
+        (|puppet| puppet.report(0, 1.0, Gradient::InPlace), "not where it should be"),
+        (|puppet| puppet.say(&ToServer::Hello { rank: None, emulated: None }), "a second hello"),
+        (|puppet| puppet.values(3), "belongs to nothing"),
+        (
+            |puppet| {
+                puppet.report(0, 1.0, Gradient::Follows);
+                puppet.values(puppet.length);
+                puppet.values(1);
+            },
+            "belongs to nothing",
+        ),
+        (
+            |puppet| {
+                puppet.report(0, 1.0, Gradient::Follows);
+                puppet.values(puppet.length - 1);
+                puppet.values(2);
+            },
+            "a frame of 8 bytes, where 4 are allowed",
+        ),
+        (
+            |puppet| {
+                let fingerprint = Fingerprint::of(workload(1).as_ref(), 1);
+                puppet.say(&ToServer::Ready { fingerprint });
+            },
+            "ready twice",
+        ),
+    ];
+    for (lie, expected) in lies {
+        let job = job("bsp", 2, 20);
+        let (outcome, notices) = serve(&job, |address, _| {
+            thread::scope(|scope| {
+                let honest = scope.spawn(|| work(address, 0, job.workload.clone()));
+                let mut puppet = Puppet::join(address, &job, 1);
+                assert_eq!(puppet.task(), 0);
+                lie(&mut puppet);
+                let reason = puppet.refusal();
+                assert!(reason.contains(expected), "{reason}");
+                honest.join().unwrap().unwrap();
+            });
+        });
+        assert_eq!(outcome.summary.iterations, 20, "{expected}");
+        assert!(notices.iter().any(|notice| notice.starts_with("worker 1 left: ") && notice.contains(expected)));
+    }
+}
+
+#[test]
+fn another_workload_is_refused_and_both_are_named() {
+    let job = job("bsp", 1, 2);
+    let (_, notices) = serve(&job, |address, _| {
+        let error = work(address, 0, workload(2)).unwrap_err().to_string();
+        assert!(error.contains("the server has 7850 parameters") && error.contains("the worker has 7850"), "{error}");
+        let failed = Worker {
+            address: address.clone(),
+            rank: None,
+            patience: Duration::ZERO,
+            emulation: None,
+            congestion: None,
+        };
+        let error = failed.run(|_| Err("no such data".into()), &mut |_| {}).unwrap_err();
+        assert_eq!(error.to_string(), "can't make the server's workload: no such data");
+        work(address, 0, job.workload.clone()).unwrap();
+    });
+    assert!(notices[0].contains("another workload"), "{notices:?}");
+    assert!(notices[1].contains("no such data"), "{notices:?}");
+}
+
+#[test]
+fn ranks_are_given_once() {
+    let job = job("bsp", 2, 2);
+    let (outcome, _) = serve(&job, |address, notices| {
+        thread::scope(|scope| {
+            let first = scope.spawn(|| work(address, 1, job.workload.clone()));
+            assert!(notices.recv().unwrap().starts_with("worker 1 joined"));
+            let taken = work(address, 1, job.workload.clone()).unwrap_err().to_string();
+            assert!(taken.ends_with("refused this worker: rank 1 is taken"), "{taken}");
+            let high = work(address, 70_000, job.workload.clone()).unwrap_err().to_string();
+            assert!(high.ends_with("ranks go from 0 to 65535"), "{high}");
+            assert_eq!(work(address, 0, job.workload.clone()).unwrap().worker, WorkerId(0));
+            first.join().unwrap().unwrap();
+        });
+    });
+    assert_eq!(outcome.summary.updates_committed, 4);
+}
+
+#[test]
+fn who_dies_in_the_middle_of_anything_is_replaced() {
+    for scheme in ["bsp", "backup:k=1,handout=push-interrupt", "asp", "ssp:staleness=1"] {
+        let job = job(scheme, 2, 30);
+        let (outcome, notices) = serve(&job, |address, _| {
+            thread::scope(|scope| {
+                let honest = scope.spawn(|| work(address, 0, job.workload.clone()));
+                let mut dying = Puppet::join(address, &job, 1);
+                dying.task();
+                dying.report(0, 1.0, Gradient::Follows);
+                dying.values(dying.length / 2);
+                dying.to.socket().shutdown(Shutdown::Both);
+                // The old one must be seen off before its rank is free.
+                let heir = loop {
+                    match work(address, 1, job.workload.clone()) {
+                        Err(WorkError::Refused { reason, .. }) if reason == "rank 1 is taken" => {}
+                        other => break other,
+                    }
+                };
+                honest.join().unwrap().unwrap();
+                // It comes in time or finds the run over.
+                assert!(matches!(heir, Ok(_) | Err(WorkError::Connect { .. } | WorkError::Lost { .. })), "{heir:?}");
+            });
+        });
+        assert_eq!(outcome.summary.iterations, 30, "{scheme}");
+        assert!(notices.iter().any(|notice| notice.starts_with("worker 1 left: ")), "{notices:?}");
+    }
+}
+
+#[test]
+fn a_run_can_be_stopped_and_everyone_hears_why() {
+    let job = job("asp", 1, u64::MAX);
+    let server = Server::bind(&["127.0.0.1:0".parse().unwrap()], Transport::default()).unwrap();
+    let (address, stopper) = (server.addresses()[0].clone(), server.stopper());
+    let (sender, notices) = mpsc::channel::<String>();
+    thread::scope(|scope| {
+        let worker = scope.spawn(|| work(&address, 0, job.workload.clone()));
+        scope.spawn(move || {
+            assert!(notices.recv().unwrap().starts_with("worker 0 joined"));
+            stopper.stop("enough");
+        });
+        let outcome = server.run(&job, &mut Teller(sender)).unwrap();
+        assert_eq!(outcome.summary.stopped_by, "enough");
+        assert!(!outcome.summary.reached);
+        assert_eq!(worker.join().unwrap().unwrap().reason, "enough");
+    });
+}
+
+#[test]
+fn an_address_in_use_is_named() {
+    let first = Server::bind(&["127.0.0.1:0".parse().unwrap()], Transport::default()).unwrap();
+    let taken = first.addresses()[0].clone();
+    let error = Server::bind(std::slice::from_ref(&taken), Transport::default()).unwrap_err().to_string();
+    assert_eq!(error, format!("can't listen on {taken}: it is in use; is another server running there?"));
+}
