@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::{Reason, Scheme, Time, Turn, Until, Update, WorkerId};
+use crate::{Reason, Scheme, Span, Time, Turn, Until, Update, WorkerId};
 
 /// How many iterations each worker that is there has completed.
 ///
@@ -58,9 +58,20 @@ pub enum Verdict {
     Wait(WorkerId, Reason),
 }
 
+/// What a gate asks for beside its verdicts.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Request {
+    /// Ask again whether those who wait may go on.
+    pub recall: bool,
+    /// [Review](Gate::review) again after so long, and why.
+    pub wake: Option<(Span, Reason)>,
+}
+
 /// The rule by which workers may go on.
+///
+/// After each event comes one [`review`](Gate::review), then [`admit`](Gate::admit) for everyone who wants to go on.
 pub trait Gate: Send {
-    /// Whether the worker may start its next iteration. A slowest worker always may.
+    /// Whether the worker may start its next iteration. Someone always may.
     fn admit(&mut self, worker: WorkerId, clocks: &Clocks, now: Time) -> Verdict;
 
     /// The worker completed an iteration.
@@ -68,6 +79,14 @@ pub trait Gate: Send {
 
     /// The worker has come; whatever was known of an earlier stay is void.
     fn on_joined(&mut self, _worker: WorkerId) {}
+
+    /// The worker is gone.
+    fn on_left(&mut self, _worker: WorkerId) {}
+
+    /// Something has happened: time to make plans.
+    fn review(&mut self, _now: Time) -> Request {
+        Request::default()
+    }
 }
 
 /// A scheme that applies every update as it arrives.
@@ -84,12 +103,24 @@ impl<G: Gate> FreeRunning<G> {
         FreeRunning { gate, clocks: Clocks::default(), batch }
     }
 
-    fn admit_all(&mut self, turn: &mut Turn<'_>) {
+    fn advance(&mut self, turn: &mut Turn<'_>) {
+        let Request { recall, wake } = self.gate.review(turn.now());
+        if let Some((delay, reason)) = wake {
+            turn.wake(delay, reason);
+        }
+        if recall {
+            let idle: Vec<WorkerId> = turn.workers().filter(|&worker| turn.is_idle(worker)).collect();
+            idle.into_iter().for_each(|worker| self.admit(turn, worker));
+        }
         while let Some(worker) = turn.next_unsettled() {
-            match self.gate.admit(worker, &self.clocks, turn.now()) {
-                Verdict::Go(reason) => turn.assign(worker, self.batch, reason),
-                Verdict::Wait(on, reason) => turn.hold(worker, Until::Worker(on), reason),
-            }
+            self.admit(turn, worker);
+        }
+    }
+
+    fn admit(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
+        match self.gate.admit(worker, &self.clocks, turn.now()) {
+            Verdict::Go(reason) => turn.assign(worker, self.batch, reason),
+            Verdict::Wait(on, reason) => turn.hold(worker, Until::Worker(on), reason),
         }
     }
 }
@@ -98,12 +129,13 @@ impl<G: Gate> Scheme for FreeRunning<G> {
     fn on_joined(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
         self.clocks.join(worker);
         self.gate.on_joined(worker);
-        self.admit_all(turn);
+        self.advance(turn);
     }
 
     fn on_left(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
         self.clocks.leave(worker);
-        self.admit_all(turn);
+        self.gate.on_left(worker);
+        self.advance(turn);
     }
 
     fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update) {
@@ -111,6 +143,10 @@ impl<G: Gate> Scheme for FreeRunning<G> {
         self.clocks.tick(worker);
         self.gate.on_push(worker, turn.now());
         turn.commit(&[update.task], Reason::OnArrival);
-        self.admit_all(turn);
+        self.advance(turn);
+    }
+
+    fn on_timer(&mut self, turn: &mut Turn<'_>) {
+        self.advance(turn);
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::WorkerId;
+use crate::{Span, Time, WorkerId};
 
 /// The reason of one decision.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -50,6 +50,32 @@ pub enum Reason {
         /// A slowest one.
         slowest: WorkerId,
     },
+    /// The worker runs freely while intervals are measured to plan a barrier from.
+    Monitoring {
+        /// How many workers' are not known yet.
+        unmonitored: u32,
+    },
+    /// The worker is to do more before the planned barrier.
+    BeforeBarrier {
+        /// How many iterations, with the one it starts now.
+        iterations: u32,
+        /// When the barrier is to open.
+        at: Time,
+    },
+    /// The worker has done all it was to do before the planned barrier.
+    AtBarrier {
+        /// When the barrier is to open.
+        at: Time,
+        /// How long the first to arrive was to wait.
+        wait: Span,
+        /// How many others are not there yet.
+        others: u32,
+    },
+    /// A planned barrier that has not opened by then is given up.
+    BarrierDeadline {
+        /// When it is to open.
+        at: Time,
+    },
 }
 
 impl fmt::Display for Reason {
@@ -67,6 +93,14 @@ impl fmt::Display for Reason {
             Reason::TooFarAhead { lead, bound, slowest } => {
                 write!(f, "{lead} ahead of {slowest}, {bound} allowed")
             }
+            Reason::Monitoring { unmonitored } => write!(f, "runs freely: {unmonitored} intervals are not known yet"),
+            Reason::BeforeBarrier { iterations, at } => {
+                write!(f, "iterations to the barrier at {at}: {iterations}")
+            }
+            Reason::AtBarrier { at, wait, others } => {
+                write!(f, "waits for {others} others at the barrier planned for {at}, {wait} for the first")
+            }
+            Reason::BarrierDeadline { at } => write!(f, "the barrier planned for {at} is given up then"),
         }
     }
 }

@@ -16,7 +16,16 @@ fn specs() -> Vec<String> {
     let rounds = handouts.flat_map(|handout| {
         ["bsp:", "backup:k=1,", "backup:k=4,", "backup:k=6,"].map(|scheme| format!("{scheme}handout={handout}"))
     });
-    let free = ["asp", "ssp:staleness=0", "ssp:staleness=2", "dssp:min=0,max=3", "dssp:min=2,max=2"];
+    let free = [
+        "asp",
+        "ssp:staleness=0",
+        "ssp:staleness=2",
+        "dssp:min=0,max=3",
+        "dssp:min=2,max=2",
+        "elastic-bsp:r=1",
+        "elastic-bsp:r=4,interval=ema",
+        "elastic-bsp:r=20,interval=median",
+    ];
     rounds.chain(free.map(String::from)).collect()
 }
 
@@ -26,6 +35,7 @@ enum Move {
     Finish(usize),
     Join(u32),
     Leave(u32),
+    Timer,
     RepeatReport(usize),
     StrangeReport(u32, u64),
 }
@@ -35,6 +45,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
         12 => any::<usize>().prop_map(Move::Finish),
         1 => (0..9_u32).prop_map(Move::Join),
         1 => (0..9_u32).prop_map(Move::Leave),
+        1 => Just(Move::Timer),
         1 => any::<usize>().prop_map(Move::RepeatReport),
         1 => (0..12_u32, 0..40_u64).prop_map(|(worker, number)| Move::StrangeReport(worker, number)),
     ];
@@ -203,6 +214,12 @@ impl Drive {
                 }
                 self.world.leave(worker);
                 self.feed(Event::Left { worker })
+            }
+            Move::Timer => {
+                // Everyone is silent until the next timer.
+                let Some(at) = self.ledger.next_timer() else { return Ok(()) };
+                self.now = self.now.max(at);
+                self.feed(Event::Timer)
             }
             Move::RepeatReport(choice) => {
                 let Some(&task) = self.world.finished.get(choice % self.world.finished.len().max(1)) else {

@@ -4,6 +4,7 @@ mod asp;
 mod backup;
 mod bsp;
 mod dssp;
+mod elastic_bsp;
 mod settings;
 mod ssp;
 
@@ -78,5 +79,15 @@ pub const CATALOGUE: &[Entry] = &[
         ],
         hands_out: false,
         build: dssp::build,
+    },
+    Entry {
+        name: "elastic-bsp",
+        summary: "apply on arrival up to a barrier, which is put where waiting is predicted to be least",
+        settings: &[
+            ("r", "iterations of each worker to look ahead for the barrier; default 15"),
+            ("interval", "predict last (the last interval again), ema or median (of the last 5); default last"),
+        ],
+        hands_out: false,
+        build: elastic_bsp::build,
     },
 ];

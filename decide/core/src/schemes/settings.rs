@@ -203,6 +203,16 @@ impl Settings<'_> {
         if self.text(key).is_some() { self.required(key, allowed) } else { Ok(default) }
     }
 
+    /// One of several named values; the first if left out.
+    pub(super) fn choice<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Result<T, SpecError> {
+        let Some(text) = self.text(key) else { return Ok(choices[0].1) };
+        let found = choices.iter().find(|(name, _)| *name == text);
+        found.map(|&(_, value)| value).ok_or_else(|| {
+            let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
+            self.bad(key, text, names.join(" or "))
+        })
+    }
+
     /// How work is handed out: the scheme's own setting, else the run's, else the default.
     pub(super) fn handout(&self, setup: &Setup) -> Result<Handout, SpecError> {
         match self.text("handout") {
@@ -242,7 +252,11 @@ mod tests {
 
     #[test]
     fn errors_name_the_value_and_what_is_allowed() {
-        assert_eq!(error("bspp"), "unknown scheme 'bspp'; there are bsp, backup, asp, ssp, dssp");
+        assert!(error("bspp").starts_with("unknown scheme 'bspp'; there are bsp, "));
+        assert_eq!(
+            error("elastic-bsp:interval=mean"),
+            "interval=mean in scheme 'elastic-bsp': expected last or ema or median"
+        );
         assert_eq!(error("ssp:slack=3"), "scheme 'ssp' has no setting 'slack'; it has staleness");
         assert_eq!(error("asp:x=1"), "scheme 'asp' has no setting 'x'; it has none");
         assert_eq!(error("backup"), "scheme 'backup' needs k=1 to 16");
