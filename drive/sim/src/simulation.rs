@@ -17,7 +17,7 @@ use crate::gradients::{Gradients, Recipe};
 use crate::network::{Link, NetworkSpec};
 use crate::ranks::Slowness;
 use crate::script::{Change, Script};
-use crate::times::{Stream, Times};
+use crate::times::{Stream, Times, TimesSpec};
 
 /// A model to train.
 #[derive(Clone)]
@@ -34,6 +34,14 @@ pub struct Training {
     pub evaluate_every: u64,
     /// Threads that compute gradients.
     pub threads: usize,
+}
+
+impl Training {
+    /// Plain gradient descent at a constant `rate` on one thread, measured every ten iterations.
+    pub fn new(workload: Arc<dyn Workload>, rate: f32) -> Self {
+        let optimizer = OptimizerSpec::Sgd { decay: 0.0 };
+        Training { workload, optimizer, schedule: Schedule::default(), rate, evaluate_every: 10, threads: 1 }
+    }
 }
 
 /// Everything that decides how a simulation goes.
@@ -80,6 +88,22 @@ pub enum SimulationError {
 }
 
 impl Simulation {
+    /// Eight equal workers with batches of 64, whose tasks take a second, under `bsp` for 1000 iterations.
+    pub fn of(training: Training) -> Self {
+        let known = "the defaults are well written";
+        Simulation {
+            scheme: "bsp".parse().expect(known),
+            setup: Setup { workers: 8, batch: 64, handout: None },
+            times: Times::load(&TimesSpec::Deterministic { seconds: 1.0 }).expect("there is no file to read"),
+            slowness: Slowness::default(),
+            script: Script::default(),
+            network: None,
+            training: Some(training),
+            goals: "iterations=1000".parse().expect(known),
+            seed: 1,
+        }
+    }
+
     /// Runs to the end.
     ///
     /// # Errors

@@ -1,0 +1,59 @@
+//! A model and a data set of one's own, trained under any scheme, with one worker five times slower than the others:
+//! `cargo run --release --example custom_model -- backup:k=7`
+
+use std::{error::Error, f32::consts::TAU, ops::Range, sync::Arc};
+
+use burn::nn::{Linear, LinearConfig};
+use burn::{prelude::*, tensor::activation::tanh};
+use paceline_models::{Batch, BurnWorkload, Network, Samples, device};
+use paceline_sim::{Simulation, Training};
+use paceline_workload::Draw;
+
+#[derive(Module, Debug)]
+struct Perceptron(Linear, Linear);
+
+impl Network for Perceptron {
+    type Input = Tensor<2>;
+    fn logits(&self, points: Tensor<2>) -> Tensor<2> {
+        self.1.forward(tanh(self.0.forward(points)))
+    }
+}
+
+/// Two arms of a spiral; every number stands for a point on one of them. Odd thousands of numbers are held out.
+struct Spiral;
+
+fn points(numbers: impl Iterator<Item = u64>, device: &Device) -> Batch<Tensor<2>> {
+    let (mut places, mut arms) = (Vec::new(), Vec::new());
+    for number in numbers {
+        let along = (number as f32 * 0.618_034).fract();
+        let angle = TAU * (along + (number % 2) as f32 / 2.0);
+        places.extend([4.0 * along * angle.cos(), 4.0 * along * angle.sin()]);
+        arms.push((number % 2) as i64);
+    }
+    let (places, arms) = (TensorData::new(places, [arms.len(), 2]), TensorData::from(arms.as_slice()));
+    Batch { input: Tensor::from_data(places, device), targets: Tensor::from_data(arms, device) }
+}
+
+impl Samples<Tensor<2>> for Spiral {
+    fn draw(&self, draw: Draw, device: &Device) -> Batch<Tensor<2>> {
+        let start = draw.offset + 333 * u64::from(draw.worker);
+        points((start..start + u64::from(draw.samples)).map(|i| i / 1000 * 2000 + i % 1000), device)
+    }
+    fn held_out_len(&self) -> usize {
+        1000
+    }
+    fn held_out(&self, range: Range<usize>, device: &Device) -> Batch<Tensor<2>> {
+        points(range.map(|i| 1000 + i as u64), device)
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let scheme = std::env::args().nth(1).unwrap_or("bsp".into()).parse()?;
+    let linear = |inputs, outputs, device: &Device| LinearConfig::new(inputs, outputs).init(device);
+    let build = move |device: &Device| Perceptron(linear(2, 32, device), linear(32, 2, device));
+    let training = Training::new(Arc::new(BurnWorkload::new(build, Spiral, &device("cpu")?)), 0.5);
+    let goals = "accuracy>0.97,iterations=5000".parse()?;
+    let simulation = Simulation { scheme, slowness: "0=5".parse()?, goals, ..Simulation::of(training) };
+    let summary = simulation.run(&mut ())?.summary;
+    Ok(println!("{}: {} after {:.0} s of virtual time", summary.scheme, summary.stopped_by, summary.time))
+}
