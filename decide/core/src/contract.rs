@@ -97,6 +97,8 @@ pub struct Update {
 pub struct Aggregate {
     /// Mean training loss over the updates, weighted as they were.
     pub loss: f64,
+    /// The learning rate of the step.
+    pub rate: f64,
     /// Σ‖gⱼ‖² over the updates.
     pub sum_of_squares: f64,
     /// ‖Σ wⱼ gⱼ‖² of the weighted sum.

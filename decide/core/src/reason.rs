@@ -19,6 +19,26 @@ pub enum Reason {
         /// How many workers there were.
         workers: u32,
     },
+    /// The gradients waited for are in, as many as a dynamic rule chose.
+    Chosen {
+        /// How many were waited for.
+        waited_for: u32,
+        /// How many workers there were.
+        workers: u32,
+        /// What spoke for so many.
+        choice: Choice,
+        /// What was expected of them, once there is something to tell it from.
+        estimate: Option<Estimate>,
+    },
+    /// The gradients waited for are in, as many as the loss called for.
+    LossLevel {
+        /// How many were waited for.
+        waited_for: u32,
+        /// How many workers there were.
+        workers: u32,
+        /// The loss, as a share of the first.
+        level: f64,
+    },
     /// There is a new model to work on.
     NewVersion,
     /// The worker was free and the present model still wants gradients.
@@ -78,11 +98,60 @@ pub enum Reason {
     },
 }
 
+/// What an iteration was expected to bring when it began.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Estimate {
+    /// By how much the loss was to fall; under `b-dbw`, how many gradients there were to be.
+    pub gain: f64,
+    /// How long it was to take.
+    pub seconds: f64,
+}
+
+/// What spoke for a dynamic choice of k.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Choice {
+    /// There is nothing to tell a better choice from: all workers.
+    NothingKnown,
+    /// It promised the largest gain per time.
+    BestRate,
+    /// No k promised a gain: all workers.
+    NoGain,
+    /// The loss rose, so more than the time before.
+    LossRose,
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Choice::NothingKnown => "nothing is known yet",
+            Choice::BestRate => "the largest gain per time",
+            Choice::NoGain => "no k promised a gain",
+            Choice::LossRose => "the loss rose",
+        })
+    }
+}
+
+impl Reason {
+    /// What the iteration was expected to bring, where the scheme estimates that.
+    pub fn estimate(&self) -> Option<Estimate> {
+        if let Reason::Chosen { estimate, .. } = self { *estimate } else { None }
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Reason::Joined => write!(f, "joined"),
             Reason::Quorum { waited_for, workers } => write!(f, "{waited_for} of {workers} gradients are in"),
+            Reason::Chosen { waited_for, workers, choice, estimate } => {
+                write!(f, "{waited_for} of {workers} gradients are in: {choice}")?;
+                let told = |Estimate { gain, seconds }| write!(f, " (gain {gain:.3e} in {seconds:.3} s expected)");
+                estimate.map_or(Ok(()), told)
+            }
+            Reason::LossLevel { waited_for, workers, level } => {
+                write!(f, "{waited_for} of {workers} gradients are in: the loss is {level:.3} of the first")
+            }
             Reason::NewVersion => write!(f, "there is a new model"),
             Reason::Free => write!(f, "free, and the model wants more gradients"),
             Reason::Contributed => write!(f, "contributed; waits for the others"),

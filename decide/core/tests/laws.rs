@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use paceline_core::{
-    Action, Assignment, Event, Handout, Ledger, LedgerError, Report, Samples, SchemeSpec, Setup, Span, TaskId, Time,
-    Until, WorkerId,
+    Action, Aggregate, Assignment, Event, Handout, Ledger, LedgerError, Report, Samples, SchemeSpec, Setup, Span,
+    TaskId, Time, Until, Version, WorkerId,
 };
 use proptest::prelude::*;
 
@@ -14,7 +14,17 @@ const WORKERS: usize = 6;
 fn specs() -> Vec<String> {
     let handouts = Handout::NAMES.iter().map(|(name, _)| name);
     let rounds = handouts.flat_map(|handout| {
-        ["bsp:", "backup:k=1,", "backup:k=4,", "backup:k=6,"].map(|scheme| format!("{scheme}handout={handout}"))
+        [
+            "bsp:",
+            "backup:k=1,",
+            "backup:k=4,",
+            "backup:k=6,",
+            "dbw:",
+            "dbw:memory=window-3,smoothness=pooled-4,",
+            "b-dbw:memory=discount-0.7,",
+            "adasync:",
+        ]
+        .map(|scheme| format!("{scheme}handout={handout}"))
     });
     let free = [
         "asp",
@@ -27,6 +37,14 @@ fn specs() -> Vec<String> {
         "elastic-bsp:r=20,interval=median",
     ];
     rounds.chain(free.map(String::from)).collect()
+}
+
+/// What a commit showed: nothing where there is no model, else numbers that make dynamic schemes change their minds.
+fn shown(version: Version) -> Option<Aggregate> {
+    let wave = (version.0 as f64 * 1.7).sin();
+    let aggregate =
+        Aggregate { loss: 1.0 + 0.5 * wave, rate: 0.1, sum_of_squares: 8.0 + 6.0 * wave, square_of_sum: 1.0 };
+    (!version.0.is_multiple_of(7)).then_some(aggregate)
 }
 
 /// What happens next; the numbers choose among what is possible then.
@@ -158,7 +176,7 @@ impl Drive {
             for decision in decisions {
                 self.world.carry_out(&decision.action);
                 if let Action::Commit { version, .. } = decision.action {
-                    next = Some(Event::Committed { version, aggregate: None });
+                    next = Some(Event::Committed { version, aggregate: shown(version) });
                 }
             }
         }

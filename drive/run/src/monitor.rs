@@ -21,6 +21,12 @@ pub struct Iteration {
     pub waited_for: usize,
     /// Their mean training loss.
     pub loss: Option<f64>,
+    /// By how much the scheme expected the loss to fall, where it estimates that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gain: Option<f64>,
+    /// How long the scheme expected it to take, in seconds, where it estimates that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expected_time: Option<f64>,
     /// Why it ended then.
     #[serde(serialize_with = "in_words")]
     pub reason: Reason,
@@ -158,7 +164,17 @@ impl Monitor {
         }
         let duration = now.since(self.iteration_began).seconds();
         self.iteration_began = now;
-        Iteration { iteration: self.iterations, time: now.seconds(), duration, waited_for: updates, loss, reason }
+        let estimate = reason.estimate();
+        Iteration {
+            iteration: self.iterations,
+            time: now.seconds(),
+            duration,
+            waited_for: updates,
+            loss,
+            gain: estimate.map(|estimate| estimate.gain),
+            expected_time: estimate.map(|estimate| estimate.seconds),
+            reason,
+        }
     }
 
     /// Takes note of a measurement on the held-out set, made at the present iteration.

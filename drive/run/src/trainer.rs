@@ -59,6 +59,7 @@ impl Stepper {
         let norms = Norms::join(&in_parallel(shards));
         Aggregate {
             loss: contributions.iter().map(|one| f64::from(one.weight) * one.loss).sum(),
+            rate: f64::from(rate),
             sum_of_squares: norms.sources.iter().sum(),
             square_of_sum: norms.mean,
         }

@@ -13,6 +13,7 @@ mod oracle;
 mod region;
 
 use std::collections::VecDeque;
+use std::str::FromStr;
 
 use fit::Fit;
 
@@ -40,6 +41,19 @@ pub enum Memory {
     /// than 1. A cell that weighs less than a millionth (2⁻²⁰) of a fresh sample counts as unsampled, so that an
     /// abandoned k is tried again in the end; that is looked for once in ten halvings of the weights.
     Discount(f64),
+}
+
+impl FromStr for Memory {
+    type Err = &'static str;
+
+    /// Reads `all`, `window-N` or `discount-FACTOR`; the error says what is allowed.
+    fn from_str(text: &str) -> Result<Self, &'static str> {
+        let window = || text.strip_prefix("window-")?.parse().ok().filter(|iterations| *iterations > 0);
+        let discount = || text.strip_prefix("discount-")?.parse().ok().filter(|&factor| factor > 0.0 && factor < 1.0);
+        let memory = if text == "all" { Some(Memory::All) } else { None };
+        let memory = memory.or_else(|| window().map(Memory::Window)).or_else(|| discount().map(Memory::Discount));
+        memory.ok_or("all, window-N (N iterations, at least 1) or discount-FACTOR (per iteration, between 0 and 1)")
+    }
 }
 
 /// What a [`RoundTripTable`] refuses.
@@ -143,6 +157,11 @@ impl RoundTripTable {
             samples: VecDeque::new(),
             fresh_weight: 1.0,
         })
+    }
+
+    /// The number of workers.
+    pub fn workers(&self) -> usize {
+        self.expected.len()
     }
 
     /// Takes in one arrival: the `rank`-th gradient of the current model (from 1) came in `seconds` after the update that
@@ -336,6 +355,16 @@ mod tests {
         iterate(&mut kept, 1, &[2.0]);
         assert_eq!(kept.resize(1 << 16), Err(refused));
         assert_eq!(kept.expected_all(), [2.0]);
+    }
+
+    #[test]
+    fn a_memory_is_read() {
+        assert_eq!("all".parse(), Ok(Memory::All));
+        assert_eq!("window-20".parse(), Ok(Memory::Window(20)));
+        assert_eq!("discount-0.9".parse(), Ok(Memory::Discount(0.9)));
+        for text in ["", "none", "window-0", "window-x", "discount-1", "discount-0", "discount-NaN"] {
+            assert!(text.parse::<Memory>().is_err(), "{text}");
+        }
     }
 
     #[test]

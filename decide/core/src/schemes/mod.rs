@@ -1,8 +1,11 @@
 //! The schemes, one file each, and the catalogue that finds them by name.
 
+mod adasync;
 mod asp;
+mod b_dbw;
 mod backup;
 mod bsp;
+mod dbw;
 mod dssp;
 mod elastic_bsp;
 mod settings;
@@ -40,6 +43,10 @@ pub struct Entry {
     build: Build,
 }
 
+/// A setting of those that learn iteration times.
+const MEMORY: (&str, &str) =
+    ("memory", "which round trips count: all, window-N (iterations) or discount-FACTOR (per iteration); default all");
+
 /// All schemes there are.
 pub const CATALOGUE: &[Entry] = &[
     Entry {
@@ -55,6 +62,35 @@ pub const CATALOGUE: &[Entry] = &[
         settings: &[("k", "gradients to wait for, 1 to the number of workers; required")],
         hands_out: true,
         build: backup::build,
+    },
+    Entry {
+        name: "dbw",
+        summary: "wait for as many as lower the loss fastest, chosen in every iteration",
+        settings: &[
+            ("window", "iterations that estimates of the gradient and its noise are averaged over; default 5"),
+            ("smoothness", "how the loss's curvature is averaged: mean (as in the paper) or pooled-N; default mean"),
+            ("beta", "wait for more than before when the loss has risen by more than this factor; default 1.01"),
+            MEMORY,
+        ],
+        hands_out: true,
+        build: dbw::build,
+    },
+    Entry {
+        name: "b-dbw",
+        summary: "wait for as many as give the most gradients per time, chosen in every iteration",
+        settings: &[
+            ("beta", "wait for more than before when the loss has risen by more than this factor; default 1.01"),
+            MEMORY,
+        ],
+        hands_out: true,
+        build: b_dbw::build,
+    },
+    Entry {
+        name: "adasync",
+        summary: "wait for more and more as the loss falls",
+        settings: &[("first", "gradients to wait for in the first iteration; default 1")],
+        hands_out: true,
+        build: adasync::build,
     },
     Entry {
         name: "asp",

@@ -65,6 +65,16 @@ pub enum SpecError {
         /// What it may be.
         allowed: String,
     },
+    /// The scheme keeps more about the workers than fits for so many.
+    #[error("scheme '{scheme}' can't serve {workers} workers: {most} at most")]
+    TooManyWorkers {
+        /// The scheme.
+        scheme: String,
+        /// How many there are.
+        workers: usize,
+        /// How many there may be.
+        most: usize,
+    },
     /// The scheme does not wait for k of n.
     #[error("scheme '{scheme}' does not hand out work in rounds, so handout {handout} has no meaning for it")]
     NoHandout {
@@ -213,6 +223,22 @@ impl Settings<'_> {
         })
     }
 
+    /// A value with a syntax of its own that may be left out.
+    pub(super) fn parsed<T>(&self, key: &'static str, default: T) -> Result<T, SpecError>
+    where
+        T: FromStr<Err = &'static str>,
+    {
+        match self.text(key) {
+            None => Ok(default),
+            Some(text) => text.parse().map_err(|allowed: &str| self.bad(key, text, allowed.into())),
+        }
+    }
+
+    /// The scheme can't serve so many.
+    pub(super) fn too_many_workers(&self, workers: usize, most: usize) -> SpecError {
+        SpecError::TooManyWorkers { scheme: self.spec.name.clone(), workers, most }
+    }
+
     /// How work is handed out: the scheme's own setting, else the run's, else the default.
     pub(super) fn handout(&self, setup: &Setup) -> Result<Handout, SpecError> {
         match self.text("handout") {
@@ -264,6 +290,14 @@ mod tests {
         assert_eq!(error("backup:k=x"), "k=x in scheme 'backup': expected 1 to 16");
         assert_eq!(error("backup:8"), "'8' in scheme 'backup' is not of the form key=value");
         assert_eq!(error("backup:k=1,k=2"), "'k' stands twice in scheme 'backup'");
+        assert_eq!(
+            error("dbw:memory=window-0"),
+            "memory=window-0 in scheme 'dbw': expected all, window-N (N iterations, at least 1) or discount-FACTOR (per \
+             iteration, between 0 and 1)"
+        );
+        let dbw: SchemeSpec = "dbw".parse().unwrap();
+        let refused = dbw.build(&Setup { workers: 100_000, ..SETUP }).err().unwrap();
+        assert_eq!(refused.to_string(), "scheme 'dbw' can't serve 100000 workers: 4096 at most");
         assert_eq!(error("dssp:min=5,max=4"), "max=4 in scheme 'dssp': expected 5 to 4294967295");
         assert_eq!(
             error("backup:k=1,handout=throw"),
