@@ -14,7 +14,7 @@ const WORKERS: usize = 8;
 #[command(next_help_heading = "Cluster")]
 pub struct Cluster {
     /// How many workers there are at the start [default: 8, or as many as a trace has]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    #[arg(long, value_name = "N", value_parser = super::count)]
     pub workers: Option<u32>,
 
     /// How long a task takes, in seconds: deterministic:T, uniform:LOW,HIGH, shifted-exponential:SHIFT,SCALE,

@@ -7,3 +7,9 @@ mod training;
 pub use cluster::Cluster;
 pub use seeds::Seeds;
 pub use training::Training;
+
+/// A whole number from 1.
+pub fn count(text: &str) -> Result<u32, String> {
+    let count = text.parse().ok().filter(|&count: &u32| count > 0);
+    count.ok_or_else(|| format!("expected a whole number from 1 to {}", u32::MAX))
+}

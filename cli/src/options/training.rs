@@ -52,7 +52,7 @@ pub struct Training {
     pub order: Order,
 
     /// Samples per worker and iteration
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = super::count)]
     pub batch: u32,
 
     /// Learning rate
