@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Reason, Span, Time, Turn};
+use crate::{Reason, Span, Step, Time, Turn, Work};
 
 /// A worker's rank. It stays the same when a worker leaves and comes back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -54,14 +54,16 @@ impl fmt::Display for TaskId {
     }
 }
 
-/// A piece of work: the gradient of some of the worker's samples at one version of the model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// A piece of work on some of the worker's samples with one version of the model.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Assignment {
     /// Which piece of work, and whose.
     pub task: TaskId,
     /// The model to use.
     pub version: Version,
-    /// How many samples to use.
+    /// What to do.
+    pub work: Work,
+    /// How many samples to use, in each iteration if there are several.
     pub samples: u32,
     /// How many samples of the worker's stream come before these.
     pub offset: u64,
@@ -69,11 +71,31 @@ pub struct Assignment {
     pub queued: bool,
 }
 
-/// What a worker says of a finished task. Its gradient travels apart.
+/// What a worker says of a finished task or local iteration, by its own stopwatch. Its gradient travels apart.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// How long the worker computed, by its own stopwatch.
+    /// How long the worker computed since its last report.
     pub compute: Span,
+    /// How long it waited for an answer since then, or was at an iteration that the answer made void.
+    pub querying: Span,
+}
+
+impl Report {
+    /// A report of so much computing, without questions.
+    pub fn computed(compute: Span) -> Self {
+        Report { compute, querying: Span::ZERO }
+    }
+}
+
+/// A worker's question after a local iteration: one more, or send what it has?
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Question {
+    /// Which task.
+    pub task: TaskId,
+    /// How many local iterations are done.
+    pub iterations: u32,
+    /// What the worker says of the last of them.
+    pub report: Report,
 }
 
 /// A finished task, as the scheme sees it.
@@ -83,8 +105,12 @@ pub struct Update {
     pub task: TaskId,
     /// The version its gradient was computed at.
     pub version: Version,
-    /// The samples it was computed on.
+    /// What the worker did.
+    pub work: Work,
+    /// The samples of each iteration.
     pub samples: u32,
+    /// How many iterations; one for a gradient.
+    pub iterations: u32,
     /// When the worker was free to start it.
     pub started: Time,
     /// What the worker said.
@@ -124,6 +150,15 @@ pub enum Event {
         /// Which task.
         task: TaskId,
         /// What the worker says of it.
+        report: Report,
+    },
+    /// A worker has done a local iteration and asks whether to go on. A question may be repeated.
+    Asked {
+        /// Which task.
+        task: TaskId,
+        /// How many local iterations are done.
+        iterations: u32,
+        /// What the worker says of the last of them.
         report: Report,
     },
     /// The driver has carried out a commit. It follows each [`Action::Commit`] before any other event.
@@ -168,6 +203,8 @@ pub enum Action {
         version: Version,
         /// The updates with their weights, by rank.
         updates: Arc<[Share]>,
+        /// What to do with the sum.
+        step: Step,
     },
     /// Throw an arrived update away.
     Discard {
@@ -176,6 +213,16 @@ pub enum Action {
     },
     /// Give a worker work.
     Assign(Assignment),
+    /// Answer a question: one more local iteration.
+    Continue {
+        /// Which task.
+        task: TaskId,
+    },
+    /// Have a worker send what its local iterations have come to. It may be told more than once.
+    Collect {
+        /// Which task.
+        task: TaskId,
+    },
     /// Have a worker drop its present task.
     Interrupt {
         /// Which task.
@@ -219,6 +266,9 @@ pub trait Scheme: Send {
 
     /// An update has arrived, to be committed or discarded now or later.
     fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update);
+
+    /// A worker has done a local iteration. If it [waits](crate::Course::AskAndWait), it is to be answered in this turn.
+    fn on_asked(&mut self, _turn: &mut Turn<'_>, _question: &Question) {}
 
     /// A commit was carried out; no other event came in between.
     fn on_committed(&mut self, _turn: &mut Turn<'_>, _aggregate: Option<&Aggregate>) {}

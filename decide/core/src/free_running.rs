@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::{Reason, Scheme, Span, Time, Turn, Until, Update, WorkerId};
+use crate::{Reason, Scheme, Span, Step, Time, Turn, Until, Update, WorkerId};
 
 /// How many iterations each worker that is there has completed.
 ///
@@ -95,12 +95,18 @@ pub struct FreeRunning<G> {
     gate: G,
     clocks: Clocks,
     batch: u32,
+    step: Step,
 }
 
 impl<G: Gate> FreeRunning<G> {
     /// Free running with `batch` samples per update.
     pub fn new(gate: G, batch: u32) -> Self {
-        FreeRunning { gate, clocks: Clocks::default(), batch }
+        FreeRunning { gate, clocks: Clocks::default(), batch, step: Step::Optimizer }
+    }
+
+    /// The same with another way of applying updates.
+    pub fn stepping_by(self, step: Step) -> Self {
+        FreeRunning { step, ..self }
     }
 
     fn advance(&mut self, turn: &mut Turn<'_>) {
@@ -142,7 +148,7 @@ impl<G: Gate> Scheme for FreeRunning<G> {
         let worker = update.task.worker;
         self.clocks.tick(worker);
         self.gate.on_push(worker, turn.now());
-        turn.commit(&[update.task], Reason::OnArrival);
+        turn.commit_by(self.step, &[update.task], Reason::OnArrival);
         self.advance(turn);
     }
 

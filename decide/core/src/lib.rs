@@ -7,7 +7,8 @@
 //! - [`CATALOGUE`], [`SchemeSpec`]: the schemes by name.
 //! - [`batching`]: how many samples each worker gets.
 //! - [`barrier`]: where to put the next barrier, given when each worker will finish.
-//! - [`rounds`] and [`free_running`]: what schemes are made of.
+//! - [`rounds`] and [`free_running`]: what schemes that exchange gradients are made of.
+//! - [`local_rounds`]: what schemes with local iterations are made of; [`StateServer`]: how many of them.
 //! - [`RoundTripTable`]: how long until k gradients are in.
 
 pub mod barrier;
@@ -19,18 +20,24 @@ mod handout;
 mod interval;
 mod iteration_times;
 mod ledger;
+pub mod local_rounds;
 mod reason;
 mod round_trips;
 pub mod rounds;
 mod schemes;
+mod state_server;
 mod time;
+mod work;
 
 pub use contract::{
-    Action, Aggregate, Assignment, Decision, Event, Report, Scheme, Share, TaskId, Until, Update, Version, WorkerId,
+    Action, Aggregate, Assignment, Decision, Event, Question, Report, Scheme, Share, TaskId, Until, Update, Version,
+    WorkerId,
 };
 pub use handout::Handout;
 pub use ledger::{Expected, Law, LawBroken, Ledger, LedgerError, Refusal, Samples, Turn};
 pub use reason::{Choice, Estimate, Reason};
 pub use round_trips::{Memory, RoundTripError, RoundTripTable};
 pub use schemes::{CATALOGUE, Entry, SchemeSpec, Setup, SpecError};
+pub use state_server::{Answer, QueryMode, StateServer};
 pub use time::{Span, Time};
+pub use work::{Course, Local, Start, Step, Work};

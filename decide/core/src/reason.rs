@@ -75,6 +75,35 @@ pub enum Reason {
         /// How many workers' are not known yet.
         unmonitored: u32,
     },
+    /// The replicas of a round are in.
+    Averaged {
+        /// How many there are.
+        workers: u32,
+        /// How many local iterations they are made of.
+        iterations: u64,
+    },
+    /// The worker will be among the last to finish an iteration, so there is nothing to ask.
+    AmongTheSlowest,
+    /// One more local iteration fits in before the slowest is done with its first.
+    TimeForMore {
+        /// How long it takes.
+        iteration: Span,
+        /// The slowest.
+        slowest: WorkerId,
+        /// How long that one should still take.
+        rest: Span,
+    },
+    /// One more local iteration would end after the slowest is done with its first.
+    NoTimeForMore {
+        /// How long it takes.
+        iteration: Span,
+        /// The slowest.
+        slowest: WorkerId,
+        /// How long that one should still take.
+        rest: Span,
+    },
+    /// Everyone has done a local iteration.
+    AllReady,
     /// The worker is to do more before the planned barrier.
     BeforeBarrier {
         /// How many iterations, with the one it starts now.
@@ -163,6 +192,17 @@ impl fmt::Display for Reason {
                 write!(f, "{lead} ahead of {slowest}, {bound} allowed")
             }
             Reason::Monitoring { unmonitored } => write!(f, "runs freely: {unmonitored} intervals are not known yet"),
+            Reason::Averaged { workers, iterations } => {
+                write!(f, "the replicas of all {workers} are in, {iterations} local iterations")
+            }
+            Reason::AmongTheSlowest => write!(f, "among the slowest: one iteration and no question"),
+            Reason::TimeForMore { iteration, slowest, rest } => {
+                write!(f, "one more takes {iteration}, {slowest} needs {rest}")
+            }
+            Reason::NoTimeForMore { iteration, slowest, rest } => {
+                write!(f, "ready: one more takes {iteration}, {slowest} needs only {rest}")
+            }
+            Reason::AllReady => write!(f, "ready: all have done an iteration"),
             Reason::BeforeBarrier { iterations, at } => {
                 write!(f, "iterations to the barrier at {at}: {iterations}")
             }

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use paceline_core::{
-    Action, Aggregate, Assignment, Event, Handout, Ledger, LedgerError, Report, Samples, SchemeSpec, Setup, Span,
-    TaskId, Time, Until, Version, WorkerId,
+    Action, Aggregate, Assignment, Course, Event, Handout, Ledger, LedgerError, Report, Samples, SchemeSpec, Setup,
+    Span, TaskId, Time, Until, Version, WorkerId,
 };
 use proptest::prelude::*;
 
@@ -35,6 +35,13 @@ fn specs() -> Vec<String> {
         "elastic-bsp:r=1",
         "elastic-bsp:r=4,interval=ema",
         "elastic-bsp:r=20,interval=median",
+        "dc-asgd",
+        "esync",
+        "esync:mode=non-blocking,margin=0",
+        "esync:margin=10,rate=2",
+        "local-sgd:tau=3",
+        "adacomm:tau=8,interval=0.001",
+        "easgd:tau=2",
     ];
     rounds.chain(free.map(String::from)).collect()
 }
@@ -55,6 +62,8 @@ enum Move {
     Leave(u32),
     Timer,
     RepeatReport(usize),
+    RepeatQuestion(usize),
+    StrangeQuestion(usize, u32),
     StrangeReport(u32, u64),
 }
 
@@ -65,50 +74,96 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
         1 => (0..9_u32).prop_map(Move::Leave),
         1 => Just(Move::Timer),
         1 => any::<usize>().prop_map(Move::RepeatReport),
+        2 => any::<usize>().prop_map(Move::RepeatQuestion),
+        1 => (any::<usize>(), 0..9_u32).prop_map(|(choice, count)| Move::StrangeQuestion(choice, count)),
         1 => (0..12_u32, 0..40_u64).prop_map(|(worker, number)| Move::StrangeReport(worker, number)),
     ];
     prop::collection::vec(one, 1..200)
 }
 
+/// A task and how far it has come.
+#[derive(Clone, Copy)]
+struct Task {
+    assignment: Assignment,
+    /// Iterations handed out.
+    handed_out: u32,
+    /// Iterations done and asked about.
+    done: u32,
+    /// It was told to send what it has.
+    collected: bool,
+}
+
+impl Task {
+    fn new(assignment: Assignment) -> Self {
+        let handed_out = if let Some(Course::Iterations(count)) = assignment.work.course() { count } else { 1 };
+        Task { assignment, handed_out, done: 0, collected: false }
+    }
+
+    fn course(&self) -> Option<Course> {
+        self.assignment.work.course().filter(|course| !matches!(course, Course::Iterations(_)))
+    }
+
+    fn samples(&self) -> u64 {
+        u64::from(self.assignment.samples) * u64::from(self.handed_out)
+    }
+}
+
 /// An independent record of what a driver sees, kept from the actions alone.
 #[derive(Default)]
 struct World {
-    running: BTreeMap<WorkerId, Assignment>,
-    queued: BTreeMap<WorkerId, Assignment>,
+    running: BTreeMap<WorkerId, Task>,
+    queued: BTreeMap<WorkerId, Task>,
     present: BTreeSet<WorkerId>,
-    arrived: BTreeMap<TaskId, Assignment>,
+    arrived: BTreeMap<TaskId, Task>,
     finished: Vec<TaskId>,
     version: u64,
     samples: Samples,
 }
 
 impl World {
-    fn lose(&mut self, assignment: Assignment) {
-        self.samples.dropped += u64::from(assignment.samples);
+    fn lose(&mut self, task: Task) {
+        self.samples.dropped += task.samples();
     }
 
     fn leave(&mut self, worker: WorkerId) {
         self.present.remove(&worker);
         let arrived: Vec<TaskId> = self.arrived.keys().copied().filter(|task| task.worker == worker).collect();
-        let mut lost: Vec<Assignment> = arrived.iter().filter_map(|task| self.arrived.remove(task)).collect();
+        let mut lost: Vec<Task> = arrived.iter().filter_map(|task| self.arrived.remove(task)).collect();
         lost.extend(self.running.remove(&worker));
         lost.extend(self.queued.remove(&worker));
-        lost.into_iter().for_each(|assignment| self.lose(assignment));
+        lost.into_iter().for_each(|task| self.lose(task));
     }
 
     fn finish(&mut self, worker: WorkerId) -> TaskId {
-        let assignment = self.running.remove(&worker).expect("only running tasks are finished");
-        self.arrived.insert(assignment.task, assignment);
-        self.finished.push(assignment.task);
+        let mut task = self.running.remove(&worker).expect("only running tasks are finished");
+        if task.course().is_some() {
+            self.samples.dropped += u64::from(task.assignment.samples) * u64::from(task.handed_out - task.done);
+            task.handed_out = task.done;
+        }
+        let id = task.assignment.task;
+        self.arrived.insert(id, task);
+        self.finished.push(id);
         if let Some(next) = self.queued.remove(&worker) {
             self.running.insert(worker, next);
         }
-        assignment.task
+        id
+    }
+
+    /// The worker has done an iteration more, and if it does not wait for the answer, has begun the next.
+    fn iterate(&mut self, worker: WorkerId) -> (TaskId, u32) {
+        let task = self.running.get_mut(&worker).expect("only running tasks iterate");
+        task.done += 1;
+        assert_eq!(task.done, task.handed_out, "nobody goes on unless told to");
+        if task.course() == Some(Course::AskAndGoOn) {
+            task.handed_out += 1;
+            self.samples.issued += u64::from(task.assignment.samples);
+        }
+        (task.assignment.task, task.done)
     }
 
     fn carry_out(&mut self, action: &Action) {
         match action {
-            Action::Commit { version, updates } => {
+            Action::Commit { version, updates, .. } => {
                 self.version += 1;
                 assert_eq!(version.0, self.version, "versions rise by one");
                 assert!(updates.windows(2).all(|pair| pair[0].task < pair[1].task), "shares come by rank");
@@ -117,13 +172,13 @@ impl World {
                 for share in updates.iter() {
                     let update = self.arrived.remove(&share.task).expect("committed once, after it arrived");
                     assert!(self.present.contains(&share.task.worker), "committed while its worker is there");
-                    self.samples.used += u64::from(update.samples);
+                    self.samples.used += update.samples();
                 }
             }
             Action::Discard { task } => {
                 let update = self.arrived.remove(task).expect("discarded once, after it arrived");
-                if update.version.0 < self.version {
-                    self.samples.stale += u64::from(update.samples);
+                if update.assignment.version.0 < self.version {
+                    self.samples.stale += update.samples();
                 } else {
                     self.lose(update);
                 }
@@ -132,16 +187,36 @@ impl World {
                 let worker = assignment.task.worker;
                 assert_eq!(assignment.version.0, self.version, "work is on the newest model");
                 assert_eq!(assignment.queued, self.running.contains_key(&worker));
-                self.samples.issued += u64::from(assignment.samples);
+                let task = Task::new(*assignment);
+                self.samples.issued += task.samples();
                 let slot = if assignment.queued { &mut self.queued } else { &mut self.running };
-                if let Some(replaced) = slot.insert(worker, *assignment) {
-                    assert_eq!(replaced.offset, assignment.offset, "the samples of a replaced assignment are not lost");
-                    self.samples.reissued += u64::from(replaced.samples);
+                if let Some(replaced) = slot.insert(worker, task) {
+                    let offset = replaced.assignment.offset;
+                    assert_eq!(offset, assignment.offset, "the samples of a replaced assignment are not lost");
+                    self.samples.reissued += replaced.samples();
+                }
+            }
+            Action::Continue { task } => {
+                let running = self.running.get_mut(&task.worker).expect("only running tasks go on");
+                assert!(!running.collected && running.course() == Some(Course::AskAndWait));
+                if running.handed_out == running.done {
+                    running.handed_out += 1;
+                    self.samples.issued += u64::from(running.assignment.samples);
+                }
+            }
+            Action::Collect { task } => {
+                let running = self.running.get_mut(&task.worker).expect("only running tasks are collected");
+                assert!(running.done > 0 && running.course().is_some(), "there is something to collect");
+                running.collected = true;
+                if running.course() == Some(Course::AskAndWait) {
+                    let unbegun = running.handed_out - running.done;
+                    self.samples.reissued += u64::from(running.assignment.samples) * u64::from(unbegun);
+                    running.handed_out = running.done;
                 }
             }
             Action::Interrupt { task } => {
                 let stopped = self.running.remove(&task.worker).expect("only running tasks are interrupted");
-                assert_eq!(stopped.task, *task);
+                assert_eq!(stopped.assignment.task, *task);
                 self.lose(stopped);
             }
             Action::Hold { worker, .. } => assert!(!self.running.contains_key(worker)),
@@ -151,7 +226,7 @@ impl World {
 
     fn outstanding(&self) -> u64 {
         let tasks = self.running.values().chain(self.queued.values()).chain(self.arrived.values());
-        tasks.map(|assignment| u64::from(assignment.samples)).sum()
+        tasks.map(Task::samples).sum()
     }
 }
 
@@ -202,9 +277,21 @@ impl Drive {
         }
     }
 
-    fn finish(&mut self, worker: WorkerId) -> Result<(), LedgerError> {
+    /// Whatever the worker is at is done.
+    fn finish(&mut self, worker: WorkerId, choice: usize) -> Result<(), LedgerError> {
+        let report = Report::computed(Span(choice as u64 % 500));
+        let task = self.world.running[&worker];
+        let goes_on = match task.course() {
+            None => false,
+            Some(Course::AskAndGoOn) => !task.collected || choice.is_multiple_of(2),
+            Some(_) => !task.collected,
+        };
+        if goes_on {
+            let (task, iterations) = self.world.iterate(worker);
+            return self.feed(Event::Asked { task, iterations, report });
+        }
         let task = self.world.finish(worker);
-        self.feed(Event::Reported { task, report: Report { compute: Span(1) } })
+        self.feed(Event::Reported { task, report })
     }
 
     fn take(&mut self, step: Move) -> Result<(), LedgerError> {
@@ -216,7 +303,7 @@ impl Drive {
         match step {
             Move::Finish(choice) => {
                 let running: Vec<WorkerId> = self.world.running.keys().copied().collect();
-                if running.is_empty() { Ok(()) } else { self.finish(running[choice % running.len()]) }
+                if running.is_empty() { Ok(()) } else { self.finish(running[choice % running.len()], choice) }
             }
             Move::Join(worker) => {
                 let worker = WorkerId(worker);
@@ -239,18 +326,36 @@ impl Drive {
                 self.now = self.now.max(at);
                 self.feed(Event::Timer)
             }
+            // The answer was lost.
+            Move::RepeatQuestion(choice) => {
+                let asked: Vec<Task> = self.world.running.values().copied().filter(|task| task.done > 0).collect();
+                let Some(task) = asked.get(choice % asked.len().max(1)) else { return Ok(()) };
+                let report = Report::computed(Span(1));
+                self.feed(Event::Asked { task: task.assignment.task, iterations: task.done, report })
+            }
+            Move::StrangeQuestion(choice, iterations) => {
+                let running: Vec<Task> = self.world.running.values().copied().collect();
+                let Some(task) = running.get(choice % running.len().max(1)) else { return Ok(()) };
+                let lawful = [task.done.max(1), task.handed_out].contains(&iterations);
+                if task.course().is_some() && lawful {
+                    return Ok(());
+                }
+                let task = task.assignment.task;
+                refused(self.feed(Event::Asked { task, iterations, report: Report::computed(Span(1)) }))
+            }
             Move::RepeatReport(choice) => {
                 let Some(&task) = self.world.finished.get(choice % self.world.finished.len().max(1)) else {
                     return Ok(());
                 };
-                refused(self.feed(Event::Reported { task, report: Report { compute: Span(1) } }))
+                refused(self.feed(Event::Reported { task, report: Report::computed(Span(1)) }))
             }
             Move::StrangeReport(worker, number) => {
                 let task = TaskId { worker: WorkerId(worker), number };
-                if self.world.running.get(&task.worker).is_some_and(|running| running.task == task) {
+                let running = self.world.running.get(&task.worker).filter(|running| running.assignment.task == task);
+                if running.is_some_and(|running| running.course().is_none() || running.collected) {
                     return Ok(());
                 }
-                refused(self.feed(Event::Reported { task, report: Report { compute: Span(1) } }))
+                refused(self.feed(Event::Reported { task, report: Report::computed(Span(1)) }))
             }
         }
     }
@@ -278,6 +383,7 @@ proptest! {
             }
             let before = drive.world.version;
             for round in 0..40 {
+                drive.now = drive.now + Span(500);
                 drive.take(Move::Finish(round)).map_err(told)?;
             }
             prop_assert!(drive.world.present.is_empty() || drive.world.version > before, "{spec} stands still");

@@ -1,8 +1,8 @@
 //! The ledger catches schemes that break its laws, and refuses events that can't be.
 
 use paceline_core::{
-    Event, Law, Ledger, LedgerError, Reason, Refusal, Report, Scheme, Span, TaskId, Time, Turn, Until, Update, Version,
-    WorkerId,
+    Action, Course, Event, Law, Ledger, LedgerError, Local, Question, Reason, Refusal, Report, Samples, Scheme, Span,
+    Start, Step, TaskId, Time, Turn, Until, Update, Version, Work, WorkerId,
 };
 
 type OnJoined = fn(&mut Turn<'_>, WorkerId);
@@ -38,7 +38,7 @@ const ZERO: WorkerId = WorkerId(0);
 const ONE: WorkerId = WorkerId(1);
 
 fn reported(worker: WorkerId, number: u64) -> Event {
-    Event::Reported { task: TaskId { worker, number }, report: Report { compute: Span(1) } }
+    Event::Reported { task: TaskId { worker, number }, report: Report::computed(Span(1)) }
 }
 
 /// Two workers join, then the first one's task is reported; the law broken on the way.
@@ -155,4 +155,98 @@ fn a_timer_ends_the_wait_for_it() {
     assert_eq!(ledger.waits_for(ZERO), Some(Until::Timer));
     assert_eq!(ledger.handle(Time(10), Event::Timer).unwrap().len(), 1);
     assert_eq!((ledger.next_timer(), ledger.waits_for(ZERO)), (None, None));
+}
+
+type OnAsked = fn(&mut Turn<'_>, WorkerId);
+
+/// A scheme that gives workers local iterations of one sample each and averages what comes of them.
+struct Locally(Course, OnAsked);
+
+impl Locally {
+    fn give(&self, turn: &mut Turn<'_>, worker: WorkerId) {
+        turn.assign_work(worker, Work::Local(Local { start: Start::Model, course: self.0 }), 1, Reason::Free);
+    }
+}
+
+impl Scheme for Locally {
+    fn on_joined(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
+        self.give(turn, worker);
+    }
+    fn on_left(&mut self, _turn: &mut Turn<'_>, _worker: WorkerId) {}
+    fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update) {
+        turn.commit_by(Step::Average { rate: 1.0 }, &[update.task], Reason::OnArrival);
+        self.give(turn, update.task.worker);
+    }
+    fn on_asked(&mut self, turn: &mut Turn<'_>, question: &Question) {
+        self.1(turn, question.task.worker);
+    }
+}
+
+fn asked(number: u64, iterations: u32) -> Event {
+    Event::Asked { task: TaskId { worker: ZERO, number }, iterations, report: Report::computed(Span(1)) }
+}
+
+/// The law that an answer breaks.
+fn law_broken_by_answer(course: Course, answer: OnAsked) -> Law {
+    let mut ledger = Ledger::new(Box::new(Locally(course, answer)));
+    ledger.handle(Time(0), Event::Joined { worker: ZERO }).unwrap();
+    ledger.handle(Time(0), Event::Joined { worker: ONE }).unwrap();
+    match ledger.handle(Time(1), asked(0, 1)) {
+        Err(LedgerError::Broken(broken)) => broken.law,
+        other => panic!("no law broken: {other:?}"),
+    }
+}
+
+#[test]
+fn answers_obey_laws_too() {
+    let nothing: OnAsked = |_, _| {};
+    assert_eq!(law_broken_by_answer(Course::AskAndWait, nothing), Law::Unanswered { worker: ZERO });
+    for answer in [(|turn, _| turn.go_on(ONE, Reason::Free)) as OnAsked, |turn, _| turn.collect(ONE, Reason::Free)] {
+        assert_eq!(law_broken_by_answer(Course::AskAndGoOn, answer), Law::NothingAsked { worker: ONE });
+    }
+    let twice: OnAsked = |turn, worker| {
+        turn.go_on(worker, Reason::Free);
+        turn.go_on(worker, Reason::Free);
+    };
+    assert_eq!(law_broken_by_answer(Course::AskAndWait, twice), Law::NothingAsked { worker: ZERO });
+    let more: OnAsked = |turn, worker| turn.assign(worker, 1, Reason::Free);
+    assert_eq!(law_broken_by_answer(Course::AskAndWait, more), Law::QueuedBehindQuestions { worker: ZERO });
+    let none: OnAsked = |turn, _| turn.assign_work(WorkerId(1), Work::iterations(0), 1, Reason::Free);
+    assert_eq!(law_broken_by_answer(Course::AskAndWait, none), Law::NoSamples { worker: ONE });
+    let task = TaskId { worker: ZERO, number: 0 };
+    assert_eq!(
+        law_broken(work, |turn, update| turn.commit_by(Step::Average { rate: 1.0 }, &[update.task], Reason::Free)),
+        Law::WrongStep { task, local: false }
+    );
+}
+
+#[test]
+fn questions_come_after_each_iteration_and_reports_when_told() {
+    let answer: OnAsked = |turn, worker| {
+        if turn.now() < Time(5) { turn.go_on(worker, Reason::Free) } else { turn.collect(worker, Reason::Free) }
+    };
+    for course in [Course::AskAndWait, Course::AskAndGoOn] {
+        let mut ledger = Ledger::new(Box::new(Locally(course, answer)));
+        let mut handle = |now, event| ledger.handle(Time(now), event).map(<[_]>::to_vec);
+        let task = TaskId { worker: ZERO, number: 0 };
+        assert_eq!(handle(0, asked(0, 1)), Err(LedgerError::Refused(Refusal::NotRunning(task))));
+        handle(0, Event::Joined { worker: ZERO }).unwrap();
+        let mut refused = |now, event| match handle(now, event) {
+            Err(LedgerError::Refused(refusal)) => refusal,
+            other => panic!("{other:?}"),
+        };
+        assert!(matches!(refused(0, asked(0, 0)), Refusal::NoQuestion { iterations: 0, .. }));
+        assert!(matches!(refused(0, asked(0, 2)), Refusal::NoQuestion { iterations: 2, .. }));
+        assert_eq!(refused(0, reported(ZERO, 0)), Refusal::NotCollected(task));
+        let goes_on = usize::from(course == Course::AskAndWait);
+        assert_eq!(handle(1, asked(0, 1)).unwrap().len(), goes_on);
+        // The answer was lost and the question is repeated.
+        assert_eq!(handle(2, asked(0, 1)).unwrap().len(), goes_on);
+        assert_eq!(handle(3, asked(0, 2)).unwrap().len(), goes_on);
+        assert_eq!(handle(6, asked(0, 2)).unwrap()[0].action, Action::Collect { task });
+        assert_eq!(handle(7, reported(ZERO, 0)).unwrap().len(), 2);
+        // Told to go on, the waiting one asked again, so the third batch was never begun; the other dropped it.
+        let (reissued, dropped) = if course == Course::AskAndWait { (1, 0) } else { (0, 1) };
+        assert_eq!(ledger.samples(), Samples { issued: 4, used: 2, stale: 0, dropped, reissued, outstanding: 1 });
+    }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use super::law::{Law, Refusal};
-use crate::{Assignment, Report, Share, TaskId, Time, Until, Update, Version, WorkerId};
+use crate::{Assignment, Course, Report, Share, Step, TaskId, Time, Until, Update, Version, Work, WorkerId};
 
 /// Where the samples of all assignments went. They always add up to `issued`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -26,6 +26,41 @@ pub struct Samples {
 struct Running {
     assignment: Assignment,
     since: Time,
+    /// Iterations handed out.
+    handed_out: u32,
+    /// Iterations done, as far as they were asked about.
+    done: u32,
+    /// It waits for an answer.
+    waits: bool,
+    /// It was told to send what it has.
+    collected: bool,
+}
+
+impl Running {
+    fn new(assignment: Assignment, since: Time) -> Self {
+        let handed_out = assignment.work.handed_out();
+        Running { assignment, since, handed_out, done: 0, waits: false, collected: false }
+    }
+
+    fn asks(&self) -> bool {
+        self.assignment.work.course().is_some_and(Course::asks)
+    }
+
+    fn samples(&self) -> u64 {
+        samples_of(&self.assignment, self.handed_out)
+    }
+}
+
+fn samples_of(assignment: &Assignment, iterations: u32) -> u64 {
+    u64::from(assignment.samples) * u64::from(iterations)
+}
+
+fn queued_samples(assignment: &Assignment) -> u64 {
+    samples_of(assignment, assignment.work.handed_out())
+}
+
+fn update_samples(update: &Update) -> u64 {
+    u64::from(update.samples) * u64::from(update.iterations)
 }
 
 /// One worker's page.
@@ -62,6 +97,8 @@ pub(super) struct Books {
     unsettled: VecDeque<WorkerId>,
     /// Workers that were told to wait in this turn.
     newly_held: Vec<WorkerId>,
+    /// The worker that asked in this turn.
+    asker: Option<WorkerId>,
 }
 
 impl Books {
@@ -113,8 +150,8 @@ impl Books {
             self.stop_running(worker);
         }
         let seat = self.seat(worker);
-        let queued = seat.queued.take().map_or(0, |assignment| u64::from(assignment.samples));
-        let lost = queued + seat.arrived.drain(..).map(|update| u64::from(update.samples)).sum::<u64>();
+        let queued = seat.queued.take().map_or(0, |assignment| queued_samples(&assignment));
+        let lost = queued + seat.arrived.drain(..).map(|update| update_samples(&update)).sum::<u64>();
         seat.present = false;
         seat.hold = None;
         self.samples.outstanding -= lost;
@@ -125,20 +162,50 @@ impl Books {
     }
 
     pub(super) fn report(&mut self, now: Time, task: TaskId, report: Report) -> Result<Update, Refusal> {
-        let worker = task.worker;
-        let Some(Running { assignment, since }) = self
-            .seats
-            .get(worker.index())
-            .and_then(|seat| seat.running)
-            .filter(|running| running.assignment.task == task)
-        else {
-            return Err(Refusal::NotRunning(task));
-        };
-        let update = Update { task, version: assignment.version, samples: assignment.samples, started: since, report };
-        self.seat(worker).arrived.push(update);
-        self.vacate(now, worker);
-        self.release_waiters(worker);
+        let running = self.running_task(task)?;
+        if running.asks() && !running.collected {
+            return Err(Refusal::NotCollected(task));
+        }
+        let Running { assignment, since, handed_out, .. } = *running;
+        // What was begun after the last question came to nothing.
+        let iterations = if running.asks() { running.done } else { handed_out };
+        let Assignment { version, work, samples, .. } = assignment;
+        let update = Update { task, version, work, samples, iterations, started: since, report };
+        let dropped = samples_of(&assignment, handed_out - iterations);
+        self.samples.outstanding -= dropped;
+        self.samples.dropped += dropped;
+        self.seat(task.worker).arrived.push(update);
+        self.vacate(now, task.worker);
+        self.release_waiters(task.worker);
         Ok(update)
+    }
+
+    /// A worker has done local iterations, one more than it last said or, if it repeats itself, as many.
+    pub(super) fn ask(&mut self, task: TaskId, iterations: u32) -> Result<(), Refusal> {
+        let running = self.running_task(task)?;
+        let refuse = |expected| Refusal::NoQuestion { task, iterations, expected };
+        let course = running.assignment.work.course();
+        if !running.asks() {
+            return Err(refuse("it is not to ask"));
+        }
+        if iterations != running.done && iterations != running.handed_out {
+            return Err(refuse("it is to ask after each, and to go on when it may"));
+        }
+        if iterations == 0 {
+            return Err(refuse("none is done"));
+        }
+        running.done = iterations;
+        running.waits = course == Some(Course::AskAndWait);
+        if course == Some(Course::AskAndGoOn) {
+            self.hand_out_next(task.worker);
+        }
+        self.asker = Some(task.worker);
+        Ok(())
+    }
+
+    fn running_task(&mut self, task: TaskId) -> Result<&mut Running, Refusal> {
+        let running = self.seats.get_mut(task.worker.index()).and_then(|seat| seat.running.as_mut());
+        running.filter(|running| running.assignment.task == task).ok_or(Refusal::NotRunning(task))
     }
 
     pub(super) fn timer(&mut self, now: Time) {
@@ -151,15 +218,18 @@ impl Books {
 
     // --- what schemes do ---
 
-    pub(super) fn assign(&mut self, now: Time, worker: WorkerId, samples: u32) -> Result<Assignment, Law> {
+    pub(super) fn assign(&mut self, now: Time, worker: WorkerId, work: Work, samples: u32) -> Result<Assignment, Law> {
         if !self.is_present(worker) {
             return Err(Law::AssignedToNobody { worker });
         }
-        if samples == 0 {
+        if samples == 0 || work.handed_out() == 0 {
             return Err(Law::NoSamples { worker });
         }
         let version = self.version;
         let seat = self.seat(worker);
+        if seat.running.is_some_and(|running| running.asks()) {
+            return Err(Law::QueuedBehindQuestions { worker });
+        }
         // An assignment that was never started gives its samples back.
         let replaced = seat.queued.take();
         if let Some(replaced) = replaced {
@@ -168,26 +238,72 @@ impl Books {
         let assignment = Assignment {
             task: TaskId { worker, number: seat.tasks },
             version,
+            work,
             samples,
             offset: seat.drawn,
             queued: seat.running.is_some(),
         };
+        let issued = queued_samples(&assignment);
         seat.tasks += 1;
-        seat.drawn += u64::from(samples);
+        seat.drawn += issued;
         seat.hold = None;
         if assignment.queued {
             seat.queued = Some(assignment);
         } else {
-            seat.running = Some(Running { assignment, since: now });
+            seat.running = Some(Running::new(assignment, now));
             self.working += 1;
         }
         if let Some(replaced) = replaced {
-            self.samples.reissued += u64::from(replaced.samples);
-            self.samples.outstanding -= u64::from(replaced.samples);
+            self.samples.reissued += queued_samples(&replaced);
+            self.samples.outstanding -= queued_samples(&replaced);
         }
-        self.samples.issued += u64::from(samples);
-        self.samples.outstanding += u64::from(samples);
+        self.samples.issued += issued;
+        self.samples.outstanding += issued;
         Ok(assignment)
+    }
+
+    /// Which task goes on because it was told so; `None` if it does by itself.
+    pub(super) fn go_on(&mut self, worker: WorkerId) -> Result<Option<TaskId>, Law> {
+        let asked = self.seat(worker).running.as_mut().filter(|running| running.asks() && running.done > 0);
+        let running = asked.ok_or(Law::NothingAsked { worker })?;
+        if running.assignment.work.course() == Some(Course::AskAndGoOn) {
+            return Ok(None);
+        }
+        if !running.waits || running.collected {
+            return Err(Law::NothingAsked { worker });
+        }
+        running.waits = false;
+        let task = running.assignment.task;
+        self.hand_out_next(worker);
+        Ok(Some(task))
+    }
+
+    pub(super) fn collect(&mut self, worker: WorkerId) -> Result<TaskId, Law> {
+        let seat = self.seat(worker);
+        let asked = seat.running.as_mut().filter(|running| running.asks() && running.done > 0);
+        let running = asked.ok_or(Law::NothingAsked { worker })?;
+        let task = running.assignment.task;
+        running.collected = true;
+        if std::mem::take(&mut running.waits) && running.handed_out > running.done {
+            // It was told to go on, did not hear it and asked again: the next batch was never begun.
+            running.handed_out = running.done;
+            let samples = u64::from(running.assignment.samples);
+            seat.drawn -= samples;
+            self.samples.reissued += samples;
+            self.samples.outstanding -= samples;
+        }
+        Ok(task)
+    }
+
+    /// Makes sure that one iteration more is handed out than is done.
+    fn hand_out_next(&mut self, worker: WorkerId) {
+        let seat = self.seat(worker);
+        let Some(running) = seat.running.as_mut().filter(|running| running.handed_out == running.done) else { return };
+        let samples = u64::from(running.assignment.samples);
+        running.handed_out += 1;
+        seat.drawn += samples;
+        self.samples.issued += samples;
+        self.samples.outstanding += samples;
     }
 
     pub(super) fn interrupt(&mut self, now: Time, worker: WorkerId) -> Result<TaskId, Law> {
@@ -200,9 +316,9 @@ impl Books {
         Ok(assignment.task)
     }
 
-    /// Takes the updates out of the books and says with which weights, proportional to their samples and adding up to
-    /// one, they form the next version.
-    pub(super) fn commit(&mut self, tasks: &[TaskId]) -> Result<Vec<Share>, Law> {
+    /// Takes the updates out of the books and says with which weights, proportional to the samples of an iteration and
+    /// adding up to one, they form the next version.
+    pub(super) fn commit(&mut self, tasks: &[TaskId], step: Step) -> Result<Vec<Share>, Law> {
         if tasks.is_empty() {
             return Err(Law::EmptyCommit);
         }
@@ -210,11 +326,15 @@ impl Books {
         let mut taken = Vec::with_capacity(tasks.len());
         for &task in tasks {
             let update = self.take_arrived(task)?;
+            let local = matches!(update.work, Work::Local(_));
+            if local != matches!(step, Step::Average { .. }) {
+                return Err(Law::WrongStep { task, local });
+            }
             total += u64::from(update.samples);
+            self.samples.used += update_samples(&update);
             taken.push((task, update.samples));
         }
         taken.sort_unstable_by_key(|&(task, _)| task);
-        self.samples.used += total;
         self.version.0 += 1;
         let waiters = std::mem::take(&mut self.commit_waiters);
         self.end_waits(waiters, Until::Commit);
@@ -225,9 +345,9 @@ impl Books {
     pub(super) fn discard(&mut self, task: TaskId) -> Result<(), Law> {
         let update = self.take_arrived(task)?;
         if update.version < self.version {
-            self.samples.stale += u64::from(update.samples);
+            self.samples.stale += update_samples(&update);
         } else {
-            self.samples.dropped += u64::from(update.samples);
+            self.samples.dropped += update_samples(&update);
         }
         Ok(())
     }
@@ -268,6 +388,11 @@ impl Books {
         if let Some(worker) = self.next_unsettled() {
             return Err(Law::Forgotten { worker });
         }
+        if let Some(worker) = self.asker.take()
+            && self.seat(worker).running.is_some_and(|running| running.waits)
+        {
+            return Err(Law::Unanswered { worker });
+        }
         while let Some(worker) = self.newly_held.pop() {
             match self.hold(worker) {
                 Some(until @ Until::Worker(other)) if self.running(other).is_none() => {
@@ -303,15 +428,15 @@ impl Books {
     fn stop_running(&mut self, worker: WorkerId) {
         if let Some(running) = self.seat(worker).running.take() {
             self.working -= 1;
-            self.samples.outstanding -= u64::from(running.assignment.samples);
-            self.samples.dropped += u64::from(running.assignment.samples);
+            self.samples.outstanding -= running.samples();
+            self.samples.dropped += running.samples();
         }
     }
 
     fn start_queued(&mut self, now: Time, worker: WorkerId) {
         let seat = self.seat(worker);
         if let Some(assignment) = seat.queued.take() {
-            seat.running = Some(Running { assignment, since: now });
+            seat.running = Some(Running::new(assignment, now));
             self.working += 1;
         } else {
             self.unsettled.push_back(worker);
@@ -340,7 +465,7 @@ impl Books {
             Some(arrived.remove(position))
         });
         let update = update.ok_or(Law::NothingToSettle { task })?;
-        self.samples.outstanding -= u64::from(update.samples);
+        self.samples.outstanding -= update_samples(&update);
         Ok(update)
     }
 }

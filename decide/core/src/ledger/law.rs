@@ -30,6 +30,32 @@ pub enum Law {
         /// The worker.
         worker: WorkerId,
     },
+    /// Gradients go to an optimizer, model differences into a mean.
+    #[error("{task} is {}, which the commit can't take", if *local { "a model difference" } else { "a gradient" })]
+    WrongStep {
+        /// The update.
+        task: TaskId,
+        /// Whether it comes of local iterations.
+        local: bool,
+    },
+    /// How long work that asks goes on is not known, nor which samples come after it.
+    #[error("{worker} was given work while it is at local iterations that have no set end")]
+    QueuedBehindQuestions {
+        /// The worker.
+        worker: WorkerId,
+    },
+    /// Local iterations are collected, or gone on with, when some are done and asked about.
+    #[error("{worker} was answered, but has asked nothing")]
+    NothingAsked {
+        /// The worker.
+        worker: WorkerId,
+    },
+    /// A worker that waits for an answer gets one.
+    #[error("{worker} waits for an answer and was given none")]
+    Unanswered {
+        /// The worker.
+        worker: WorkerId,
+    },
     /// Only a running task can be interrupted.
     #[error("{worker} was interrupted, but is not working")]
     NothingToInterrupt {
@@ -86,6 +112,19 @@ pub enum Refusal {
     /// The task is not running: never assigned, interrupted, or reported before.
     #[error("{0} is not running")]
     NotRunning(TaskId),
+    /// The task does not ask, or not after so many iterations.
+    #[error("{task} asks after {iterations} iterations; {expected}")]
+    NoQuestion {
+        /// The task.
+        task: TaskId,
+        /// How many iterations it says are done.
+        iterations: u32,
+        /// What was expected.
+        expected: &'static str,
+    },
+    /// The task goes on until it is told to send.
+    #[error("{0} was not told to send what it has")]
+    NotCollected(TaskId),
     /// A commit must be confirmed, once, before anything else happens.
     #[error("expected {expected}")]
     OutOfTurn {

@@ -6,7 +6,7 @@ mod turn;
 
 use std::collections::VecDeque;
 
-use crate::{Action, Decision, Event, Scheme, Time, Until, Version, WorkerId};
+use crate::{Action, Decision, Event, Question, Scheme, Time, Until, Version, WorkerId};
 use books::Books;
 
 pub use books::Samples;
@@ -83,6 +83,10 @@ impl Ledger {
             Event::Reported { task, report } => {
                 let update = turn.books.report(now, task, report)?;
                 self.scheme.on_reported(&mut turn, &update);
+            }
+            Event::Asked { task, iterations, report } => {
+                turn.books.ask(task, iterations)?;
+                self.scheme.on_asked(&mut turn, &Question { task, iterations, report });
             }
             Event::Committed { ref aggregate, .. } => {
                 self.unconfirmed.pop_front();

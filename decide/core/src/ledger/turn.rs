@@ -2,7 +2,7 @@
 
 use super::books::Books;
 use super::law::Law;
-use crate::{Action, Assignment, Decision, Reason, Span, TaskId, Time, Until, Version, WorkerId};
+use crate::{Action, Assignment, Decision, Reason, Span, Step, TaskId, Time, Until, Version, Work, WorkerId};
 
 /// What a [`Scheme`](crate::Scheme) can see and do while it answers one event.
 ///
@@ -55,11 +55,17 @@ impl Turn<'_> {
         self.books.next_unsettled()
     }
 
-    /// Steps the model by these arrived updates, each weighted by its samples.
+    /// Steps the model by these arrived gradients, each weighted by its samples.
     pub fn commit(&mut self, updates: &[TaskId], reason: Reason) {
-        let shares = self.attempt(|books, _| books.commit(updates));
+        self.commit_by(Step::Optimizer, updates, reason);
+    }
+
+    /// Makes a version of these arrived updates in the way of `step`. Each is weighted by its samples, or if it comes
+    /// of local iterations, by those of one.
+    pub fn commit_by(&mut self, step: Step, updates: &[TaskId], reason: Reason) {
+        let shares = self.attempt(|books, _| books.commit(updates, step));
         if let Some(shares) = shares {
-            self.decide(Action::Commit { version: self.books.version, updates: shares.into() }, reason);
+            self.decide(Action::Commit { version: self.books.version, updates: shares.into(), step }, reason);
         }
     }
 
@@ -70,11 +76,31 @@ impl Turn<'_> {
         }
     }
 
-    /// Gives a worker `samples` of its samples to work on with the newest model: at once if it is idle, else after its
-    /// present task. What was queued for it before is replaced.
+    /// Has a worker compute the gradient of `samples` of its samples at the newest model: at once if it is idle, else
+    /// after its present task. What was queued for it before is replaced.
     pub fn assign(&mut self, worker: WorkerId, samples: u32, reason: Reason) {
-        if let Some(assignment) = self.attempt(|books, now| books.assign(now, worker, samples)) {
+        self.assign_work(worker, Work::Gradient, samples, reason);
+    }
+
+    /// As [`assign`](Turn::assign), for any kind of work. Nothing can be queued behind work that asks.
+    pub fn assign_work(&mut self, worker: WorkerId, work: Work, samples: u32, reason: Reason) {
+        if let Some(assignment) = self.attempt(|books, now| books.assign(now, worker, work, samples)) {
             self.decide(Action::Assign(assignment), reason);
+        }
+    }
+
+    /// Answers a worker that asked: one more local iteration. Where it goes on [by itself](crate::Course::AskAndGoOn)
+    /// there is nothing to be said.
+    pub fn go_on(&mut self, worker: WorkerId, reason: Reason) {
+        if let Some(Some(task)) = self.attempt(|books, _| books.go_on(worker)) {
+            self.decide(Action::Continue { task }, reason);
+        }
+    }
+
+    /// Has a worker send what its local iterations have come to; at least one must be done.
+    pub fn collect(&mut self, worker: WorkerId, reason: Reason) {
+        if let Some(task) = self.attempt(|books, _| books.collect(worker)) {
+            self.decide(Action::Collect { task }, reason);
         }
     }
 

@@ -4,7 +4,8 @@ use super::{Settings, Setup, SpecError};
 use crate::free_running::{Clocks, FreeRunning, Gate, Verdict};
 use crate::{Reason, Scheme, Time, WorkerId};
 
-struct Open;
+/// Everyone may always go on.
+pub(super) struct Open;
 
 impl Gate for Open {
     fn admit(&mut self, _worker: WorkerId, _clocks: &Clocks, _now: Time) -> Verdict {

@@ -1,13 +1,18 @@
 //! The schemes, one file each, and the catalogue that finds them by name.
 
+mod adacomm;
 mod adasync;
 mod asp;
 mod b_dbw;
 mod backup;
 mod bsp;
 mod dbw;
+mod dc_asgd;
 mod dssp;
+mod easgd;
 mod elastic_bsp;
+mod esync;
+mod local_sgd;
 mod settings;
 mod ssp;
 
@@ -46,6 +51,10 @@ pub struct Entry {
 /// A setting of those that learn iteration times.
 const MEMORY: (&str, &str) =
     ("memory", "which round trips count: all, window-N (iterations) or discount-FACTOR (per iteration); default all");
+
+/// A setting of those that average replicas.
+const GLOBAL_RATE: (&str, &str) =
+    ("rate", "global learning rate: how far the model moves towards the mean replica; default 1");
 
 /// All schemes there are.
 pub const CATALOGUE: &[Entry] = &[
@@ -125,5 +134,51 @@ pub const CATALOGUE: &[Entry] = &[
         ],
         hands_out: false,
         build: elastic_bsp::build,
+    },
+    Entry {
+        name: "dc-asgd",
+        summary: "like asp, with stale gradients corrected for the steps made since",
+        settings: &[("lambda", "strength of the correction; default 0.04")],
+        hands_out: false,
+        build: dc_asgd::build,
+    },
+    Entry {
+        name: "esync",
+        summary: "the fast iterate locally until the slowest is about to finish, then replicas are averaged",
+        settings: &[
+            ("mode", "blocking (workers wait for the answer whether to go on) or non-blocking; default blocking"),
+            ("margin", "seconds added to the time of an iteration when asking if one more fits in; default 0.001"),
+            GLOBAL_RATE,
+        ],
+        hands_out: false,
+        build: esync::build,
+    },
+    Entry {
+        name: "local-sgd",
+        summary: "everyone iterates locally equally often, then replicas are averaged",
+        settings: &[("tau", "local iterations per round; required"), GLOBAL_RATE],
+        hands_out: false,
+        build: local_sgd::build,
+    },
+    Entry {
+        name: "adacomm",
+        summary: "like local-sgd, with ever fewer iterations per round as the loss falls",
+        settings: &[
+            ("tau", "local iterations per round at first; default 20"),
+            ("interval", "seconds after which their number is reconsidered; default 60"),
+            GLOBAL_RATE,
+        ],
+        hands_out: false,
+        build: adacomm::build,
+    },
+    Entry {
+        name: "easgd",
+        summary: "everyone goes on with its own replica, model and replicas drawing each other",
+        settings: &[
+            ("tau", "local iterations between exchanges; default 10"),
+            ("beta", "how far the model moves towards the mean replica, 0.001 to 1; default 0.9"),
+        ],
+        hands_out: false,
+        build: easgd::build,
     },
 ];

@@ -239,6 +239,11 @@ impl Settings<'_> {
         SpecError::TooManyWorkers { scheme: self.spec.name.clone(), workers, most }
     }
 
+    /// The global learning rate: how far the model moves towards the mean replica; 1 if left out.
+    pub(super) fn global_rate(&self) -> Result<f32, SpecError> {
+        self.optional("rate", 1.0, 0.001..=1000.0)
+    }
+
     /// How work is handed out: the scheme's own setting, else the run's, else the default.
     pub(super) fn handout(&self, setup: &Setup) -> Result<Handout, SpecError> {
         match self.text("handout") {
