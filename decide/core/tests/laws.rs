@@ -137,7 +137,7 @@ impl World {
     fn finish(&mut self, worker: WorkerId) -> TaskId {
         let mut task = self.running.remove(&worker).expect("only running tasks are finished");
         if task.course().is_some() {
-            self.samples.dropped += u64::from(task.assignment.samples) * u64::from(task.handed_out - task.done);
+            self.samples.reissued += u64::from(task.assignment.samples) * u64::from(task.handed_out - task.done);
             task.handed_out = task.done;
         }
         let id = task.assignment.task;

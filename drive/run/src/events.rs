@@ -205,7 +205,7 @@ mod tests {
         let mut bytes = Vec::new();
         let mut log = EventLog::new(&mut bytes, &Header::new(scheme, &setup)).unwrap();
         let report =
-            Event::Reported { task: TaskId { worker: WorkerId(1), number: 0 }, report: Report { compute: Span(7) } };
+            Event::Reported { task: TaskId { worker: WorkerId(1), number: 0 }, report: Report::computed(Span(7)) };
         for event in [Event::Joined { worker: WorkerId(0) }, Event::Joined { worker: WorkerId(1) }, report] {
             let decisions = ledger.handle(Time(9), event).unwrap();
             log.on_turn(Time(9), &event, decisions);

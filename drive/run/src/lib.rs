@@ -1,6 +1,7 @@
 //! What the simulator and the server share.
 //!
 //! - [`Trainer`], and its [`Stepper`]: what a commit does to the model.
+//! - [`LocalReplica`]: what a worker's local iterations do to its replica.
 //! - [`Goals`]: when a run is over.
 //! - [`Monitor`]: what it has to show; [`Observer`]s follow it as it goes.
 //! - [`EventLog`] and [`replay`]: its event stream.
@@ -8,12 +9,14 @@
 
 mod events;
 mod goal;
+mod local;
 mod monitor;
 mod trace;
 mod trainer;
 
 pub use events::{EventLog, Header, ReplayError, Replayed, replay};
 pub use goal::{Goal, GoalError, Goals, LOSS_WINDOW, Standing};
-pub use monitor::{Iteration, Monitor, Observer, Run, Summary};
+pub use local::{LocalReplica, drawn_to};
+pub use monitor::{Iteration, Monitor, Observer, Run, Summary, WorkerTimes};
 pub use trace::{Recorder, Trace, TraceError, TraceErrorKind};
 pub use trainer::{Contribution, Stepper, Trainer};

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use paceline_core::{Action, Decision, Event, Reason, Samples, Span, TaskId, Time, WorkerId};
+use paceline_core::{Action, Decision, Event, Reason, Report, Samples, Span, TaskId, Time, WorkerId};
 use paceline_workload::Evaluation;
 use serde::Serialize;
 
@@ -73,14 +73,61 @@ pub struct Summary {
     pub idle_share: f64,
     /// Parameters and gradients moved.
     pub bytes: u64,
+    /// Samples in committed updates, per second.
+    pub samples_per_second: f64,
+    /// Parameters and gradients moved, per second.
+    pub bytes_per_second: f64,
+}
+
+/// What a worker did with its time, in seconds. What it is at when the run ends does not count.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct WorkerTimes {
+    /// Its rank.
+    pub worker: u32,
+    /// Computing gradients, whether or not they were used.
+    pub computing: f64,
+    /// Waiting for the answer whether to go on, or at a local iteration that the answer made void.
+    pub querying: f64,
+    /// The rest: moving parameters and updates, and work that was interrupted.
+    pub communicating: f64,
+    /// Having nothing to do.
+    pub waiting: f64,
+}
+
+impl WorkerTimes {
+    /// Share of its time that the worker computed, 0 to 1.
+    pub fn computing_share(&self) -> f64 {
+        let total = self.computing + self.querying + self.communicating + self.waiting;
+        if total > 0.0 { self.computing / total } else { 0.0 }
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Shift {
     present_since: Option<Time>,
     idle_since: Option<Time>,
+    /// When it was last heard of, or given work after a wait: so far its time is accounted for.
+    heard: Time,
     present: Span,
     idle: Span,
+    computing: Span,
+    querying: Span,
+}
+
+impl Shift {
+    fn times(&self, worker: u32, now: Time) -> WorkerTimes {
+        let open = |since: Option<Time>, until: Time| since.map_or(Span::ZERO, |since| until.since(since));
+        let accounted = if self.idle_since.is_some() { now } else { self.heard };
+        let present = self.present + open(self.present_since, accounted);
+        let waiting = self.idle + open(self.idle_since, now);
+        WorkerTimes {
+            worker,
+            computing: self.computing.seconds(),
+            querying: self.querying.seconds(),
+            communicating: (present - self.computing - self.querying - waiting).seconds(),
+            waiting: waiting.seconds(),
+        }
+    }
 }
 
 /// Follows a run.
@@ -117,14 +164,25 @@ impl Monitor {
         let shift = self.shift(worker);
         if let Some(since) = shift.idle_since.take() {
             shift.idle += now.since(since);
+            shift.heard = now;
         }
+    }
+
+    fn heard(&mut self, worker: WorkerId, now: Time, report: &Report) {
+        let shift = self.shift(worker);
+        shift.heard = now;
+        shift.computing += report.compute;
+        shift.querying += report.querying;
     }
 
     /// Takes note of an event and the decisions it led to. A confirmed commit is an iteration done.
     pub fn observe(&mut self, now: Time, event: &Event, decisions: &[Decision]) -> Option<Iteration> {
         let mut done = None;
         match event {
-            Event::Joined { worker } => self.shift(*worker).present_since = Some(now),
+            Event::Joined { worker } => {
+                let shift = self.shift(*worker);
+                (shift.present_since, shift.heard) = (Some(now), now);
+            }
             Event::Left { worker } => {
                 self.works(*worker, now);
                 let shift = self.shift(*worker);
@@ -137,7 +195,10 @@ impl Monitor {
                 let commit = self.pending.pop_front();
                 done = commit.map(|(updates, reason)| self.stepped(now, updates, loss, reason));
             }
-            Event::Reported { .. } | Event::Timer => {}
+            Event::Asked { task, report, .. } | Event::Reported { task, report } => {
+                self.heard(task.worker, now, report);
+            }
+            Event::Timer => {}
         }
         for decision in decisions {
             match &decision.action {
@@ -146,7 +207,7 @@ impl Monitor {
                 Action::Interrupt { .. } => self.interrupted += 1,
                 Action::Assign(assignment) => self.works(assignment.task.worker, now),
                 Action::Hold { worker, .. } => self.idles(*worker, now),
-                Action::Wake { .. } => {}
+                Action::Continue { .. } | Action::Collect { .. } | Action::Wake { .. } => {}
             }
         }
         done
@@ -226,8 +287,14 @@ impl Monitor {
         if present > 0.0 { idle / present } else { 0.0 }
     }
 
+    /// What each worker did with its time so far, by rank.
+    pub fn worker_times(&self, now: Time) -> Vec<WorkerTimes> {
+        (0..).zip(&self.shifts).map(|(worker, shift)| shift.times(worker, now)).collect()
+    }
+
     /// The run in numbers. `met` is the goal that ended it, if one did.
     pub fn summary(&self, run: &Run<'_>, now: Time, met: Option<Goal>, samples: &Samples, bytes: u64) -> Summary {
+        let per_second = |count: u64| if now > Time::START { count as f64 / now.seconds() } else { 0.0 };
         let reached = met.is_some_and(|goal| goal.is_target() || !run.goals.need_model());
         Summary {
             scheme: run.scheme.to_string(),
@@ -247,6 +314,8 @@ impl Monitor {
             samples_lost: samples.stale + samples.dropped,
             idle_share: self.idle_share(now),
             bytes,
+            samples_per_second: per_second(samples.used),
+            bytes_per_second: per_second(bytes),
         }
     }
 }

@@ -47,22 +47,49 @@ impl Stepper {
     pub fn step(&mut self, parameters: &mut [f32], contributions: &[Contribution<'_>], workers: usize) -> Aggregate {
         let rate = self.schedule.rate(self.rate, self.version, contributions.len(), workers);
         self.version += 1;
-        let mut shards = Vec::new();
-        let (mut parameters, mut step) = (parameters, self.optimizer.begin(rate));
-        for range in Shards::new(parameters.len(), self.shards).ranges().filter(|range| !range.is_empty()) {
-            let (front, rest) = parameters.split_at_mut(range.len());
-            let after = step.split_off(range.len());
-            let trainable = self.trainable.saturating_sub(range.start).min(range.len());
-            shards.push(Shard { start: range.start, parameters: front, trainable, step, contributions });
-            (parameters, step) = (rest, after);
-        }
-        let norms = Norms::join(&in_parallel(shards));
-        Aggregate {
-            loss: contributions.iter().map(|one| f64::from(one.weight) * one.loss).sum(),
-            rate: f64::from(rate),
-            sum_of_squares: norms.sources.iter().sum(),
-            square_of_sum: norms.mean,
-        }
+        apply(self.optimizer.begin(rate), rate, self.trainable, parameters, contributions, self.shards)
+    }
+
+    /// Moves `parameters` against the sum of the contributions, which are model differences, by the share `rate`
+    /// (ESync (8)). Statistics take the whole of it.
+    ///
+    /// # Panics
+    /// As [`step`](Stepper::step).
+    pub fn average(&mut self, parameters: &mut [f32], contributions: &[Contribution<'_>], rate: f32) -> Aggregate {
+        self.version += 1;
+        let mut plain = Optimizer::new(OptimizerSpec::Sgd { decay: 0.0 }, self.trainable);
+        apply(plain.begin(rate), rate, self.trainable, parameters, contributions, self.shards)
+    }
+
+    /// The learning rate of a worker's local iterations on the newest version.
+    pub fn local_rate(&self) -> f32 {
+        self.schedule.rate(self.rate, self.version, 1, 1)
+    }
+}
+
+/// Sums the contributions and applies the step to it, on several threads.
+fn apply(
+    mut step: Step<'_>,
+    rate: f32,
+    trainable: usize,
+    mut parameters: &mut [f32],
+    contributions: &[Contribution<'_>],
+    shards: usize,
+) -> Aggregate {
+    let mut parts = Vec::new();
+    for range in Shards::new(parameters.len(), shards).ranges().filter(|range| !range.is_empty()) {
+        let (front, rest) = parameters.split_at_mut(range.len());
+        let after = step.split_off(range.len());
+        let trainable = trainable.saturating_sub(range.start).min(range.len());
+        parts.push(Shard { start: range.start, parameters: front, trainable, step, contributions });
+        (parameters, step) = (rest, after);
+    }
+    let norms = Norms::join(&in_parallel(parts));
+    Aggregate {
+        loss: contributions.iter().map(|one| f64::from(one.weight) * one.loss).sum(),
+        rate: f64::from(rate),
+        sum_of_squares: norms.sources.iter().sum(),
+        square_of_sum: norms.mean,
     }
 }
 
@@ -134,6 +161,16 @@ impl Trainer {
     pub fn commit(&mut self, contributions: &[Contribution<'_>], workers: usize) -> Aggregate {
         self.stepper.step(&mut self.parameters, contributions, workers)
     }
+
+    /// Moves the model against the sum of model differences by the share `rate`.
+    pub fn average(&mut self, contributions: &[Contribution<'_>], rate: f32) -> Aggregate {
+        self.stepper.average(&mut self.parameters, contributions, rate)
+    }
+
+    /// The learning rate of a worker's local iterations on the newest model.
+    pub fn local_rate(&self) -> f32 {
+        self.stepper.local_rate()
+    }
 }
 
 #[cfg(test)]
@@ -166,5 +203,21 @@ mod tests {
             assert_eq!(aggregate.sum_of_squares, norms.sources.iter().sum::<f64>());
             assert!((aggregate.loss - 1.5).abs() < 1e-6);
         }
+    }
+
+    #[test]
+    fn averaging_moves_parameters_by_the_rate_and_statistics_all_the_way() {
+        let layout = Layout::new([("weight", vec![1])], [("mean", vec![1])]);
+        let replicas = [[3.0, 8.0], [5.0, 4.0]];
+        let differences = replicas.map(|replica: [f32; 2]| [2.0 - replica[0], 2.0 - replica[1]]);
+        let contributions = differences.each_ref().map(|gradient| Contribution { gradient, weight: 0.5, loss: 1.0 });
+        let spec = "adam".parse().unwrap();
+        let mut stepper = Stepper::new(&layout, spec, "constant".parse().unwrap(), 0.1, 1);
+        let mut parameters = [2.0, 2.0];
+        stepper.average(&mut parameters, &contributions, 1.0);
+        assert_eq!(parameters, [4.0, 6.0]);
+        let mut parameters = [2.0, 2.0];
+        stepper.average(&mut parameters, &contributions, 2.0);
+        assert_eq!(parameters, [6.0, 6.0]);
     }
 }

@@ -11,6 +11,7 @@ mod ranks;
 mod script;
 mod simulation;
 mod times;
+mod world;
 
 pub use network::{NetworkError, NetworkSpec};
 pub use ranks::{Ranks, RanksError, Slowness};

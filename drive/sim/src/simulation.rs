@@ -3,28 +3,24 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use paceline_core::{
-    Action, Aggregate, Assignment, Decision, Event, Ledger, LedgerError, Report, SchemeSpec, Setup, Share, Span,
-    SpecError, TaskId, Time, WorkerId,
-};
-use paceline_run::{Goal, Goals, Monitor, Observer, Run, Summary, Trainer};
+use paceline_core::{Action, Decision, Event, Ledger, LedgerError, SchemeSpec, Setup, SpecError, Time, WorkerId};
+use paceline_run::{Goal, Goals, Monitor, Observer, Run, Summary, WorkerTimes};
 use paceline_store::{OptimizerSpec, Schedule};
-use paceline_workload::{Draw, Evaluation, Workload};
+use paceline_workload::Workload;
 use thiserror::Error;
 
-use crate::agenda::Agenda;
-use crate::gradients::{Gradients, Recipe};
-use crate::network::{Link, NetworkSpec};
+use crate::network::NetworkSpec;
 use crate::ranks::Slowness;
 use crate::script::{Change, Script};
-use crate::times::{Stream, Times, TimesSpec};
+use crate::times::{Times, TimesSpec};
+use crate::world::{Happening, World};
 
 /// A model to train.
 #[derive(Clone)]
 pub struct Training {
     /// The model with its data.
     pub workload: Arc<dyn Workload>,
-    /// How gradients change the parameters.
+    /// How gradients change the parameters: the model's, or under schemes with local iterations the replicas'.
     pub optimizer: OptimizerSpec,
     /// How the learning rate changes.
     pub schedule: Schedule,
@@ -72,6 +68,8 @@ pub struct Simulation {
 pub struct Outcome {
     /// The run in numbers.
     pub summary: Summary,
+    /// What each worker did with its time, by rank.
+    pub workers: Vec<WorkerTimes>,
     /// The model.
     pub parameters: Option<Vec<f32>>,
 }
@@ -114,50 +112,6 @@ impl Simulation {
     }
 }
 
-/// What a worker is at.
-#[derive(Debug, Clone, Copy)]
-enum Phase {
-    /// Nothing.
-    Idle,
-    /// Computing a task, for this long in all.
-    Computing(Assignment, Span),
-    /// Sending what it computed in this long.
-    Sending(Assignment, Span),
-    /// Dead, and nobody knows yet.
-    Crashed,
-}
-
-struct Worker {
-    stream: Stream,
-    factor: f64,
-    phase: Phase,
-    /// The next task, and when its parameters are there.
-    queued: Option<(Assignment, Time)>,
-    /// What its tasks and uncommitted updates would be computed from.
-    recipes: Vec<Recipe>,
-}
-
-struct Model<'a> {
-    trainer: Trainer,
-    gradients: Gradients,
-    training: &'a Training,
-    /// The newest parameters, once someone needs them.
-    snapshot: Option<Arc<[f32]>>,
-}
-
-/// Everything beside the ledger: workers, links, the model.
-struct World<'a> {
-    simulation: &'a Simulation,
-    workers: Vec<Option<Worker>>,
-    agenda: Agenda,
-    to_workers: Link,
-    to_server: Link,
-    /// Bytes of the parameters or of a gradient.
-    payload: u64,
-    bytes: u64,
-    model: Option<Model<'a>>,
-}
-
 struct Engine<'a> {
     ledger: Ledger,
     monitor: Monitor,
@@ -169,6 +123,7 @@ struct Engine<'a> {
 /// What happens next.
 enum Next {
     Script(usize),
+    Mail,
     Worker(WorkerId),
     Timer,
 }
@@ -200,6 +155,10 @@ impl Engine<'_> {
                     script = step + 1;
                     self.change(now, &self.simulation.script.steps()[step].1)?
                 }
+                Next::Mail => match self.world.deliver(now) {
+                    Some(happening) => self.hear(now, happening)?,
+                    None => None,
+                },
                 Next::Worker(worker) => self.act(now, worker)?,
                 Next::Timer => self.feed(now, Event::Timer)?,
             };
@@ -207,24 +166,25 @@ impl Engine<'_> {
         Ok(self.outcome(now, stop))
     }
 
-    /// The earliest of everything that is to come. At the same moment the script comes first, then workers by rank,
-    /// then timers.
+    /// The earliest of everything that is to come. At the same moment the script comes first, then short messages, then
+    /// workers by rank, then timers.
     fn next(&self, script: usize) -> Option<(Time, Next)> {
         let step = self.simulation.script.steps().get(script).map(|&(at, _)| (at, Next::Script(script)));
-        let worker = self.world.agenda.first().map(|(at, worker)| (at, Next::Worker(worker)));
+        let mail = self.world.next_mail().map(|at| (at, Next::Mail));
+        let worker = self.world.next_worker().map(|(at, worker)| (at, Next::Worker(worker)));
         let timer = self.ledger.next_timer().map(|at| (at, Next::Timer));
-        [step, worker, timer].into_iter().flatten().min_by_key(|&(at, _)| at)
+        [step, mail, worker, timer].into_iter().flatten().min_by_key(|&(at, _)| at)
     }
 
     fn change(&mut self, now: Time, change: &Change) -> Result<Option<Stop>, SimulationError> {
         let mut stop = None;
         match change {
             Change::Slow(ranks, factor) => {
-                ranks.workers().for_each(|worker| self.world.worker(worker).factor = *factor);
+                ranks.workers().for_each(|worker| self.world.slow_down(worker, *factor));
             }
             Change::Join(ranks) => {
                 for worker in ranks.workers() {
-                    self.world.worker(worker).phase = Phase::Idle;
+                    self.world.join(worker);
                     stop = stop.or(self.feed(now, Event::Joined { worker })?);
                 }
             }
@@ -235,11 +195,7 @@ impl Engine<'_> {
                 }
             }
             Change::Crash(ranks, noticed) => {
-                for worker in ranks.workers() {
-                    self.world.leave(worker);
-                    self.world.worker(worker).phase = Phase::Crashed;
-                    self.world.agenda.set(worker, now + *noticed);
-                }
+                ranks.workers().for_each(|worker| self.world.crash(worker, now + *noticed));
             }
         }
         Ok(stop)
@@ -247,26 +203,23 @@ impl Engine<'_> {
 
     /// A worker's time has come.
     fn act(&mut self, now: Time, worker: WorkerId) -> Result<Option<Stop>, SimulationError> {
-        self.world.agenda.remove(worker);
-        match self.world.worker(worker).phase {
-            Phase::Idle => Ok(None),
-            Phase::Computing(assignment, compute) => {
-                self.world.send(now, assignment, compute);
-                Ok(None)
-            }
-            Phase::Sending(assignment, compute) => {
-                if self.simulation.network.is_none() {
-                    self.world.upload(worker);
-                }
-                self.world.begin_queued(now, worker);
-                self.observer.on_task(assignment.task, compute);
-                self.feed(now, Event::Reported { task: assignment.task, report: Report { compute } })
-            }
-            Phase::Crashed => {
-                self.world.worker(worker).phase = Phase::Idle;
-                self.feed(now, Event::Left { worker })
-            }
+        let acted = self.world.act(now, worker);
+        if let Some((task, compute)) = acted.task {
+            self.observer.on_task(task, compute);
         }
+        match acted.happening {
+            Some(happening) => self.hear(now, happening),
+            None => Ok(None),
+        }
+    }
+
+    fn hear(&mut self, now: Time, happening: Happening) -> Result<Option<Stop>, SimulationError> {
+        let event = match happening {
+            Happening::Asked(task, iterations, report) => Event::Asked { task, iterations, report },
+            Happening::Reported(task, report) => Event::Reported { task, report },
+            Happening::Gone(worker) => Event::Left { worker },
+        };
+        self.feed(now, event)
     }
 
     /// Tells the scheme, does what it decides, and confirms its commits until there are none left.
@@ -279,8 +232,8 @@ impl Engine<'_> {
             self.observer.on_turn(now, &event, decisions);
             let iteration = self.monitor.observe(now, &event, decisions);
             for Decision { action, .. } in decisions {
-                if let Action::Commit { version, updates } = action {
-                    let aggregate = self.world.commit(updates, live);
+                if let Action::Commit { version, updates, step } = action {
+                    let aggregate = self.world.commit(updates, *step, live);
                     events.push_back(Event::Committed { version: *version, aggregate });
                 } else {
                     self.world.carry_out(now, action);
@@ -302,7 +255,7 @@ impl Engine<'_> {
     }
 
     fn outcome(mut self, now: Time, stop: Option<Stop>) -> Outcome {
-        if let Some(evaluation) = self.world.model.as_mut().map(Model::evaluate) {
+        if let Some(evaluation) = self.world.evaluate() {
             self.monitor.evaluated(evaluation);
         }
         let (met, otherwise) = match stop {
@@ -319,178 +272,7 @@ impl Engine<'_> {
             otherwise,
         };
         let summary = self.monitor.summary(&run, now, met, &self.ledger.samples(), self.world.bytes);
-        Outcome { summary, parameters: self.world.model.map(|model| model.trainer.parameters().to_vec()) }
-    }
-}
-
-impl<'a> World<'a> {
-    fn new(simulation: &'a Simulation) -> Self {
-        let model = simulation.training.as_ref().map(|training| Model {
-            trainer: Trainer::new(
-                training.workload.as_ref(),
-                simulation.seed,
-                training.optimizer,
-                training.schedule,
-                training.rate,
-            ),
-            gradients: Gradients::new(training.workload.as_ref(), training.threads),
-            training,
-            snapshot: None,
-        });
-        let parameters = model.as_ref().map_or(0, |model| size_of_val(model.trainer.parameters()) as u64);
-        World {
-            simulation,
-            workers: Vec::new(),
-            agenda: Agenda::default(),
-            to_workers: Link::default(),
-            to_server: Link::default(),
-            payload: simulation.network.and_then(|network| network.bytes).unwrap_or(parameters),
-            bytes: 0,
-            model,
-        }
-    }
-
-    fn worker(&mut self, worker: WorkerId) -> &mut Worker {
-        if worker.index() >= self.workers.len() {
-            self.workers.resize_with(worker.index() + 1, || None);
-        }
-        self.workers[worker.index()].get_or_insert_with(|| Worker {
-            stream: self.simulation.times.stream(self.simulation.seed, worker),
-            factor: self.simulation.slowness.factor(worker),
-            phase: Phase::Idle,
-            queued: None,
-            recipes: Vec::new(),
-        })
-    }
-
-    fn leave(&mut self, worker: WorkerId) {
-        self.agenda.remove(worker);
-        let seat = self.worker(worker);
-        seat.phase = Phase::Idle;
-        seat.queued = None;
-        seat.recipes.clear();
-    }
-
-    fn carry_out(&mut self, now: Time, action: &Action) {
-        match action {
-            Action::Assign(assignment) => self.assign(now, *assignment),
-            Action::Discard { task } => self.forget(*task),
-            Action::Interrupt { task } => {
-                self.forget(*task);
-                if !matches!(self.worker(task.worker).phase, Phase::Crashed) {
-                    self.agenda.remove(task.worker);
-                    self.begin_queued(now, task.worker);
-                }
-            }
-            // Idle workers need no reminding, and the ledger keeps the timers. Commits are carried out by the engine.
-            Action::Hold { .. } | Action::Wake { .. } | Action::Commit { .. } => {}
-        }
-    }
-
-    fn assign(&mut self, now: Time, assignment: Assignment) {
-        self.bytes += self.payload;
-        let arrival = match &self.simulation.network {
-            Some(network) => self.to_workers.send(now, self.payload, network),
-            None => now,
-        };
-        let recipe = self.model.as_mut().map(|model| Recipe {
-            task: assignment.task,
-            parameters: model.snapshot(),
-            draw: Draw { worker: assignment.task.worker.0, offset: assignment.offset, samples: assignment.samples },
-        });
-        let worker = self.worker(assignment.task.worker);
-        if matches!(worker.phase, Phase::Crashed) {
-            return;
-        }
-        worker.recipes.extend(recipe);
-        if assignment.queued {
-            if let Some((replaced, _)) = worker.queued.replace((assignment, arrival)) {
-                self.forget(replaced.task);
-            }
-        } else {
-            self.begin(arrival, assignment);
-        }
-    }
-
-    fn begin(&mut self, at: Time, assignment: Assignment) {
-        let simulation = self.simulation;
-        let id = assignment.task.worker;
-        let worker = self.worker(id);
-        let drawn = worker.stream.next(&simulation.times, id);
-        let compute = if worker.factor == 1.0 { drawn } else { Span::from_seconds(drawn.seconds() * worker.factor) };
-        // Without a network, what is computed has arrived.
-        worker.phase = match simulation.network {
-            Some(_) => Phase::Computing(assignment, compute),
-            None => Phase::Sending(assignment, compute),
-        };
-        self.agenda.set(id, at + compute);
-    }
-
-    fn begin_queued(&mut self, now: Time, worker: WorkerId) {
-        let seat = self.worker(worker);
-        seat.phase = Phase::Idle;
-        if let Some((assignment, arrival)) = seat.queued.take() {
-            self.begin(now.max(arrival), assignment);
-        }
-    }
-
-    /// The worker is done computing and sends what it has.
-    fn send(&mut self, now: Time, assignment: Assignment, compute: Span) {
-        let id = assignment.task.worker;
-        let bytes = self.upload(id);
-        let arrival = match &self.simulation.network {
-            Some(network) => self.to_server.send(now, bytes, network),
-            None => now,
-        };
-        self.worker(id).phase = Phase::Sending(assignment, compute);
-        self.agenda.set(id, arrival);
-    }
-
-    /// How much a worker sends when it is done: with a newer model queued it knows that its gradient is stale, and
-    /// sends only a notice.
-    fn upload(&mut self, worker: WorkerId) -> u64 {
-        let bytes = if self.worker(worker).queued.is_some() { 0 } else { self.payload };
-        self.bytes += bytes;
-        bytes
-    }
-
-    /// Steps the model; `live` workers take part.
-    fn commit(&mut self, updates: &[Share], live: usize) -> Option<Aggregate> {
-        self.model.as_ref()?;
-        let mut recipes = Vec::with_capacity(updates.len());
-        for share in updates {
-            recipes.extend(self.take_recipe(share.task).map(|recipe| (recipe, share.weight)));
-        }
-        let model = self.model.as_mut()?;
-        let contributions = model.gradients.compute(&recipes);
-        model.snapshot = None;
-        Some(model.trainer.commit(&contributions, live))
-    }
-
-    fn take_recipe(&mut self, task: TaskId) -> Option<Recipe> {
-        let recipes = &mut self.worker(task.worker).recipes;
-        let position = recipes.iter().position(|recipe| recipe.task == task)?;
-        Some(recipes.swap_remove(position))
-    }
-
-    /// The task's gradient will never be needed.
-    fn forget(&mut self, task: TaskId) {
-        drop(self.take_recipe(task));
-    }
-
-    fn evaluate_if_due(&mut self, iterations: u64) -> Option<Evaluation> {
-        let model = self.model.as_mut()?;
-        let every = model.training.evaluate_every;
-        (every > 0 && iterations.is_multiple_of(every)).then(|| model.evaluate())
-    }
-}
-
-impl Model<'_> {
-    fn snapshot(&mut self) -> Arc<[f32]> {
-        self.snapshot.get_or_insert_with(|| self.trainer.parameters().into()).clone()
-    }
-
-    fn evaluate(&mut self) -> Evaluation {
-        self.gradients.evaluate(self.trainer.parameters())
+        let parameters = self.world.parameters().map(<[f32]>::to_vec);
+        Outcome { summary, workers: self.monitor.worker_times(now), parameters }
     }
 }

@@ -16,7 +16,7 @@ pub struct Samples {
     pub stale: u64,
     /// Lost to interruptions, discarded updates and workers that left.
     pub dropped: u64,
-    /// Handed out again before work on them began.
+    /// Handed out again because work on them had not begun, or was broken off to send what was done before.
     pub reissued: u64,
     /// Being worked on, queued, or in updates that wait to be committed.
     pub outstanding: u64,
@@ -167,14 +167,16 @@ impl Books {
             return Err(Refusal::NotCollected(task));
         }
         let Running { assignment, since, handed_out, .. } = *running;
-        // What was begun after the last question came to nothing.
         let iterations = if running.asks() { running.done } else { handed_out };
         let Assignment { version, work, samples, .. } = assignment;
         let update = Update { task, version, work, samples, iterations, started: since, report };
-        let dropped = samples_of(&assignment, handed_out - iterations);
-        self.samples.outstanding -= dropped;
-        self.samples.dropped += dropped;
-        self.seat(task.worker).arrived.push(update);
+        // What was begun after the last question came to nothing: those samples are still to be used.
+        let void = samples_of(&assignment, handed_out - iterations);
+        self.samples.outstanding -= void;
+        self.samples.reissued += void;
+        let seat = self.seat(task.worker);
+        seat.drawn -= void;
+        seat.arrived.push(update);
         self.vacate(now, task.worker);
         self.release_waiters(task.worker);
         Ok(update)

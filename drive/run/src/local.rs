@@ -1,0 +1,48 @@
+//! Local iterations: what a worker does to a replica of the model before it sends the difference.
+
+use paceline_store::{Layout, Optimizer, OptimizerSpec};
+use paceline_workload::{Draw, Replica};
+
+/// A replica of the model under local iterations.
+///
+/// The optimizer starts afresh with every replica, so that an update is a function of the model it started from and
+/// the samples alone: whoever computes it gets the same.
+#[derive(Debug)]
+pub struct LocalReplica {
+    parameters: Vec<f32>,
+    gradient: Vec<f32>,
+    optimizer: Optimizer,
+    rate: f32,
+    losses: f64,
+    iterations: u32,
+}
+
+impl LocalReplica {
+    /// A replica that starts at `parameters` and is stepped by `optimizer` with the local learning rate `rate`.
+    pub fn new(layout: &Layout, parameters: Vec<f32>, optimizer: OptimizerSpec, rate: f32) -> Self {
+        let gradient = vec![0.0; parameters.len()];
+        let optimizer = Optimizer::new(optimizer, layout.trainable());
+        LocalReplica { parameters, gradient, optimizer, rate, losses: 0.0, iterations: 0 }
+    }
+
+    /// One iteration on the samples of `draw`: ESync (5), or as the optimizer has it.
+    pub fn iterate(&mut self, replica: &mut dyn Replica, draw: Draw) {
+        self.losses += replica.gradient(&self.parameters, draw, &mut self.gradient);
+        self.optimizer.step(&mut self.parameters, &self.gradient, self.rate);
+        self.iterations += 1;
+    }
+
+    /// Writes `model` − replica into `difference`, ESync (6) with the sign of a gradient, and returns the mean loss of
+    /// all iterations. All slices are as long as the layout.
+    pub fn finish(&self, model: &[f32], difference: &mut [f32]) -> f64 {
+        for ((difference, model), replica) in difference.iter_mut().zip(model).zip(&self.parameters) {
+            *difference = model - replica;
+        }
+        self.losses / f64::from(self.iterations.max(1))
+    }
+}
+
+/// Where a replica starts that the model draws to itself: `own`, moved towards `model` by the share `pull`.
+pub fn drawn_to(model: &[f32], own: &[f32], pull: f32) -> Vec<f32> {
+    own.iter().zip(model).map(|(own, model)| own + pull * (model - own)).collect()
+}
