@@ -34,6 +34,7 @@ Examples:
 #[derive(Subcommand)]
 enum Command {
     Simulate(commands::simulate::Simulate),
+    Plan(commands::plan::Plan),
     Replay(commands::replay::Replay),
     Fit(commands::fit::Fit),
     Data(commands::data::Data),
@@ -42,6 +43,7 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = parse().and_then(|(cli, settings)| match cli.command {
         Command::Simulate(command) => command.run(&settings),
+        Command::Plan(command) => command.run(),
         Command::Replay(command) => command.run(),
         Command::Fit(command) => command.run(),
         Command::Data(command) => command.run(),
