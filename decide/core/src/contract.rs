@@ -70,10 +70,16 @@ pub struct Assignment {
 }
 
 /// What a worker says of a finished task. Its gradient travels apart.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Report {
     /// How long the worker computed, by its own stopwatch.
     pub compute: Span,
+    /// The share of its processors' time that other programs used, 0 to 1; `None` if it can't say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<f32>,
+    /// The share of its memory in use, 0 to 1; `None` if it can't say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<f32>,
 }
 
 /// A finished task, as the scheme sees it.

@@ -23,6 +23,9 @@ fn specs() -> Vec<String> {
             "dbw:memory=window-3,smoothness=pooled-4,",
             "b-dbw:memory=discount-0.7,",
             "adasync:",
+            "lb-bsp:warm-up=3,",
+            "lb-bsp:predictor=ema,update=non-blocking,k=4,change=0,",
+            "lb-bsp:mode=gpu,least=2,",
         ]
         .map(|scheme| format!("{scheme}handout={handout}"))
     });
@@ -204,7 +207,10 @@ impl Drive {
 
     fn finish(&mut self, worker: WorkerId) -> Result<(), LedgerError> {
         let task = self.world.finish(worker);
-        self.feed(Event::Reported { task, report: Report { compute: Span(1) } })
+        // Any time at all, none included; some say what else goes on, not always sensibly.
+        let compute = Span(task.number * u64::from(worker.0) % 5);
+        let cpu = [None, Some(0.5), Some(f32::NAN)][task.number as usize % 3];
+        self.feed(Event::Reported { task, report: Report { compute, cpu, memory: cpu } })
     }
 
     fn take(&mut self, step: Move) -> Result<(), LedgerError> {
@@ -243,14 +249,14 @@ impl Drive {
                 let Some(&task) = self.world.finished.get(choice % self.world.finished.len().max(1)) else {
                     return Ok(());
                 };
-                refused(self.feed(Event::Reported { task, report: Report { compute: Span(1) } }))
+                refused(self.feed(Event::Reported { task, report: Report { compute: Span(1), ..Report::default() } }))
             }
             Move::StrangeReport(worker, number) => {
                 let task = TaskId { worker: WorkerId(worker), number };
                 if self.world.running.get(&task.worker).is_some_and(|running| running.task == task) {
                     return Ok(());
                 }
-                refused(self.feed(Event::Reported { task, report: Report { compute: Span(1) } }))
+                refused(self.feed(Event::Reported { task, report: Report { compute: Span(1), ..Report::default() } }))
             }
         }
     }

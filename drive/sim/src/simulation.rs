@@ -260,7 +260,7 @@ impl Engine<'_> {
                 }
                 self.world.begin_queued(now, worker);
                 self.observer.on_task(assignment.task, compute);
-                self.feed(now, Event::Reported { task: assignment.task, report: Report { compute } })
+                self.feed(now, Event::Reported { task: assignment.task, report: Report { compute, ..Report::default() } })
             }
             Phase::Crashed => {
                 self.world.worker(worker).phase = Phase::Idle;

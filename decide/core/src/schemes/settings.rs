@@ -239,6 +239,11 @@ impl Settings<'_> {
         SpecError::TooManyWorkers { scheme: self.spec.name.clone(), workers, most }
     }
 
+    /// The value of a setting that was given does not go with the others.
+    pub(super) fn unfit(&self, key: &'static str, allowed: String) -> SpecError {
+        self.bad(key, self.text(key).unwrap_or(""), allowed)
+    }
+
     /// How work is handed out: the scheme's own setting, else the run's, else the default.
     pub(super) fn handout(&self, setup: &Setup) -> Result<Handout, SpecError> {
         match self.text("handout") {

@@ -7,6 +7,10 @@ use super::learner::Learner;
 use super::networks::{Lstm, Narx, Recurrent};
 use super::{Arima, Ema, Memoryless, SpeedPredictor};
 
+const RNN: usize = 11;
+const LSTM: usize = 14;
+const NARX: usize = 17;
+
 /// A kind of predictor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PredictorKind {
@@ -35,6 +39,16 @@ impl PredictorKind {
         ("lstm", PredictorKind::Lstm),
     ];
 
+    /// How many weights it learns; 0 if it doesn't learn.
+    pub fn weights(self) -> usize {
+        match self {
+            PredictorKind::Memoryless | PredictorKind::Ema | PredictorKind::Arima => 0,
+            PredictorKind::Rnn => RNN,
+            PredictorKind::Lstm => LSTM,
+            PredictorKind::Narx => NARX,
+        }
+    }
+
     /// A predictor. One that learns is served for by a moving average for `warm_up` iterations, or, with the `weights`
     /// of another, almost not at all. Weights that are not of its size are passed over.
     pub fn build(self, warm_up: usize, weights: Option<&[f64]>) -> Box<dyn SpeedPredictor> {
@@ -42,9 +56,9 @@ impl PredictorKind {
             PredictorKind::Memoryless => Box::new(Memoryless::default()),
             PredictorKind::Ema => Box::new(Ema::default()),
             PredictorKind::Arima => Box::new(Arima::default()),
-            PredictorKind::Rnn => Box::new(Learner::<11, Recurrent>::new(warm_up, weights)),
-            PredictorKind::Lstm => Box::new(Learner::<14, Lstm>::new(warm_up, weights)),
-            PredictorKind::Narx => Box::new(Learner::<17, Narx>::new(warm_up, weights)),
+            PredictorKind::Rnn => Box::new(Learner::<RNN, Recurrent>::new(warm_up, weights)),
+            PredictorKind::Lstm => Box::new(Learner::<LSTM, Lstm>::new(warm_up, weights)),
+            PredictorKind::Narx => Box::new(Learner::<NARX, Narx>::new(warm_up, weights)),
         }
     }
 }

@@ -31,6 +31,11 @@ impl Speeds {
         Speeds { kind, warm_up, seats: Vec::new(), latest: weights, turn: 0 }
     }
 
+    /// What predicts.
+    pub fn kind(&self) -> PredictorKind {
+        self.kind
+    }
+
     /// The worker was so fast in the iteration that ended, and has these resources now.
     pub fn observe(&mut self, worker: WorkerId, speed: f64, resources: Resources) {
         if !speed.is_finite() || speed <= 0.0 {
