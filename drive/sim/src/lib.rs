@@ -5,6 +5,8 @@
 //! stands for.
 
 mod agenda;
+mod contention;
+mod devices;
 mod gradients;
 mod network;
 mod ranks;
@@ -12,6 +14,7 @@ mod script;
 mod simulation;
 mod times;
 
+pub use contention::SharedCluster;
 pub use network::{NetworkError, NetworkSpec};
 pub use ranks::{Ranks, RanksError, Slowness};
 pub use script::{Change, Script, ScriptError};

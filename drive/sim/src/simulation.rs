@@ -119,10 +119,10 @@ impl Simulation {
 enum Phase {
     /// Nothing.
     Idle,
-    /// Computing a task, for this long in all.
-    Computing(Assignment, Span),
-    /// Sending what it computed in this long.
-    Sending(Assignment, Span),
+    /// Computing a task, to report this of it.
+    Computing(Assignment, Report),
+    /// Sending what it computed.
+    Sending(Assignment, Report),
     /// Dead, and nobody knows yet.
     Crashed,
 }
@@ -130,6 +130,8 @@ enum Phase {
 struct Worker {
     stream: Stream,
     factor: f64,
+    /// How much slower than usual its own link is.
+    link: f64,
     phase: Phase,
     /// The next task, and when its parameters are there.
     queued: Option<(Assignment, Time)>,
@@ -222,6 +224,9 @@ impl Engine<'_> {
             Change::Slow(ranks, factor) => {
                 ranks.workers().for_each(|worker| self.world.worker(worker).factor = *factor);
             }
+            Change::Link(ranks, factor) => {
+                ranks.workers().for_each(|worker| self.world.worker(worker).link = *factor);
+            }
             Change::Join(ranks) => {
                 for worker in ranks.workers() {
                     self.world.worker(worker).phase = Phase::Idle;
@@ -250,17 +255,17 @@ impl Engine<'_> {
         self.world.agenda.remove(worker);
         match self.world.worker(worker).phase {
             Phase::Idle => Ok(None),
-            Phase::Computing(assignment, compute) => {
-                self.world.send(now, assignment, compute);
+            Phase::Computing(assignment, report) => {
+                self.world.send(now, assignment, report);
                 Ok(None)
             }
-            Phase::Sending(assignment, compute) => {
+            Phase::Sending(assignment, report) => {
                 if self.simulation.network.is_none() {
                     self.world.upload(worker);
                 }
                 self.world.begin_queued(now, worker);
-                self.observer.on_task(assignment.task, compute);
-                self.feed(now, Event::Reported { task: assignment.task, report: Report { compute, ..Report::default() } })
+                self.observer.on_task(assignment.task, report.compute);
+                self.feed(now, Event::Reported { task: assignment.task, report })
             }
             Phase::Crashed => {
                 self.world.worker(worker).phase = Phase::Idle;
@@ -357,6 +362,7 @@ impl<'a> World<'a> {
         self.workers[worker.index()].get_or_insert_with(|| Worker {
             stream: self.simulation.times.stream(self.simulation.seed, worker),
             factor: self.simulation.slowness.factor(worker),
+            link: 1.0,
             phase: Phase::Idle,
             queued: None,
             recipes: Vec::new(),
@@ -390,7 +396,10 @@ impl<'a> World<'a> {
     fn assign(&mut self, now: Time, assignment: Assignment) {
         self.bytes += self.payload;
         let arrival = match &self.simulation.network {
-            Some(network) => self.to_workers.send(now, self.payload, network),
+            Some(network) => {
+                let slower = self.worker(assignment.task.worker).link;
+                self.to_workers.send(now, self.payload, network, slower)
+            }
             None => now,
         };
         let recipe = self.model.as_mut().map(|model| Recipe {
@@ -416,12 +425,16 @@ impl<'a> World<'a> {
         let simulation = self.simulation;
         let id = assignment.task.worker;
         let worker = self.worker(id);
-        let drawn = worker.stream.next(&simulation.times, id);
+        // Times are those of the setup's batch, on which a task of that size takes exactly them.
+        let size = f64::from(assignment.samples) / f64::from(simulation.setup.batch);
+        let (drawn, resources) = worker.stream.next(&simulation.times, id, at, size);
         let compute = if worker.factor == 1.0 { drawn } else { Span::from_seconds(drawn.seconds() * worker.factor) };
+        let cpu = resources.map(|resources| resources.cpu as f32);
+        let report = Report { compute, cpu, memory: resources.map(|resources| resources.memory as f32) };
         // Without a network, what is computed has arrived.
         worker.phase = match simulation.network {
-            Some(_) => Phase::Computing(assignment, compute),
-            None => Phase::Sending(assignment, compute),
+            Some(_) => Phase::Computing(assignment, report),
+            None => Phase::Sending(assignment, report),
         };
         self.agenda.set(id, at + compute);
     }
@@ -435,14 +448,17 @@ impl<'a> World<'a> {
     }
 
     /// The worker is done computing and sends what it has.
-    fn send(&mut self, now: Time, assignment: Assignment, compute: Span) {
+    fn send(&mut self, now: Time, assignment: Assignment, report: Report) {
         let id = assignment.task.worker;
         let bytes = self.upload(id);
         let arrival = match &self.simulation.network {
-            Some(network) => self.to_server.send(now, bytes, network),
+            Some(network) => {
+                let slower = self.worker(id).link;
+                self.to_server.send(now, bytes, network, slower)
+            }
             None => now,
         };
-        self.worker(id).phase = Phase::Sending(assignment, compute);
+        self.worker(id).phase = Phase::Sending(assignment, report);
         self.agenda.set(id, arrival);
     }
 
