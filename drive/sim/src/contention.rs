@@ -154,19 +154,22 @@ pub(crate) struct SharedMachine {
     /// Seconds of a reference batch on an idle reference machine.
     seconds: f64,
     running: Vec<Running>,
+    /// What the competing tasks do depends on nothing else: every scheme meets the same.
+    random: Xoshiro256PlusPlus,
     /// What is known of the time since the last task began.
     stretches: VecDeque<Stretch>,
 }
 
 impl SharedMachine {
-    pub(crate) fn new(cluster: SharedCluster, seconds: f64, worker: WorkerId, rng: &mut Xoshiro256PlusPlus) -> Self {
+    pub(crate) fn new(cluster: SharedCluster, seconds: f64, worker: WorkerId, mut random: Xoshiro256PlusPlus) -> Self {
         let machine = cluster.machine(worker);
-        let running = machine.competitors.iter().map(|&kind| {
+        let first = |&kind: &Competitor| {
             // In the long run it is this likely to be found running.
-            let runs = rng.random::<f64>() < kind.runs / (kind.runs + kind.sleeps);
-            kind.change(runs, 0.0, seconds, rng)
-        });
-        SharedMachine { running: running.collect(), machine, seconds, stretches: VecDeque::new() }
+            let runs = random.random::<f64>() < kind.runs / (kind.runs + kind.sleeps);
+            kind.change(runs, 0.0, seconds, &mut random)
+        };
+        let running = machine.competitors.iter().map(first).collect();
+        SharedMachine { machine, seconds, running, random, stretches: VecDeque::new() }
     }
 
     /// How many seconds a task of `size` reference batches takes that begins at `at`, and what others use of the
@@ -184,7 +187,7 @@ impl SharedMachine {
         let mut index = 0;
         loop {
             if index == self.stretches.len() {
-                self.extend(now, rng);
+                self.extend(now);
             }
             let Stretch { until, resources } = self.stretches[index];
             let speed = speed(resources);
@@ -198,10 +201,10 @@ impl SharedMachine {
     }
 
     /// Adds the stretch that begins at `now`.
-    fn extend(&mut self, now: f64, rng: &mut Xoshiro256PlusPlus) {
+    fn extend(&mut self, now: f64) {
         for task in &mut self.running {
             while task.until <= now {
-                *task = task.kind.change(task.takes.is_none(), task.until, self.seconds, rng);
+                *task = task.kind.change(task.takes.is_none(), task.until, self.seconds, &mut self.random);
             }
         }
         let taken = self.running.iter().filter_map(|task| task.takes);
@@ -241,7 +244,7 @@ mod tests {
     /// The speeds of a worker's tasks of one batch, one after another.
     fn speeds(cluster: SharedCluster, worker: u32, count: usize) -> Vec<(f64, Resources)> {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(7 + u64::from(worker));
-        let mut machine = SharedMachine::new(cluster, 1.0, WorkerId(worker), &mut rng);
+        let mut machine = SharedMachine::new(cluster, 1.0, WorkerId(worker), rng.clone());
         let mut now = 0.0;
         let mut next = || {
             let at = Time::START + paceline_core::Span::from_seconds(now);
@@ -301,8 +304,8 @@ mod tests {
             Stretch { until: 1.0, resources: idle },
             Stretch { until: f64::INFINITY, resources: half },
         ]);
-        let mut machine = SharedMachine { machine, seconds: 4.0, running: Vec::new(), stretches };
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
+        let mut machine = SharedMachine { machine, seconds: 4.0, running: Vec::new(), random: rng.clone(), stretches };
         // Two seconds of work: one at full speed, the other at half.
         assert_eq!(machine.task(Time::START, 1.0, &mut rng), (3.0, half));
     }

@@ -267,9 +267,11 @@ impl Times {
 
     /// The stream of one worker's times; a function of seed and worker alone.
     pub(crate) fn stream(&self, seed: u64, worker: WorkerId) -> Stream {
-        let mut rng = generator(seed, u64::from(worker.0));
+        let rng = generator(seed, u64::from(worker.0));
         let machine = match self.law {
-            Law::Contention(cluster, seconds) => Some(SharedMachine::new(cluster, seconds, worker, &mut rng)),
+            Law::Contention(cluster, seconds) => {
+                Some(SharedMachine::new(cluster, seconds, worker, generator(!seed, u64::from(worker.0))))
+            }
             _ => None,
         };
         let common = match self.law {
