@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
+use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use crate::failure::Failure;
@@ -20,19 +21,22 @@ pub fn matches(command: Command, arguments: Vec<OsString>) -> Result<ArgMatches,
     let Ok(Some(path)) = subcommand.try_get_one::<std::path::PathBuf>("config") else { return Ok(given) };
     let place = arguments.iter().position(|argument| *argument == *name).unwrap_or(0);
     let (before, after) = arguments.split_at(place + 1);
-    let expected = command.find_subcommand(name).map(Command::get_arguments);
-    let from_file = read(path, expected.into_iter().flatten().collect()).map_err(Failure::Input)?;
+    let known: Vec<&Arg> = command.find_subcommand(name).map(Command::get_arguments).into_iter().flatten().collect();
+    let from_file = read(path, &known).map_err(Failure::Input)?;
     // The file by itself first, so that its errors can name it.
-    let alone = before.iter().cloned().chain(from_file.iter().cloned());
+    let alone = before.iter().cloned().chain(from_file.iter().map(|(_, argument)| argument.into()));
     if let Err(error) = command.clone().try_get_matches_from(alone) {
         let Failure::Input(error) = Failure::from(error) else { return Ok(given) };
         return Err(Failure::Input(error.context(path.display().to_string())));
     }
-    let all = before.iter().cloned().chain(from_file).chain(after.iter().cloned());
-    Ok(command.try_get_matches_from(all)?)
+    let typed = |id: &str| subcommand.value_source(id) == Some(ValueSource::CommandLine);
+    let not_typed = from_file.iter().filter(|(id, _)| !typed(id)).map(|(_, argument)| argument.into());
+    let all = before.iter().cloned().chain(not_typed).chain(after.iter().cloned());
+    Ok(command.clone().try_get_matches_from(all)?)
 }
 
-fn read(path: &Path, known: Vec<&Arg>) -> anyhow::Result<Vec<OsString>> {
+/// A file's settings, each as the flag's identity and the argument it stands for.
+fn read(path: &Path, known: &[&Arg]) -> anyhow::Result<Vec<(String, String)>> {
     let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let table: toml::Table = toml::from_str(&text).map_err(|error| {
         let line = error.span().map_or(1, |span| text[..span.start].lines().count().max(1));
@@ -45,13 +49,14 @@ fn read(path: &Path, known: Vec<&Arg>) -> anyhow::Result<Vec<OsString>> {
         else {
             bail!("{}: unknown key '{key}'; there are {}", path.display(), keys.join(", "));
         };
+        let id = arg.get_id().to_string();
         match value {
             toml::Value::Boolean(on) if matches!(arg.get_action(), ArgAction::SetTrue) => {
-                arguments.extend(on.then(|| format!("--{key}").into()));
+                arguments.extend(on.then(|| (id, format!("--{key}"))));
             }
-            toml::Value::String(text) => arguments.push(format!("--{key}={text}").into()),
+            toml::Value::String(text) => arguments.push((id, format!("--{key}={text}"))),
             toml::Value::Integer(_) | toml::Value::Float(_) | toml::Value::Boolean(_) => {
-                arguments.push(format!("--{key}={value}").into());
+                arguments.push((id, format!("--{key}={value}")));
             }
             other => bail!("{}: '{key}' is {}; expected text or a number", path.display(), other.type_str()),
         }

@@ -19,7 +19,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Train one model on many unequal, unreliable workers, and let no slow one hold the others back.
 #[derive(Parser)]
-#[command(version, args_override_self = true, after_help = EXAMPLES, disable_help_subcommand = true)]
+#[command(version, after_help = EXAMPLES, disable_help_subcommand = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -27,14 +27,14 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  paceline simulate                                  softmax regression on synthetic digits, 8 uneven workers
-  paceline simulate --scheme backup:k=6              the same, waiting for the first six only
-  paceline simulate --help                           all schemes, times and settings
-  paceline replay RUN/events.jsonl                   check that a recorded run decides the same again";
+  paceline simulate                        8 uneven workers, on a virtual clock
+  paceline simulate --scheme backup:k=6    the same, waiting for the first six only
+  paceline simulate --help                 all schemes, times and settings";
 
 #[derive(Subcommand)]
 enum Command {
     Simulate(commands::simulate::Simulate),
+    Plan(commands::plan::Plan),
     Replay(commands::replay::Replay),
     Fit(commands::fit::Fit),
     Data(commands::data::Data),
@@ -43,6 +43,7 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = parse().and_then(|(cli, settings)| match cli.command {
         Command::Simulate(command) => command.run(&settings),
+        Command::Plan(command) => command.run(),
         Command::Replay(command) => command.run(),
         Command::Fit(command) => command.run(),
         Command::Data(command) => command.run(),

@@ -19,8 +19,21 @@ fn json_holds_one_object_per_run_with_all_keys() {
     let runs = quick(&["--seeds", "1..3"]);
     assert_eq!(runs.iter().map(|run| run["seed"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3]);
     let keys = [
-        "scheme", "seed", "workers", "iterations", "time", "reached", "time_to_target", "loss", "accuracy",
-        "updates_committed", "updates_discarded", "samples_used", "samples_lost", "idle_share", "bytes",
+        "scheme",
+        "seed",
+        "workers",
+        "iterations",
+        "time",
+        "reached",
+        "time_to_target",
+        "loss",
+        "accuracy",
+        "updates_committed",
+        "updates_discarded",
+        "samples_used",
+        "samples_lost",
+        "idle_share",
+        "bytes",
     ];
     for run in &runs {
         for key in keys {
@@ -47,7 +60,8 @@ fn trace_holds_one_object_per_iteration_too() {
 fn the_same_seeds_give_the_same_bytes() {
     for scheme in ["bsp", "backup:k=5", "asp"] {
         let run = |threads: &str| {
-            let arguments = [&QUICK[..], &["--scheme", scheme, "--seeds", "1..3", "--trace", "--threads", threads]].concat();
+            let arguments =
+                [&QUICK[..], &["--scheme", scheme, "--seeds", "1..3", "--trace", "--threads", threads]].concat();
             paceline(&arguments).stdout
         };
         let first = run("1");
@@ -79,6 +93,20 @@ fn a_run_folder_repeats_and_replays_its_run() {
     assert!(String::from_utf8(output.stderr).unwrap().contains("differs"));
     // Nothing is overwritten.
     assert!(refused(&[&QUICK[..], &["--out", out]].concat()).contains("exists and is not empty"));
+}
+
+#[test]
+fn several_goals_and_flags_over_a_file() {
+    let folder = tempdir().unwrap();
+    let config = folder.path().join("config.toml");
+    fs::write(&config, "until = \"iterations=3\"\nbatch = 8\nmodel = \"none\"\n").unwrap();
+    let config = config.to_str().unwrap();
+    let run = |more: &[&str]| json(&[&["simulate", "--json", "--config", config], more].concat()).remove(0);
+    assert_eq!(run(&[])["iterations"], 3);
+    // A flag replaces what the file says; a flag given twice adds up.
+    assert_eq!(run(&["--until", "iterations=7", "--until", "iterations=5"])["iterations"], 5);
+    assert_eq!(run(&["--batch", "2"])["samples_used"], 3 * 8 * 2);
+    assert!(refused(&["simulate", "--batch", "2", "--batch", "3"]).contains("multiple times"));
 }
 
 #[test]

@@ -25,9 +25,10 @@ pub struct Fit {
     #[command(flatten)]
     training: Training,
 
-    /// When to stop, whichever comes first: loss<X, accuracy>X, iterations=N, time=SECONDS, samples=N
+    /// When to stop, whichever comes first: loss<X, accuracy>X, iterations=N, time=SECONDS, samples=N; may be given
+    /// several times
     #[arg(long, value_name = "GOAL,…", default_value = "accuracy>0.95,iterations=5000")]
-    until: Goals,
+    until: Vec<Goals>,
 
     /// Measure on the held-out set every N iterations, and at the end
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..))]
@@ -60,12 +61,13 @@ impl Fit {
     }
 
     fn train(&self, workload: &dyn Workload) -> Summary {
+        let goals = Goals::any(&self.until);
         let (optimizer, schedule) = (self.training.optimizer, self.training.schedule());
         let mut trainer = Trainer::new(workload, self.seed, optimizer, schedule, self.training.lr.0);
         let mut replica = workload.replica();
         let mut gradient = vec![0.0; workload.layout().len()];
         let mut monitor = Monitor::default();
-        let mut progress = Progress::new(&bars(), format!("fit {}", self.model), &self.until);
+        let mut progress = Progress::new(&bars(), format!("fit {}", self.model), &goals);
         let began = Instant::now();
         let mut samples = Samples::default();
         loop {
@@ -79,11 +81,11 @@ impl Fit {
                 monitor.evaluated(replica.evaluate(trainer.parameters()));
             }
             progress.on_iteration(&iteration, &monitor);
-            let met = monitor.met(&self.until, now, &samples);
+            let met = monitor.met(&goals, now, &samples);
             if met.is_some() || !loss.is_finite() {
                 monitor.evaluated(replica.evaluate(trainer.parameters()));
                 let otherwise = "the loss is no longer finite";
-                let run = Run { scheme: "fit", seed: self.seed, workers: 1, goals: &self.until, otherwise };
+                let run = Run { scheme: "fit", seed: self.seed, workers: 1, goals: &goals, otherwise };
                 return monitor.summary(&run, now, met, &samples, 0);
             }
         }

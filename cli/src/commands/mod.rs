@@ -2,5 +2,6 @@
 
 pub mod data;
 pub mod fit;
+pub mod plan;
 pub mod replay;
 pub mod simulate;

@@ -49,9 +49,9 @@ pub struct Simulate {
     handout: Option<Handout>,
 
     /// When to stop, whichever comes first: loss<X (mean of the last five iterations), accuracy>X, iterations=N,
-    /// time=SECONDS, samples=N
+    /// time=SECONDS, samples=N; may be given several times
     #[arg(long, value_name = "GOAL,…", default_value = "loss<0.5,iterations=2000")]
-    until: Goals,
+    until: Vec<Goals>,
 
     /// Which seeds to run: 7, 1..20 (both ends included) or 1,5,9
     #[arg(long, value_name = "SEEDS", default_value = "1")]
@@ -188,6 +188,7 @@ impl Simulate {
 
     /// Reads and checks everything before anything is run or written.
     fn prepare(&self) -> anyhow::Result<Prepared> {
+        let goals = Goals::any(&self.until);
         let (workers, times, script) = self.cluster.load()?;
         let setup = Setup { workers, batch: self.training.batch, handout: self.handout };
         self.scheme.build(&setup)?;
@@ -198,13 +199,14 @@ impl Simulate {
                 self.training.workload(kind, &data, workers, 0)?;
                 Some((kind, data))
             }
-            None if self.until.need_model() && !self.is_default_goal() => {
-                bail!("--until {} needs a model, but --model is none", self.until)
+            // The default goal names a loss, which has no meaning without a model, but also a limit, which has.
+            None if goals.need_model() && goals.iteration_limit().is_none() => {
+                bail!("--until {goals} needs a model, but --model is none")
             }
             None => None,
         };
-        if self.until.need_accuracy() && self.evaluate_every == 0 {
-            bail!("--until {} needs --evaluate-every above 0", self.until);
+        if goals.need_accuracy() && self.evaluate_every == 0 {
+            bail!("--until {goals} needs --evaluate-every above 0");
         }
         if let (Some(path), true) = (&self.output.record, self.seeds.0.len() > 1) {
             bail!("--record {} is of one run, but there are {} seeds", path.display(), self.seeds.0.len());
@@ -220,15 +222,10 @@ impl Simulate {
             script,
             network: self.cluster.network,
             training: None,
-            goals: self.until.clone(),
+            goals,
             seed: 0,
         };
         Ok(Prepared { simulation, model })
-    }
-
-    /// The default goal names a loss, which has no meaning without a model, but also a limit, which has.
-    fn is_default_goal(&self) -> bool {
-        self.until.iteration_limit().is_some()
     }
 
     fn run_seed(
@@ -261,7 +258,7 @@ impl Simulate {
         };
         let mut lines = self.output.trace.then(|| Lines { seed, text: String::new() });
         let mut recorder = self.output.record.is_some().then(Recorder::default);
-        let mut progress = Progress::new(bars, format!("{} seed {seed}", self.scheme), &self.until);
+        let mut progress = Progress::new(bars, format!("{} seed {seed}", self.scheme), &simulation.goals);
         let mut observers: Vec<&mut dyn Observer> = vec![&mut progress];
         observers.extend(folder.as_mut().map(|folder| folder as &mut dyn Observer));
         observers.extend(lines.as_mut().map(|lines| lines as &mut dyn Observer));

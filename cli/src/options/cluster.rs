@@ -19,8 +19,9 @@ pub struct Cluster {
 
     /// How long a task takes, in seconds: deterministic:T, uniform:LOW,HIGH, shifted-exponential:SHIFT,SCALE,
     /// pareto:SCALE,SHAPE, lognormal:MU,SIGMA, markov:NORMAL,SLOW,P_FALL,P_RECOVER (per task),
-    /// correlated:HOSTS,MU,SIGMA,SHARE (log-normal, hosts' workers slow together) or trace:FILE (CSV or Parquet, a row
-    /// per step, a column per worker)
+    /// correlated:HOSTS,MU,SIGMA,SHARE (log-normal, hosts' workers slow together), contention:l1|l2|l3|production[,T]
+    /// (machines shared with tasks that come and go; T alone), gpu:T (three types of GPU) or trace:FILE (CSV or Parquet,
+    /// a row per step, a column per worker). That is for --batch samples; more or fewer take in proportion
     #[arg(long, value_name = "TIMES", default_value = "shifted-exponential:0.3,0.7")]
     pub times: TimesSpec,
 
@@ -28,12 +29,13 @@ pub struct Cluster {
     #[arg(long, value_name = "RANKS=FACTOR,…", default_value = "")]
     pub slow: Slowness,
 
-    /// A file of timed changes, a line each: "160 slow 8-15 5", "200 leave 3", "210 crash 4 2.5", "300 join 3-4"
+    /// A file of timed changes, a line each: "160 slow 8-15 5", "170 link 2 3", "200 leave 3", "210 crash 4 2.5",
+    /// "300 join 3-4"
     #[arg(long, value_name = "FILE")]
     pub script: Option<PathBuf>,
 
-    /// How long messages take: latency=SECONDS,bandwidth=BYTES_PER_SECOND[,bytes=N] of the server's link; none at all
-    /// if not given
+    /// How long messages take: latency=SECONDS, bandwidth=BYTES_PER_SECOND of the server's link, link=BYTES_PER_SECOND of
+    /// each worker's own and bytes=N per message, with commas; no time at all if not given
     #[arg(long, value_name = "NETWORK")]
     pub network: Option<NetworkSpec>,
 }

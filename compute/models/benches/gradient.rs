@@ -1,7 +1,7 @@
 //! What a gradient costs: Burn's bare forward and backward pass against the same through a workload, which also
 //! gathers the batch, writes the parameters and reads the gradient; then two replicas on two threads at once.
 //!
-//! `cargo bench -p paceline-models` prints medians in milliseconds.
+//! `cargo bench -p paceline-models` prints milliseconds, the least of several rounds.
 
 use std::thread;
 use std::time::Instant;
@@ -14,10 +14,13 @@ use paceline_workload::{Draw, Replica, Splits, Workload, synthetic_digits};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// Gradients per thread in a round of two threads, so that starting the threads does not count.
+const REPEATS: usize = 4;
+
 fn main() {
     // Cargo passes `--bench` when asked to measure; as a test, one round shows that everything runs.
     let measured = std::env::args().any(|argument| argument == "--bench");
-    let rounds = if measured { 21 } else { 1 };
+    let rounds = if measured { 24 } else { 1 };
     println!(
         "{:<10}{:>7}{:>12}{:>12}{:>10}{:>14}{:>10}",
         "model", "batch", "Burn", "workload", "ratio", "two threads", "speedup"
@@ -51,32 +54,32 @@ fn row<N: Network<Input = Tensor<4>>>(
 
     let workload = BurnWorkload::new(build, images(), &Device::flex());
     let parameters = workload.initial(1);
-    let run = |(replica, gradient): &mut (Box<dyn Replica>, Vec<f32>), times: usize| {
-        for _ in 0..times {
-            replica.gradient(&parameters, draw, gradient);
-        }
+    let run = |(replica, gradient): &mut (Box<dyn Replica>, Vec<f32>)| {
+        replica.gradient(&parameters, draw, gradient);
     };
     let mut replicas = [0, 1].map(|_| (workload.replica(), vec![0.0; parameters.len()]));
 
-    // Alternating, so that a busy moment of the machine falls on both.
-    let (mut bare_times, mut through_times) = (Vec::new(), Vec::new());
+    // The first passes fill caches and pools; after that other load on the machine only adds, so the least counts.
+    let [mut bare_time, mut through, mut together] = [f64::INFINITY; 3];
     bare();
-    run(&mut replicas[0], 1);
+    run(&mut replicas[0]);
     for _ in 0..rounds {
-        bare_times.push(milliseconds(bare));
-        through_times.push(milliseconds(|| run(&mut replicas[0], 1)));
+        bare_time = bare_time.min(milliseconds(bare));
+        through = through.min(milliseconds(|| run(&mut replicas[0])));
     }
-    let (bare, through) = (median(bare_times), median(through_times));
-    let together = milliseconds(|| {
-        thread::scope(|scope| {
-            for replica in &mut replicas {
-                scope.spawn(|| run(replica, rounds));
-            }
+    for _ in 0..rounds.div_ceil(REPEATS) {
+        let time = milliseconds(|| {
+            thread::scope(|scope| {
+                for replica in &mut replicas {
+                    scope.spawn(|| (0..REPEATS).for_each(|_| run(replica)));
+                }
+            });
         });
-    }) / rounds as f64;
+        together = together.min(time / REPEATS as f64);
+    }
     println!(
-        "{name:<10}{batch:>7}{bare:>12.2}{through:>12.2}{:>10.3}{together:>14.2}{:>10.2}",
-        through / bare,
+        "{name:<10}{batch:>7}{bare_time:>12.2}{through:>12.2}{:>10.3}{together:>14.2}{:>10.2}",
+        through / bare_time,
         2.0 * through / together,
     );
 }
@@ -85,9 +88,4 @@ fn milliseconds(work: impl FnOnce()) -> f64 {
     let start = Instant::now();
     work();
     start.elapsed().as_secs_f64() * 1e3
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }

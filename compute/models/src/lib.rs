@@ -2,8 +2,8 @@
 //!
 //! A [`ModelKind`] names a model and makes it a workload on given data. Behind each name but `softmax` is a
 //! [`Network`]: a Burn module that turns an input into logits. A [`BurnWorkload`] joins any network, one's own
-//! included, with its [`Samples`] ([`Images`], [`TextWindows`]) on a [`Device`], by default the CPU; [`device`]
-//! picks another by name.
+//! included, with its [`Samples`] ([`Images`], [`TextWindows`]) on a [`Device`], which [`device`] picks by name: the
+//! CPU, or with the features `cuda` and `wgpu` a GPU.
 //!
 //! A network's tensors become flat parameters and back in `flat`; `initial` draws the values that training starts
 //! from. Neither touches a state that replicas share, so that each gives the same bits as if it were alone.

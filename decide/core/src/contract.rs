@@ -71,20 +71,20 @@ pub struct Assignment {
     pub queued: bool,
 }
 
-/// What a worker says of a finished task or local iteration, by its own stopwatch. Its gradient travels apart.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+/// What a worker says of a finished task or local iteration. Its gradient travels apart.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Report {
-    /// How long the worker computed since its last report.
+    /// How long the worker computed since its last report, by its own stopwatch.
     pub compute: Span,
     /// How long it waited for an answer since then, or was at an iteration that the answer made void.
+    #[serde(default, skip_serializing_if = "Span::is_zero")]
     pub querying: Span,
-}
-
-impl Report {
-    /// A report of so much computing, without questions.
-    pub fn computed(compute: Span) -> Self {
-        Report { compute, querying: Span::ZERO }
-    }
+    /// The share of its processors' time that other programs used, 0 to 1; `None` if it can't say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<f32>,
+    /// The share of its memory in use, 0 to 1; `None` if it can't say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<f32>,
 }
 
 /// A worker's question after a local iteration: one more, or send what it has?

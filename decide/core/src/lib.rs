@@ -7,6 +7,7 @@
 //! - [`CATALOGUE`], [`SchemeSpec`]: the schemes by name.
 //! - [`batching`]: how many samples each worker gets.
 //! - [`barrier`]: where to put the next barrier, given when each worker will finish.
+//! - [`speed`]: how fast each worker will be.
 //! - [`rounds`] and [`free_running`]: what schemes that exchange gradients are made of.
 //! - [`local_rounds`]: what schemes with local iterations are made of; [`StateServer`]: how many of them.
 //! - [`RoundTripTable`]: how long until k gradients are in.
@@ -25,6 +26,7 @@ mod reason;
 mod round_trips;
 pub mod rounds;
 mod schemes;
+pub mod speed;
 mod state_server;
 mod time;
 mod work;

@@ -54,6 +54,15 @@ pub enum Reason {
     Superseded,
     /// The update is applied as it arrives.
     OnArrival,
+    /// So many samples take the worker as long as the others' take them.
+    Balanced {
+        /// When they are to be done, in seconds from the iteration's beginning.
+        seconds: f64,
+    },
+    /// The worker is measured with this many samples.
+    Profiling,
+    /// A predictor is to learn while everyone works.
+    Training,
     /// The worker may run ahead this far.
     WithinBound {
         /// How many iterations the worker is ahead of the slowest.
@@ -187,6 +196,9 @@ impl fmt::Display for Reason {
             Reason::Stale { behind } => write!(f, "stale: {behind} versions behind"),
             Reason::Superseded => write!(f, "superseded by a new model"),
             Reason::OnArrival => write!(f, "applied on arrival"),
+            Reason::Balanced { seconds } => write!(f, "to be done in {seconds:.3} s, like the others"),
+            Reason::Profiling => write!(f, "measured with this many samples"),
+            Reason::Training => write!(f, "a predictor learns meanwhile"),
             Reason::WithinBound { lead, bound } => write!(f, "{lead} ahead, {bound} allowed"),
             Reason::TooFarAhead { lead, bound, slowest } => {
                 write!(f, "{lead} ahead of {slowest}, {bound} allowed")

@@ -1,6 +1,7 @@
 //! Rounds: wait for k of the n workers' gradients of the newest model, then step it.
 //!
-//! What all k-of-n schemes share. They differ in the [`Quorum`]: how k is chosen.
+//! What all k-of-n schemes share. They differ in the [`Quorum`]: how k is chosen, and in the [`Sizing`]: how many samples
+//! each worker gets.
 
 use crate::{Aggregate, Handout, Reason, Scheme, Span, TaskId, Time, Turn, Until, Update, Version, WorkerId};
 
@@ -35,14 +36,43 @@ pub trait Quorum: Send {
     fn on_committed(&mut self, _now: Time, _updates: usize, _aggregate: Option<&Aggregate>) {}
 }
 
-/// A scheme that waits for a [`Quorum`] of gradients in every iteration.
+/// The rule by which each worker's samples are chosen.
+pub trait Sizing: Send {
+    /// An iteration begins with these workers: time to choose their sizes.
+    fn begin(&mut self, _workers: &[WorkerId]) {}
+
+    /// How many samples the worker gets in the iteration under way, and why, if there is more to say than why it gets
+    /// any.
+    fn size(&self, worker: WorkerId) -> (u32, Option<Reason>);
+
+    /// A gradient arrived, timely or late.
+    fn on_arrival(&mut self, _update: &Update, _now: Time) {}
+
+    /// Everyone has work: a moment for what must not keep them waiting. Returns after how long to be called again in
+    /// this iteration, if at all, and what for.
+    fn in_background(&mut self, _workers: &[WorkerId]) -> Option<(Span, Reason)> {
+        None
+    }
+}
+
+/// Everyone gets the same number of samples.
+#[derive(Debug, Clone, Copy)]
+pub struct Same(pub u32);
+
+impl Sizing for Same {
+    fn size(&self, _worker: WorkerId) -> (u32, Option<Reason>) {
+        (self.0, None)
+    }
+}
+
+/// A scheme that waits for a [`Quorum`] of gradients in every iteration, of as many samples as the [`Sizing`] says.
 ///
 /// A worker that joins gets work on the newest model at once. When workers leave, k falls to the number left.
 #[derive(Debug)]
-pub struct Rounds<Q> {
+pub struct Rounds<Q, S = Same> {
     quorum: Q,
+    sizing: S,
     handout: Handout,
-    batch: u32,
     /// k of this iteration; `None` before the first worker came.
     wanted: Option<usize>,
     /// This iteration's updates so far.
@@ -56,7 +86,14 @@ pub struct Rounds<Q> {
 impl<Q: Quorum> Rounds<Q> {
     /// Rounds of `batch` samples per worker.
     pub fn new(quorum: Q, handout: Handout, batch: u32) -> Self {
-        Rounds { quorum, handout, batch, wanted: None, arrived: Vec::new(), contributed: Vec::new(), handed_out: 0 }
+        Rounds::sized(quorum, Same(batch), handout)
+    }
+}
+
+impl<Q: Quorum, S: Sizing> Rounds<Q, S> {
+    /// Rounds of as many samples per worker as the sizing says.
+    pub fn sized(quorum: Q, sizing: S, handout: Handout) -> Self {
+        Rounds { quorum, sizing, handout, wanted: None, arrived: Vec::new(), contributed: Vec::new(), handed_out: 0 }
     }
 
     /// k, as far as there are workers.
@@ -71,7 +108,9 @@ impl<Q: Quorum> Rounds<Q> {
             turn.commit(&self.arrived, self.quorum.reason(waited_for, turn.live()));
             // The next turn confirms the commit and brings the new k; handing out needs neither.
             self.handed_out = 0;
-            self.hand_out_to_all(turn);
+            let workers: Vec<WorkerId> = turn.workers().collect();
+            self.sizing.begin(&workers);
+            self.hand_out(turn, &workers);
         } else {
             while let Some(worker) = turn.next_unsettled() {
                 self.settle(turn, worker, reason);
@@ -79,15 +118,14 @@ impl<Q: Quorum> Rounds<Q> {
         }
     }
 
-    fn hand_out_to_all(&mut self, turn: &mut Turn<'_>) {
+    fn hand_out(&mut self, turn: &mut Turn<'_>, workers: &[WorkerId]) {
         if self.handout == Handout::Pull {
             while let Some(worker) = turn.next_unsettled() {
                 self.give(turn, worker, Reason::NewVersion);
             }
             return;
         }
-        let workers: Vec<WorkerId> = turn.workers().collect();
-        for worker in workers {
+        for &worker in workers {
             if self.handout == Handout::PushInterrupt && !turn.is_idle(worker) {
                 turn.interrupt(worker, Reason::Superseded);
             }
@@ -96,8 +134,16 @@ impl<Q: Quorum> Rounds<Q> {
     }
 
     fn give(&mut self, turn: &mut Turn<'_>, worker: WorkerId, reason: Reason) {
-        turn.assign(worker, self.batch, reason);
+        let (samples, why) = self.sizing.size(worker);
+        turn.assign(worker, samples, why.unwrap_or(reason));
         self.handed_out += 1;
+    }
+
+    fn work_in_background(&mut self, turn: &mut Turn<'_>) {
+        let workers: Vec<WorkerId> = turn.workers().collect();
+        if let Some((delay, reason)) = self.sizing.in_background(&workers) {
+            turn.wake(delay, reason);
+        }
     }
 
     /// A worker is free in the middle of an iteration.
@@ -132,7 +178,7 @@ impl<Q: Quorum> Rounds<Q> {
     }
 }
 
-impl<Q: Quorum> Scheme for Rounds<Q> {
+impl<Q: Quorum, S: Sizing> Scheme for Rounds<Q, S> {
     fn on_joined(&mut self, turn: &mut Turn<'_>, _worker: WorkerId) {
         if self.wanted.is_none() {
             self.wanted = Some(self.quorum.choose(turn.now(), turn.live()));
@@ -157,6 +203,7 @@ impl<Q: Quorum> Scheme for Rounds<Q> {
             compute: update.report.compute,
             now: turn.now(),
         });
+        self.sizing.on_arrival(update, turn.now());
         if timely {
             self.arrived.push(update.task);
             self.note_contribution(update.task.worker, Some(update.version));
@@ -170,5 +217,10 @@ impl<Q: Quorum> Scheme for Rounds<Q> {
         self.quorum.on_committed(turn.now(), self.arrived.len(), aggregate);
         self.arrived.clear();
         self.wanted = Some(self.quorum.choose(turn.now(), turn.live()));
+        self.work_in_background(turn);
+    }
+
+    fn on_timer(&mut self, turn: &mut Turn<'_>) {
+        self.work_in_background(turn);
     }
 }

@@ -42,6 +42,11 @@ impl Span {
         Span((seconds * NANOS_PER_SECOND).round() as u64)
     }
 
+    /// Whether it is no time at all.
+    pub fn is_zero(&self) -> bool {
+        *self == Span::ZERO
+    }
+
     /// Its length in seconds.
     pub fn seconds(self) -> f64 {
         self.0 as f64 / NANOS_PER_SECOND

@@ -23,6 +23,9 @@ fn specs() -> Vec<String> {
             "dbw:memory=window-3,smoothness=pooled-4,",
             "b-dbw:memory=discount-0.7,",
             "adasync:",
+            "lb-bsp:warm-up=3,",
+            "lb-bsp:predictor=ema,update=non-blocking,k=4,change=0,",
+            "lb-bsp:mode=gpu,least=2,",
         ]
         .map(|scheme| format!("{scheme}handout={handout}"))
     });
@@ -279,8 +282,11 @@ impl Drive {
 
     /// Whatever the worker is at is done.
     fn finish(&mut self, worker: WorkerId, choice: usize) -> Result<(), LedgerError> {
-        let report = Report::computed(Span(choice as u64 % 500));
         let task = self.world.running[&worker];
+        // Any time at all, none included; some say what else goes on, not always sensibly.
+        let compute = Span(choice as u64 % 500);
+        let cpu = [None, Some(0.5), Some(f32::NAN)][task.assignment.task.number as usize % 3];
+        let report = Report { compute, cpu, memory: cpu, ..Report::default() };
         let goes_on = match task.course() {
             None => false,
             Some(Course::AskAndGoOn) => !task.collected || choice.is_multiple_of(2),
@@ -330,7 +336,7 @@ impl Drive {
             Move::RepeatQuestion(choice) => {
                 let asked: Vec<Task> = self.world.running.values().copied().filter(|task| task.done > 0).collect();
                 let Some(task) = asked.get(choice % asked.len().max(1)) else { return Ok(()) };
-                let report = Report::computed(Span(1));
+                let report = Report { compute: Span(1), ..Report::default() };
                 self.feed(Event::Asked { task: task.assignment.task, iterations: task.done, report })
             }
             Move::StrangeQuestion(choice, iterations) => {
@@ -341,13 +347,17 @@ impl Drive {
                     return Ok(());
                 }
                 let task = task.assignment.task;
-                refused(self.feed(Event::Asked { task, iterations, report: Report::computed(Span(1)) }))
+                refused(self.feed(Event::Asked {
+                    task,
+                    iterations,
+                    report: Report { compute: Span(1), ..Report::default() },
+                }))
             }
             Move::RepeatReport(choice) => {
                 let Some(&task) = self.world.finished.get(choice % self.world.finished.len().max(1)) else {
                     return Ok(());
                 };
-                refused(self.feed(Event::Reported { task, report: Report::computed(Span(1)) }))
+                refused(self.feed(Event::Reported { task, report: Report { compute: Span(1), ..Report::default() } }))
             }
             Move::StrangeReport(worker, number) => {
                 let task = TaskId { worker: WorkerId(worker), number };
@@ -355,7 +365,7 @@ impl Drive {
                 if running.is_some_and(|running| running.course().is_none() || running.collected) {
                     return Ok(());
                 }
-                refused(self.feed(Event::Reported { task, report: Report::computed(Span(1)) }))
+                refused(self.feed(Event::Reported { task, report: Report { compute: Span(1), ..Report::default() } }))
             }
         }
     }

@@ -38,7 +38,7 @@ const ZERO: WorkerId = WorkerId(0);
 const ONE: WorkerId = WorkerId(1);
 
 fn reported(worker: WorkerId, number: u64) -> Event {
-    Event::Reported { task: TaskId { worker, number }, report: Report::computed(Span(1)) }
+    Event::Reported { task: TaskId { worker, number }, report: Report { compute: Span(1), ..Report::default() } }
 }
 
 /// Two workers join, then the first one's task is reported; the law broken on the way.
@@ -183,7 +183,11 @@ impl Scheme for Locally {
 }
 
 fn asked(number: u64, iterations: u32) -> Event {
-    Event::Asked { task: TaskId { worker: ZERO, number }, iterations, report: Report::computed(Span(1)) }
+    Event::Asked {
+        task: TaskId { worker: ZERO, number },
+        iterations,
+        report: Report { compute: Span(1), ..Report::default() },
+    }
 }
 
 /// The law that an answer breaks.

@@ -204,8 +204,10 @@ mod tests {
         let mut ledger = Ledger::new(scheme.build(&setup).unwrap());
         let mut bytes = Vec::new();
         let mut log = EventLog::new(&mut bytes, &Header::new(scheme, &setup)).unwrap();
-        let report =
-            Event::Reported { task: TaskId { worker: WorkerId(1), number: 0 }, report: Report::computed(Span(7)) };
+        let report = Event::Reported {
+            task: TaskId { worker: WorkerId(1), number: 0 },
+            report: Report { compute: Span(7), cpu: Some(0.25), ..Report::default() },
+        };
         for event in [Event::Joined { worker: WorkerId(0) }, Event::Joined { worker: WorkerId(1) }, report] {
             let decisions = ledger.handle(Time(9), event).unwrap();
             log.on_turn(Time(9), &event, decisions);

@@ -64,6 +64,11 @@ impl Goal {
 pub struct Goals(Vec<Goal>);
 
 impl Goals {
+    /// The conditions of all of `several`.
+    pub fn any(several: &[Goals]) -> Self {
+        Goals(several.iter().flat_map(Goals::iter).collect())
+    }
+
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = Goal> + '_ {
         self.0.iter().copied()

@@ -5,6 +5,8 @@
 //! stands for.
 
 mod agenda;
+mod contention;
+mod devices;
 mod gradients;
 mod network;
 mod ranks;
@@ -13,6 +15,7 @@ mod simulation;
 mod times;
 mod world;
 
+pub use contention::SharedCluster;
 pub use network::{NetworkError, NetworkSpec};
 pub use ranks::{Ranks, RanksError, Slowness};
 pub use script::{Change, Script, ScriptError};

@@ -7,9 +7,9 @@ use paceline_core::{Span, Time};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// The network between the server and the workers. As text: `latency=0.001,bandwidth=1e9,bytes=1e8`.
+/// The network between the server and the workers. As text: `latency=0.001,bandwidth=1e9,link=1e8,bytes=1e8`.
 ///
-/// All messages share the server's link, one after another in each direction.
+/// All messages share the server's link, one after another in each direction; then each takes its worker's own.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct NetworkSpec {
@@ -17,13 +17,17 @@ pub struct NetworkSpec {
     pub latency: f64,
     /// Bytes per second of the server's link, each way; default unlimited.
     pub bandwidth: f64,
+    /// Bytes per second of a worker's own link, each way; default unlimited.
+    pub link: f64,
     /// Bytes of the parameters or of a gradient; default what the model has.
     pub bytes: Option<u64>,
 }
 
 /// What is wrong with a network as written.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("network '{text}': expected latency=SECONDS, bandwidth=BYTES_PER_SECOND and bytes=N, with commas")]
+#[error(
+    "network '{text}': expected latency=SECONDS, bandwidth=BYTES_PER_SECOND, link=BYTES_PER_SECOND and bytes=N, with commas"
+)]
 pub struct NetworkError {
     /// What was written.
     pub text: String,
@@ -34,13 +38,14 @@ impl FromStr for NetworkSpec {
 
     fn from_str(text: &str) -> Result<Self, NetworkError> {
         let wrong = || NetworkError { text: text.into() };
-        let mut spec = NetworkSpec { latency: 0.0, bandwidth: f64::INFINITY, bytes: None };
+        let mut spec = NetworkSpec { latency: 0.0, bandwidth: f64::INFINITY, link: f64::INFINITY, bytes: None };
         for part in text.split(',') {
             let (key, value) = part.split_once('=').ok_or_else(wrong)?;
             let value: f64 = value.parse().map_err(|_| wrong())?;
             match key {
                 "latency" if value.is_finite() && value >= 0.0 => spec.latency = value,
                 "bandwidth" if value > 0.0 => spec.bandwidth = value,
+                "link" if value > 0.0 => spec.link = value,
                 "bytes" if value.is_finite() && value >= 0.0 => spec.bytes = Some(value as u64),
                 _ => return Err(wrong()),
             }
@@ -51,7 +56,7 @@ impl FromStr for NetworkSpec {
 
 impl fmt::Display for NetworkSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "latency={},bandwidth={}", self.latency, self.bandwidth)?;
+        write!(f, "latency={},bandwidth={},link={}", self.latency, self.bandwidth, self.link)?;
         self.bytes.map_or(Ok(()), |bytes| write!(f, ",bytes={bytes}"))
     }
 }
@@ -76,10 +81,11 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// When a message of `bytes` that is ready at `now` has arrived.
-    pub(crate) fn send(&mut self, now: Time, bytes: u64, network: &NetworkSpec) -> Time {
+    /// When a message of `bytes` that is ready at `now` has arrived, from or to a worker whose own link is so many times
+    /// slower than usual.
+    pub(crate) fn send(&mut self, now: Time, bytes: u64, network: &NetworkSpec, slower: f64) -> Time {
         self.free = self.free.max(now) + Span::from_seconds(bytes as f64 / network.bandwidth);
-        self.free + Span::from_seconds(network.latency)
+        self.free + Span::from_seconds(bytes as f64 / network.link * slower) + Span::from_seconds(network.latency)
     }
 }
 
@@ -92,14 +98,18 @@ mod tests {
         let network: NetworkSpec = "latency=0.5,bandwidth=10".parse().unwrap();
         let mut link = Link::default();
         let at = |seconds| Time::START + Span::from_seconds(seconds);
-        assert_eq!(link.send(at(0.0), 10, &network), at(1.5));
-        assert_eq!(link.send(at(0.0), 10, &network), at(2.5));
-        assert_eq!(link.send(at(9.0), 10, &network), at(10.5));
+        assert_eq!(link.send(at(0.0), 10, &network, 1.0), at(1.5));
+        assert_eq!(link.send(at(0.0), 10, &network, 1.0), at(2.5));
+        assert_eq!(link.send(at(9.0), 10, &network, 1.0), at(10.5));
+        // A worker's own link delays its own messages only.
+        let network: NetworkSpec = "bandwidth=10,link=20".parse().unwrap();
+        assert_eq!(link.send(at(20.0), 10, &network, 3.0), at(22.5));
+        assert_eq!(link.send(at(20.0), 10, &network, 1.0), at(22.5));
     }
 
     #[test]
     fn nonsense_is_refused() {
-        for text in ["", "latency", "latency=-1", "bandwidth=0", "speed=3", "latency=NaN"] {
+        for text in ["", "latency", "latency=-1", "bandwidth=0", "speed=3", "latency=NaN", "link=0"] {
             assert!(text.parse::<NetworkSpec>().is_err(), "{text}");
         }
     }

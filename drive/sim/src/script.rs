@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! 160 slow 8-15 5     # from here on, tasks that these workers start take five times as long
+//! 170 link 2 3        # from here on, messages on this worker's own link take three times as long
 //! 200 leave 3         # says so and is gone
 //! 210 crash 4 2.5     # stops dead; noticed 2.5 s later (1 s if not given)
 //! 300 join 3-4        # comes back, or comes for the first time
@@ -25,6 +26,8 @@ const NOTICED_AFTER: f64 = 1.0;
 pub enum Change {
     /// Tasks started from now on take so many times as long.
     Slow(Ranks, f64),
+    /// Messages on the workers' own links take so many times as long from now on.
+    Link(Ranks, f64),
     /// The workers come.
     Join(Ranks),
     /// The workers go, and say so.
@@ -87,7 +90,7 @@ impl Script {
 }
 
 fn parse_step(words: &[&str]) -> Result<(Time, Change), String> {
-    const FORMS: &str = "TIME slow RANKS FACTOR, TIME join RANKS, TIME leave RANKS or TIME crash RANKS [NOTICED_AFTER]";
+    const FORMS: &str = "TIME slow RANKS FACTOR, TIME link RANKS FACTOR, TIME join RANKS, TIME leave RANKS or TIME crash RANKS [NOTICED_AFTER]";
     let wrong = || format!("'{}': expected {FORMS}", words.join(" "));
     let seconds = |text: &str| text.parse().ok().filter(|seconds: &f64| seconds.is_finite() && *seconds >= 0.0);
     let [time, what, ranks, rest @ ..] = words else { return Err(wrong()) };
@@ -95,6 +98,7 @@ fn parse_step(words: &[&str]) -> Result<(Time, Change), String> {
     let ranks: Ranks = ranks.parse().map_err(|error| format!("{error}"))?;
     let change = match (*what, rest) {
         ("slow", [factor]) => Change::Slow(ranks, parse_factor(factor).ok_or_else(wrong)?),
+        ("link", [factor]) => Change::Link(ranks, parse_factor(factor).ok_or_else(wrong)?),
         ("join", []) => Change::Join(ranks),
         ("leave", []) => Change::Leave(ranks),
         ("crash", []) => Change::Crash(ranks, Span::from_seconds(NOTICED_AFTER)),
@@ -109,7 +113,7 @@ fn check_presence(steps: &[(usize, (Time, Change))], workers: usize) -> Result<(
     let mut crashed: Vec<(Time, WorkerId)> = Vec::new();
     for (line, (at, change)) in steps {
         match change {
-            Change::Slow(..) => {}
+            Change::Slow(..) | Change::Link(..) => {}
             Change::Join(ranks) => {
                 for worker in ranks.workers() {
                     if crashed.iter().any(|&(noticed, who)| who == worker && noticed > *at) {

@@ -182,6 +182,9 @@ impl Engine<'_> {
             Change::Slow(ranks, factor) => {
                 ranks.workers().for_each(|worker| self.world.slow_down(worker, *factor));
             }
+            Change::Link(ranks, factor) => {
+                ranks.workers().for_each(|worker| self.world.slow_link(worker, *factor));
+            }
             Change::Join(ranks) => {
                 for worker in ranks.workers() {
                     self.world.join(worker);

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use paceline_core::{Span, WorkerId};
+use paceline_core::speed::Resources;
+use paceline_core::{Span, Time, WorkerId};
 use paceline_run::{Trace, TraceError};
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Exp1, LogNormal, Pareto, StandardNormal};
@@ -13,10 +14,15 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::contention::{SharedCluster, SharedMachine};
+use crate::devices;
+
 /// The distribution of a task's time, in seconds.
 ///
 /// As text: `deterministic:1`, `uniform:0.5,1.5`, `shifted-exponential:0.3,0.7`, `pareto:1,2.5`, `lognormal:0,0.5`,
-/// `markov:1,5,0.02,0.1`, `correlated:4,0,0.5,0.8`, `trace:FILE`.
+/// `markov:1,5,0.02,0.1`, `correlated:4,0,0.5,0.8`, `contention:l2,1`, `gpu:1`, `trace:FILE`.
+///
+/// The times are those of the setup's batch size; smaller and larger tasks take in proportion, on GPUs by their own law.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum TimesSpec {
@@ -75,6 +81,18 @@ pub enum TimesSpec {
         /// Share of the logarithm's variance that a host's workers have in common.
         share: f64,
     },
+    /// Machines shared with other tasks, which take CPU and memory from the workers.
+    Contention {
+        /// Which machines, and what else they do.
+        cluster: SharedCluster,
+        /// A batch's time on a machine that does nothing else.
+        seconds: f64,
+    },
+    /// GPUs of three types, dealt out in turn.
+    Gpu {
+        /// A batch's time on the slowest type.
+        seconds: f64,
+    },
     /// As recorded: each worker goes through its column, then begins again.
     Trace {
         /// The file.
@@ -93,7 +111,8 @@ pub struct TimesError {
 }
 
 const FORMS: &str = "deterministic:SECONDS, uniform:LOW,HIGH, shifted-exponential:SHIFT,SCALE, pareto:SCALE,SHAPE, \
-                     lognormal:MU,SIGMA, markov:NORMAL,SLOW,P_FALL,P_RECOVER, correlated:HOSTS,MU,SIGMA,SHARE or trace:FILE";
+                     lognormal:MU,SIGMA, markov:NORMAL,SLOW,P_FALL,P_RECOVER, correlated:HOSTS,MU,SIGMA,SHARE, \
+                     contention:l1|l2|l3|production[,SECONDS], gpu:SECONDS or trace:FILE";
 
 impl FromStr for TimesSpec {
     type Err = TimesError;
@@ -107,6 +126,13 @@ impl FromStr for TimesSpec {
             }
             return Ok(TimesSpec::Trace { path: rest.into() });
         }
+        if name == "contention" {
+            let (cluster, seconds) = rest.split_once(',').unwrap_or((rest, "1"));
+            let cluster = cluster.parse().map_err(|allowed: &str| wrong(allowed.into()))?;
+            let seconds = seconds.trim().parse().ok().filter(|seconds: &f64| seconds.is_finite() && *seconds > 0.0);
+            let seconds = seconds.ok_or_else(|| wrong("a task must take more than 0 seconds".into()))?;
+            return Ok(TimesSpec::Contention { cluster, seconds });
+        }
         let numbers: Vec<f64> = rest
             .split(',')
             .map(|number| number.trim().parse().ok().filter(|number: &f64| number.is_finite()))
@@ -114,6 +140,7 @@ impl FromStr for TimesSpec {
             .ok_or_else(|| wrong(format!("expected {FORMS}")))?;
         let spec = match (name, numbers.as_slice()) {
             ("deterministic", &[seconds]) => TimesSpec::Deterministic { seconds },
+            ("gpu", &[seconds]) => TimesSpec::Gpu { seconds },
             ("uniform", &[low, high]) => TimesSpec::Uniform { low, high },
             ("shifted-exponential", &[shift, scale]) => TimesSpec::ShiftedExponential { shift, scale },
             ("pareto", &[scale, shape]) => TimesSpec::Pareto { scale, shape },
@@ -133,7 +160,9 @@ impl TimesSpec {
     fn problem(&self) -> Option<&'static str> {
         let probability = |p: f64| (0.0..=1.0).contains(&p);
         let (sound, problem) = match *self {
-            TimesSpec::Deterministic { seconds } => (seconds > 0.0, "a task must take more than 0 seconds"),
+            TimesSpec::Deterministic { seconds }
+            | TimesSpec::Gpu { seconds }
+            | TimesSpec::Contention { seconds, .. } => (seconds > 0.0, "a task must take more than 0 seconds"),
             TimesSpec::Uniform { low, high } => {
                 (0.0 <= low && low <= high && high > 0.0, "expected 0 ≤ LOW ≤ HIGH, HIGH > 0")
             }
@@ -167,6 +196,8 @@ impl fmt::Display for TimesSpec {
             TimesSpec::LogNormal { mu, sigma } => write!(f, "lognormal:{mu},{sigma}"),
             TimesSpec::Markov { normal, slow, fall, recover } => write!(f, "markov:{normal},{slow},{fall},{recover}"),
             TimesSpec::Correlated { hosts, mu, sigma, share } => write!(f, "correlated:{hosts},{mu},{sigma},{share}"),
+            TimesSpec::Contention { cluster, seconds } => write!(f, "contention:{cluster},{seconds}"),
+            TimesSpec::Gpu { seconds } => write!(f, "gpu:{seconds}"),
             TimesSpec::Trace { path } => write!(f, "trace:{}", path.display()),
         }
     }
@@ -200,6 +231,8 @@ enum Law {
     LogNormal(LogNormal<f64>),
     Markov { normal: f64, slow: f64, fall: f64, recover: f64 },
     Correlated { hosts: u32, mu: f64, own: f64, common: f64 },
+    Contention(SharedCluster, f64),
+    Gpu(f64),
     Trace(Arc<Trace>),
 }
 
@@ -220,6 +253,8 @@ impl Times {
             TimesSpec::Correlated { hosts, mu, sigma, share } => {
                 Law::Correlated { hosts, mu, own: sigma * (1.0 - share).sqrt(), common: sigma * share.sqrt() }
             }
+            TimesSpec::Contention { cluster, seconds } => Law::Contention(cluster, seconds),
+            TimesSpec::Gpu { seconds } => Law::Gpu(seconds),
             TimesSpec::Trace { ref path } => Law::Trace(Arc::new(Trace::read(path)?)),
         };
         Ok(Times { law })
@@ -233,11 +268,17 @@ impl Times {
     /// The stream of one worker's times; a function of seed and worker alone.
     pub(crate) fn stream(&self, seed: u64, worker: WorkerId) -> Stream {
         let rng = generator(seed, u64::from(worker.0));
+        let machine = match self.law {
+            Law::Contention(cluster, seconds) => {
+                Some(SharedMachine::new(cluster, seconds, worker, generator(!seed, u64::from(worker.0))))
+            }
+            _ => None,
+        };
         let common = match self.law {
             Law::Correlated { hosts, .. } => Some(generator(!seed, u64::from(worker.0 % hosts))),
             _ => None,
         };
-        Stream { rng, common, slow: false, tasks: 0 }
+        Stream { rng, common, machine, slow: false, tasks: 0 }
     }
 }
 
@@ -252,16 +293,37 @@ pub(crate) struct Stream {
     rng: Xoshiro256PlusPlus,
     /// A copy of the host's generator: every worker of the host draws the same from it, task by task.
     common: Option<Xoshiro256PlusPlus>,
+    /// The worker's machine, where it is shared with others.
+    machine: Option<SharedMachine>,
     slow: bool,
     tasks: usize,
 }
 
 impl Stream {
-    /// How long the worker's next task takes.
-    pub(crate) fn next(&mut self, times: &Times, worker: WorkerId) -> Span {
+    /// How long the worker's next task takes that begins at `at` and is of `size` batches, and what is in use of its
+    /// machine when it is done, where that is known.
+    pub(crate) fn next(&mut self, times: &Times, worker: WorkerId, at: Time, size: f64) -> (Span, Option<Resources>) {
+        let (seconds, resources) = match (&times.law, &mut self.machine) {
+            (_, Some(machine)) => {
+                let (seconds, resources) = machine.task(at, size, &mut self.rng);
+                (seconds, Some(resources))
+            }
+            (Law::Gpu(scale), None) => {
+                let (seconds, resources) = devices::task(worker, size);
+                (seconds * scale, Some(resources))
+            }
+            (law, None) => (self.draw(law, worker) * size, None),
+        };
+        self.tasks += 1;
+        // Time must pass: a task of no length could go on for ever at one moment.
+        (Span(Span::from_seconds(seconds).0.max(1)), resources)
+    }
+
+    /// How long the worker's next batch takes, in seconds.
+    fn draw(&mut self, law: &Law, worker: WorkerId) -> f64 {
         let rng = &mut self.rng;
-        let seconds = match &times.law {
-            Law::Deterministic(seconds) => *seconds,
+        match law {
+            Law::Deterministic(seconds) | Law::Contention(_, seconds) | Law::Gpu(seconds) => *seconds,
             Law::Uniform(low, high) => low + (high - low) * rng.random::<f64>(),
             Law::ShiftedExponential(shift, scale) => shift + scale * rng.sample::<f64, _>(Exp1),
             Law::Pareto(law) => law.sample(rng),
@@ -279,10 +341,7 @@ impl Stream {
                 let column = &trace.workers()[worker.index() % trace.workers().len()];
                 column[self.tasks % column.len()]
             }
-        };
-        self.tasks += 1;
-        // Time must pass: a task of no length could go on for ever at one moment.
-        Span(Span::from_seconds(seconds).0.max(1))
+        }
     }
 }
 
@@ -293,7 +352,7 @@ mod tests {
     fn draw(text: &str, worker: u32, count: usize) -> Vec<f64> {
         let times = Times::load(&text.parse().unwrap()).unwrap();
         let mut stream = times.stream(7, WorkerId(worker));
-        (0..count).map(|_| stream.next(&times, WorkerId(worker)).seconds()).collect()
+        (0..count).map(|_| stream.next(&times, WorkerId(worker), Time::START, 1.0).0.seconds()).collect()
     }
 
     fn mean(values: &[f64]) -> f64 {
@@ -329,14 +388,31 @@ mod tests {
 
     #[test]
     fn specs_read_back_and_nonsense_is_refused() {
-        for text in ["deterministic:1", "uniform:0,2", "markov:1,5,0.02,0.1", "correlated:4,0,0.5,0.8", "trace:a.csv"] {
+        for text in [
+            "deterministic:1",
+            "uniform:0,2",
+            "markov:1,5,0.02,0.1",
+            "correlated:4,0,0.5,0.8",
+            "contention:l2,0.5",
+            "gpu:2",
+            "trace:a.csv",
+        ] {
             assert_eq!(text.parse::<TimesSpec>().unwrap().to_string(), text);
         }
         for text in ["", "uniform", "uniform:1", "uniform:2,1", "deterministic:0", "deterministic:NaN", "gamma:1,2"] {
             let error = text.parse::<TimesSpec>().unwrap_err().to_string();
             assert!(error.starts_with(&format!("times '{text}': ")), "{error}");
         }
-        for text in ["shifted-exponential:-1,2", "pareto:1,0", "lognormal:0,-1", "markov:1,5,2,0", "trace:"] {
+        for text in [
+            "shifted-exponential:-1,2",
+            "pareto:1,0",
+            "lognormal:0,-1",
+            "markov:1,5,2,0",
+            "contention:l4",
+            "contention:l2,0",
+            "gpu:0",
+            "trace:",
+        ] {
             assert!(text.parse::<TimesSpec>().is_err(), "{text}");
         }
     }

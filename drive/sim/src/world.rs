@@ -1,7 +1,6 @@
 //! Everything beside the ledger: workers, links, the model.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use paceline_core::{
@@ -21,8 +20,8 @@ use crate::times::Stream;
 enum Phase {
     /// Nothing.
     Idle,
-    /// Computing, for this long in all since it last said something.
-    Computing(Assignment, Span),
+    /// Computing, to report this of it.
+    Computing(Assignment, Report),
     /// Has done a local iteration, asked whether to go on, and waits.
     Waiting(Assignment),
     /// Sending what it computed.
@@ -45,6 +44,8 @@ impl Phase {
 struct Worker {
     stream: Stream,
     factor: f64,
+    /// How much slower than usual its own link is.
+    link: f64,
     phase: Phase,
     /// When the present computation or wait began.
     since: Time,
@@ -69,10 +70,10 @@ struct Model<'a> {
 }
 
 /// A short message on its way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy)]
 enum Mail {
-    /// A worker asks after so many local iterations, the last of which took so long, and the answer before so long.
-    Question(TaskId, u32, Span, Span),
+    /// A worker asks after so many local iterations.
+    Question(TaskId, u32, Report),
     /// A worker may go on.
     Continue(TaskId),
     /// A worker is to send what it has.
@@ -95,7 +96,7 @@ pub(crate) struct World<'a> {
     workers: Vec<Option<Worker>>,
     agenda: Agenda,
     /// Short messages by arrival, then in the order they were sent.
-    mail: BinaryHeap<Reverse<(Time, u64, Mail)>>,
+    mail: BTreeMap<(Time, u64), Mail>,
     mails: u64,
     to_workers: Link,
     to_server: Link,
@@ -124,7 +125,7 @@ impl<'a> World<'a> {
             simulation,
             workers: Vec::new(),
             agenda: Agenda::default(),
-            mail: BinaryHeap::new(),
+            mail: BTreeMap::new(),
             mails: 0,
             to_workers: Link::default(),
             to_server: Link::default(),
@@ -141,6 +142,7 @@ impl<'a> World<'a> {
         self.workers[worker.index()].get_or_insert_with(|| Worker {
             stream: self.simulation.times.stream(self.simulation.seed, worker),
             factor: self.simulation.slowness.factor(worker),
+            link: 1.0,
             phase: Phase::Idle,
             since: Time::START,
             iterations: 0,
@@ -155,6 +157,10 @@ impl<'a> World<'a> {
 
     pub(crate) fn slow_down(&mut self, worker: WorkerId, factor: f64) {
         self.worker(worker).factor = factor;
+    }
+
+    pub(crate) fn slow_link(&mut self, worker: WorkerId, factor: f64) {
+        self.worker(worker).link = factor;
     }
 
     pub(crate) fn join(&mut self, worker: WorkerId) {
@@ -178,7 +184,7 @@ impl<'a> World<'a> {
 
     /// When the next message arrives.
     pub(crate) fn next_mail(&self) -> Option<Time> {
-        self.mail.peek().map(|Reverse((at, ..))| *at)
+        self.mail.first_key_value().map(|(&(at, _), _)| at)
     }
 
     /// Whose time comes next, and when.
@@ -188,15 +194,13 @@ impl<'a> World<'a> {
 
     /// The next message arrives.
     pub(crate) fn deliver(&mut self, now: Time) -> Option<Happening> {
-        let Reverse((_, _, mail)) = self.mail.pop()?;
+        let (_, mail) = self.mail.pop_first()?;
         let (Mail::Question(task, ..) | Mail::Continue(task) | Mail::Collect(task)) = mail;
         let phase = self.worker(task.worker).phase;
         // Whoever has left or come anew since hears nothing, and is not heard.
         let assignment = *phase.assignment().filter(|assignment| assignment.task == task)?;
         match (mail, phase) {
-            (Mail::Question(_, iterations, compute, querying), _) => {
-                return Some(Happening::Asked(task, iterations, Report { compute, querying }));
-            }
+            (Mail::Question(_, iterations, report), _) => return Some(Happening::Asked(task, iterations, report)),
             (Mail::Continue(_), Phase::Waiting(_)) => {
                 let worker = self.worker(task.worker);
                 worker.querying += now.since(worker.since);
@@ -206,7 +210,7 @@ impl<'a> World<'a> {
             (Mail::Collect(_), Phase::Waiting(_) | Phase::Computing(..)) => {
                 let worker = self.worker(task.worker);
                 worker.querying += now.since(worker.since);
-                self.send(now, assignment, Span::ZERO);
+                self.send(now, assignment, Report::default());
             }
             _ => {}
         }
@@ -218,7 +222,7 @@ impl<'a> World<'a> {
         self.agenda.remove(worker);
         match self.worker(worker).phase {
             Phase::Idle | Phase::Waiting(_) => Acted::default(),
-            Phase::Computing(assignment, compute) => self.computed(now, assignment, compute),
+            Phase::Computing(assignment, report) => self.computed(now, assignment, report),
             Phase::Sending(assignment, report) => {
                 if self.simulation.network.is_none() {
                     self.upload(worker);
@@ -258,7 +262,10 @@ impl<'a> World<'a> {
     fn assign(&mut self, now: Time, assignment: Assignment) {
         self.bytes += self.payload;
         let arrival = match &self.simulation.network {
-            Some(network) => self.to_workers.send(now, self.payload, network),
+            Some(network) => {
+                let slower = self.worker(assignment.task.worker).link;
+                self.to_workers.send(now, self.payload, network, slower)
+            }
             None => now,
         };
         if matches!(self.worker(assignment.task.worker).phase, Phase::Crashed) {
@@ -328,22 +335,27 @@ impl<'a> World<'a> {
         let simulation = self.simulation;
         let id = assignment.task.worker;
         let worker = self.worker(id);
-        let drawn = worker.stream.next(&simulation.times, id);
+        // Times are those of the setup's batch, on which a task of that size takes exactly them.
+        let size = f64::from(assignment.samples) / f64::from(simulation.setup.batch);
+        let (drawn, resources) = worker.stream.next(&simulation.times, id, at, size);
         let compute = if worker.factor == 1.0 { drawn } else { Span::from_seconds(drawn.seconds() * worker.factor) };
+        let cpu = resources.map(|resources| resources.cpu as f32);
+        let memory = resources.map(|resources| resources.memory as f32);
+        let report = Report { compute, cpu, memory, ..Report::default() };
         worker.since = at;
         // Without a network, a gradient that is computed has arrived.
         worker.phase = if simulation.network.is_none() && assignment.work == Work::Gradient {
-            Phase::Sending(assignment, Report::computed(compute))
+            Phase::Sending(assignment, report)
         } else {
-            Phase::Computing(assignment, compute)
+            Phase::Computing(assignment, report)
         };
         self.agenda.set(id, at + compute);
     }
 
     /// The worker has computed a gradient or a local iteration.
-    fn computed(&mut self, now: Time, assignment: Assignment, compute: Span) -> Acted {
+    fn computed(&mut self, now: Time, assignment: Assignment, report: Report) -> Acted {
         let Some(course) = assignment.work.course() else {
-            self.send(now, assignment, compute);
+            self.send(now, assignment, report);
             return Acted::default();
         };
         let task = assignment.task;
@@ -358,15 +370,15 @@ impl<'a> World<'a> {
             Course::Iterations(count) if iterations < count => {
                 self.compute(now, assignment);
                 if let Phase::Computing(_, next) = &mut self.worker(task.worker).phase {
-                    *next += compute;
+                    next.compute += report.compute;
                 }
             }
-            Course::Iterations(_) => self.send(now, assignment, compute),
+            Course::Iterations(_) => self.send(now, assignment, report),
             Course::AskAndWait | Course::AskAndGoOn => {
                 let querying = std::mem::take(&mut worker.querying);
                 worker.since = now;
                 worker.phase = Phase::Waiting(assignment);
-                self.post(now, Mail::Question(task, iterations, compute, querying));
+                self.post(now, Mail::Question(task, iterations, Report { querying, ..report }));
                 if course == Course::AskAndGoOn {
                     self.compute(now, assignment);
                 }
@@ -384,18 +396,19 @@ impl<'a> World<'a> {
     }
 
     /// The worker sends what it has.
-    fn send(&mut self, now: Time, assignment: Assignment, compute: Span) {
+    fn send(&mut self, now: Time, assignment: Assignment, report: Report) {
         let id = assignment.task.worker;
         let arrival = match &self.simulation.network {
             Some(network) => {
                 let bytes = self.upload(id);
-                self.to_server.send(now, bytes, network)
+                let slower = self.worker(id).link;
+                self.to_server.send(now, bytes, network, slower)
             }
             None => now,
         };
         let worker = self.worker(id);
         let querying = std::mem::take(&mut worker.querying);
-        worker.phase = Phase::Sending(assignment, Report { compute, querying });
+        worker.phase = Phase::Sending(assignment, Report { querying, ..report });
         self.agenda.set(id, arrival);
     }
 
@@ -410,7 +423,7 @@ impl<'a> World<'a> {
     /// Sends a short message, which only the latency delays.
     fn post(&mut self, now: Time, mail: Mail) {
         let latency = self.simulation.network.map_or(Span::ZERO, |network| Span::from_seconds(network.latency));
-        self.mail.push(Reverse((now + latency, self.mails, mail)));
+        self.mail.insert((now + latency, self.mails), mail);
         self.mails += 1;
     }
 

@@ -58,9 +58,16 @@ impl Profile {
         Some(Profile { per_sample: bend.slope, fixed: bend.intercept, least, most })
     }
 
-    /// What samples cost with this much communication in each iteration, in seconds.
-    pub fn cost(&self, communication: f64) -> Cost {
-        Cost { per_sample: self.per_sample, fixed: self.fixed + communication, least: self.least, most: self.most }
+    /// What can be said where no line fits: time in proportion to size, up to the user's.
+    pub(super) fn rough(points: &[Point], batch: u32) -> Profile {
+        let per_sample = median(points.iter().map(|point| point.seconds / f64::from(point.samples)).collect());
+        Profile { per_sample, fixed: 0.0, least: 1, most: batch }
+    }
+
+    /// What samples cost, communication apart.
+    pub fn cost(&self) -> Cost {
+        let Profile { per_sample, fixed, least, most } = *self;
+        Cost { per_sample, fixed, least, most }
     }
 }
 

@@ -4,7 +4,8 @@ use super::{Settings, Setup, SpecError};
 use crate::rounds::{Quorum, Rounds};
 use crate::{Scheme, Time};
 
-struct Fixed(usize);
+/// Always the same k.
+pub(super) struct Fixed(pub(super) usize);
 
 impl Quorum for Fixed {
     fn choose(&mut self, _now: Time, _live: usize) -> usize {

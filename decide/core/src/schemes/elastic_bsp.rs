@@ -5,8 +5,9 @@
 //! [planner](crate::barrier) gives each worker the iteration after which it waits; up to there everyone runs freely.
 //! *Barrier*: once the last has pushed that iteration, all pull the same weights, and monitoring begins again.
 //!
-//! A plan is made anew when a worker comes or goes, and given up when it is badly overdue: those who wait are let go,
-//! and the late ones are monitored again. However wrong a prediction was, the next plan owes nothing to it.
+//! A plan is made anew when a worker comes or goes. A barrier that is badly overdue is moved to where everyone's present
+//! iteration ends; if someone is silent even then, those who wait are let go until it is heard of or gone. However wrong
+//! a prediction was, the next plan owes nothing to it.
 
 use std::collections::BTreeSet;
 
@@ -19,8 +20,11 @@ use crate::{Reason, Scheme, Span, Time, WorkerId};
 /// How many iterations of each worker monitoring sees.
 const MONITORED: u32 = 2;
 
-/// A barrier that is late by more than so many of the longest intervals is given up.
-const PATIENCE: u64 = 3;
+/// A barrier that is late by so many of the longest intervals is badly overdue.
+const PATIENCE: u64 = 1;
+
+/// A worker that has been on one iteration for so many of the longest intervals is silent.
+const SILENCE: u64 = 4;
 
 /// What is known of a worker.
 #[derive(Debug, Clone, Default)]
@@ -42,8 +46,10 @@ struct Plan {
     at: Time,
     /// How long the first to arrive is to wait.
     wait: Span,
-    /// When it is given up.
+    /// When it is badly overdue.
     deadline: Time,
+    /// Who has been on one iteration for so long is silent.
+    silence: Span,
     /// Who has not pushed all iterations before it.
     awaited: BTreeSet<WorkerId>,
 }
@@ -64,7 +70,7 @@ struct ElasticBsp {
     unmonitored: u32,
     /// `None` while monitoring.
     plan: Option<Plan>,
-    /// A plan was given up: those who wait may have nothing to wait for any more.
+    /// A plan was given up: those who wait for others may have to go on, or to wait for someone else.
     recall: bool,
     planner: Planner,
     /// The predictions; kept to be filled again.
@@ -103,10 +109,10 @@ impl ElasticBsp {
         plan
     }
 
-    /// Puts the barrier where waiting is least.
-    fn make_plan(&mut self, now: Time) -> Plan {
+    /// Puts the barrier where waiting is least within `horizon` iterations of each worker.
+    fn make_plan(&mut self, now: Time, horizon: u32) -> Plan {
         // Times are counted from now, so that even the longest of them can be added up.
-        let longest = u64::MAX / (u64::from(self.horizon) + 1);
+        let longest = u64::MAX / (u64::from(horizon) + 1);
         let present = || self.paces.iter().filter(|pace| pace.present);
         self.progressions.clear();
         self.progressions.extend(present().map(|pace| {
@@ -116,7 +122,8 @@ impl ElasticBsp {
             Progression { next, interval }
         }));
         let slowest = self.progressions.iter().map(|worker| worker.interval).max().unwrap_or(0);
-        let barrier = self.planner.plan_progressions(&self.progressions, self.horizon);
+        let times_slowest = |factor| Span(slowest.saturating_mul(factor));
+        let barrier = self.planner.plan_progressions(&self.progressions, horizon);
         let barrier = barrier.expect("there are workers, and their times are in range");
 
         let at = now + Span(barrier.at);
@@ -128,8 +135,8 @@ impl ElasticBsp {
                 awaited.insert(WorkerId(rank));
             }
         }
-        let deadline = at + Span(slowest.saturating_mul(PATIENCE));
-        Plan { at, wait: Span(barrier.wait), deadline, awaited }
+        let (deadline, silence) = (at + times_slowest(PATIENCE), times_slowest(SILENCE));
+        Plan { at, wait: Span(barrier.wait), deadline, silence, awaited }
     }
 
     /// All are at the barrier: monitoring begins.
@@ -178,14 +185,21 @@ impl Gate for ElasticBsp {
     }
 
     fn review(&mut self, now: Time) -> Request {
+        // A badly overdue barrier is not put off further: whoever is there stays.
+        let mut horizon = self.horizon;
         if self.plan.as_ref().is_some_and(|plan| now >= plan.deadline)
-            && let Some(late) = self.give_up_plan()
+            && let Some(Plan { awaited, silence, .. }) = self.give_up_plan()
         {
-            late.awaited.into_iter().for_each(|worker| self.forget(worker));
+            horizon = 1;
+            for worker in awaited {
+                if self.pace(worker).busy_since.is_some_and(|since| now.since(since) >= silence) {
+                    self.forget(worker);
+                }
+            }
         }
         let mut wake = None;
         if self.plan.is_none() && self.unmonitored == 0 && self.paces.iter().any(|pace| pace.present) {
-            let plan = self.make_plan(now);
+            let plan = self.make_plan(now, horizon);
             wake = Some((plan.deadline.since(now), Reason::BarrierDeadline { at: plan.at }));
             self.plan = Some(plan);
         }

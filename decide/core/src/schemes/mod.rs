@@ -12,6 +12,7 @@ mod dssp;
 mod easgd;
 mod elastic_bsp;
 mod esync;
+mod lb_bsp;
 mod local_sgd;
 mod settings;
 mod ssp;
@@ -100,6 +101,23 @@ pub const CATALOGUE: &[Entry] = &[
         settings: &[("first", "gradients to wait for in the first iteration; default 1")],
         hands_out: true,
         build: adasync::build,
+    },
+    Entry {
+        name: "lb-bsp",
+        summary: "wait for every worker, but give each as many samples as it can do in the others' time",
+        settings: &[
+            ("mode", "cpu (predict speeds) or gpu (measure each device at first); default cpu"),
+            ("predictor", "of speeds: narx, memoryless, ema, arima, rnn or lstm; default narx"),
+            ("warm-up", "iterations that ema serves while a network learns; default 500"),
+            ("weights", "what the network starts from, numbers with / between them; default nothing learnt"),
+            ("update", "blocking (sizes by the newest reports) or non-blocking (made beforehand); default by mode"),
+            ("change", "share of the iteration's time that new sizes must save to be adopted; default 0.01"),
+            ("least", "fewest samples of a worker; default 1"),
+            ("most", "most samples of a worker; default as many as fit"),
+            ("k", "gradients to wait for; default all"),
+        ],
+        hands_out: true,
+        build: lb_bsp::build,
     },
     Entry {
         name: "asp",

@@ -244,6 +244,11 @@ impl Settings<'_> {
         self.optional("rate", 1.0, 0.001..=1000.0)
     }
 
+    /// The value of a setting that was given does not go with the others.
+    pub(super) fn unfit(&self, key: &'static str, allowed: String) -> SpecError {
+        self.bad(key, self.text(key).unwrap_or(""), allowed)
+    }
+
     /// How work is handed out: the scheme's own setting, else the run's, else the default.
     pub(super) fn handout(&self, setup: &Setup) -> Result<Handout, SpecError> {
         match self.text("handout") {

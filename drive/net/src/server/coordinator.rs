@@ -284,7 +284,7 @@ impl<'a> Coordinator<'a> {
         };
         self.arrived.insert(task, (gradient, loss));
         self.watcher.on_task(task, compute);
-        self.feed(Event::Reported { task, report: Report { compute } })
+        self.feed(Event::Reported { task, report: Report { compute, ..Report::default() } })
     }
 
     fn on_dropped(&mut self, session: u64, number: u64) -> Result<Option<Stop>, ServeError> {

@@ -1,0 +1,27 @@
+//! `paceline plan`: what a scheme would decide, from numbers in a file.
+
+mod barrier;
+
+use clap::{Args, Subcommand};
+
+use crate::failure::Failure;
+
+/// Ask a scheme's planner, with numbers from a file
+#[derive(Args)]
+pub struct Plan {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    Barrier(barrier::Barrier),
+}
+
+impl Plan {
+    pub fn run(self) -> Result<(), Failure> {
+        match self.what {
+            What::Barrier(command) => command.run(),
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! `ema`: an exponential moving average.
+
+use super::{Resources, SpeedPredictor};
+
+/// The weight of the newest value (the paper's α).
+const ALPHA: f64 = 0.2;
+
+/// Predicts the mean of all speeds, those of long ago counting ever less.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Ema {
+    mean: Option<f64>,
+}
+
+impl Ema {
+    /// Takes a value in.
+    pub fn push(&mut self, value: f64) {
+        self.mean = Some(self.mean.map_or(value, |mean| mean + ALPHA * (value - mean)));
+    }
+
+    /// The average; `None` before the first value.
+    pub fn mean(&self) -> Option<f64> {
+        self.mean
+    }
+}
+
+impl SpeedPredictor for Ema {
+    fn observe(&mut self, speed: f64, _resources: Resources) {
+        self.push(speed);
+    }
+
+    fn predict(&self) -> Option<f64> {
+        self.mean
+    }
+}

@@ -1,0 +1,19 @@
+//! `memoryless`: as fast as last time.
+
+use super::{Resources, SpeedPredictor};
+
+/// Predicts the last speed again.
+#[derive(Debug, Clone, Default)]
+pub struct Memoryless {
+    last: Option<f64>,
+}
+
+impl SpeedPredictor for Memoryless {
+    fn observe(&mut self, speed: f64, _resources: Resources) {
+        self.last = Some(speed);
+    }
+
+    fn predict(&self) -> Option<f64> {
+        self.last
+    }
+}
