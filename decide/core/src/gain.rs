@@ -1,37 +1,21 @@
 //! What is one more gradient worth? DBW's estimate of how much the next step lowers the loss, (10)–(16).
 //!
 //! Everything comes from what aggregation shows anyway: two norms and the mean loss. The norms tell signal from noise;
-//! how much the loss really fell tells how curved it is.
+//! how curved the loss is follows from the learning rate, or from how much it really fell.
 
 use std::collections::VecDeque;
-use std::str::FromStr;
 
 use crate::Aggregate;
 
-/// How the smoothness constant L is averaged over iterations.
-///
-/// A single estimate (12) divides the loss's fall, which late in training is all noise, by a small number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// Where the smoothness constant L comes from: how fast the slope of the loss changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Smoothness {
-    /// The mean of the single estimates of D iterations: (15) as printed.
-    #[default]
-    Mean,
-    /// The ratio of the sums of numerators and denominators of (12) over so many iterations. The falls of the loss add up
-    /// to that from the first to the last iteration, so that the noise of all in between cancels.
-    Pooled(usize),
-}
-
-impl FromStr for Smoothness {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, &'static str> {
-        let pooled = |text: &str| text.strip_prefix("pooled-")?.parse().ok().filter(|iterations| *iterations > 0);
-        match (text, pooled(text)) {
-            ("mean", _) => Ok(Smoothness::Mean),
-            (_, Some(iterations)) => Ok(Smoothness::Pooled(iterations)),
-            _ => Err("mean or pooled-N (N iterations, at least 1)"),
-        }
-    }
+    /// L = 1/η: the learning rate is taken to be well chosen, as large as the curvature lets it be (Balles, Romero and
+    /// Hennig, 2017, whose gain DBW's is made after). A gain is then left where the gradient stands out of the noise.
+    Rate,
+    /// (12) and (15) as printed: the mean of what each iteration's fall of the loss gives. Late in training that fall is
+    /// all noise, and so is L.
+    Measured,
 }
 
 /// The expected fall of the loss as a function of k.
@@ -64,25 +48,19 @@ struct Shown {
 /// Estimates the [`Gain`] of the next iteration from the last ones.
 #[derive(Debug)]
 pub(crate) struct GainEstimator {
-    variances: Recent<f64>,
-    gradients: Recent<f64>,
-    /// Numerators and denominators of (12).
-    smoothness: Recent<(f64, f64)>,
-    rule: Smoothness,
+    variances: Recent,
+    gradients: Recent,
+    smoothness: Smoothness,
+    /// Single estimates of L.
+    measured: Recent,
     last: Option<Shown>,
 }
 
 impl GainEstimator {
     /// Averages over the last `window` iterations, D in the paper.
-    pub(crate) fn new(window: usize, rule: Smoothness) -> Self {
-        let pairs = if let Smoothness::Pooled(iterations) = rule { iterations } else { window };
-        GainEstimator {
-            variances: Recent::new(window),
-            gradients: Recent::new(window),
-            smoothness: Recent::new(pairs),
-            rule,
-            last: None,
-        }
+    pub(crate) fn new(window: usize, smoothness: Smoothness) -> Self {
+        let [variances, gradients, measured] = [(); 3].map(|()| Recent { values: VecDeque::new(), most: window });
+        GainEstimator { variances, gradients, smoothness, measured, last: None }
     }
 
     /// Takes in what an iteration of `updates` equally weighted gradients showed.
@@ -98,14 +76,11 @@ impl GainEstimator {
             1 => self.variances.mean(),
             _ => self.variances.last(),
         };
-        if let Some(previous) = &self.last {
+        if let Some(previous) = self.last.filter(|previous| previous.step > 0.0) {
             // DBW (12)
             let fall = previous.loss - loss;
             let numerator = 2.0 * (previous.rate * previous.gradient - fall);
-            let denominator = previous.rate * previous.rate * previous.step;
-            if denominator > 0.0 {
-                self.smoothness.push((numerator, denominator));
-            }
+            self.measured.push(numerator / (previous.rate * previous.rate * previous.step));
         }
         self.last = variance.map(|variance| {
             // DBW (11)
@@ -115,73 +90,47 @@ impl GainEstimator {
         });
     }
 
-    /// The gain of the next iteration; `None` before L can be told, which takes two iterations.
+    /// The gain of the next iteration; `None` before the variance can be told, and L where it is measured.
     pub(crate) fn gain(&self) -> Option<Gain> {
         let rate = self.last?.rate;
         let variance = self.variances.mean()?; // DBW (13)
         let gradient = self.gradients.mean()?; // DBW (14)
-        let curvature = rate * rate * self.smoothness()? / 2.0;
+        let smoothness = match self.smoothness {
+            Smoothness::Rate => 1.0 / rate,
+            // DBW (15). Below 0 the loss fell faster than its slope says; that noise should pay is not to be concluded
+            // from it.
+            Smoothness::Measured => self.measured.mean()?.clamp(0.0, f64::INFINITY),
+        };
+        let curvature = rate * rate * smoothness / 2.0;
         // DBW (16)
         let gain = Gain { descent: rate * gradient - curvature * gradient, noise: curvature * variance };
         (gain.descent.is_finite() && gain.noise.is_finite()).then_some(gain)
-    }
-
-    /// L, and 0 where the average is below: a loss that falls faster than its slope says is concave there, but that
-    /// noise should pay is not to be concluded from it.
-    fn smoothness(&self) -> Option<f64> {
-        let smoothness = match self.rule {
-            // DBW (15)
-            Smoothness::Mean => mean(self.smoothness.iter().map(|(numerator, denominator)| numerator / denominator)),
-            Smoothness::Pooled(_) => {
-                let sum = |of: fn(&(f64, f64)) -> f64| self.smoothness.iter().map(of).sum::<f64>();
-                (!self.smoothness.is_empty()).then(|| sum(|pair| pair.0) / sum(|pair| pair.1))
-            }
-        };
-        smoothness.map(|smoothness| smoothness.clamp(0.0, f64::INFINITY))
     }
 }
 
 /// The last few values of something.
 #[derive(Debug)]
-struct Recent<T> {
-    values: VecDeque<T>,
+struct Recent {
+    values: VecDeque<f64>,
     most: usize,
 }
 
-impl<T: Copy> Recent<T> {
-    fn new(most: usize) -> Self {
-        Recent { values: VecDeque::new(), most }
-    }
-
-    fn push(&mut self, value: T) {
+impl Recent {
+    fn push(&mut self, value: f64) {
         if self.values.len() == self.most {
             self.values.pop_front();
         }
         self.values.push_back(value);
     }
 
-    fn iter(&self) -> impl Iterator<Item = &T> {
-        self.values.iter()
-    }
-
-    fn is_empty(&self) -> bool {
-        self.values.is_empty()
-    }
-
-    fn last(&self) -> Option<T> {
+    fn last(&self) -> Option<f64> {
         self.values.back().copied()
     }
-}
 
-impl Recent<f64> {
     fn mean(&self) -> Option<f64> {
-        mean(self.iter().copied())
+        let count = self.values.len();
+        (count > 0).then(|| self.values.iter().sum::<f64>() / count as f64)
     }
-}
-
-fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let (count, sum) = values.fold((0, 0.0), |(count, sum), value| (count + 1, sum + value));
-    (count > 0).then(|| sum / f64::from(count))
 }
 
 #[cfg(test)]
@@ -214,29 +163,37 @@ mod tests {
 
     #[test]
     fn a_quadratic_is_known_after_two_iterations() {
-        for rule in [Smoothness::Mean, Smoothness::Pooled(4)] {
-            let mut estimator = GainEstimator::new(1, rule);
-            assert_eq!(estimator.gain(), None);
-            let position = follow(&mut estimator, 1, 4, 2.0);
-            assert_eq!(estimator.gain(), None);
-            follow(&mut estimator, 1, 4, position);
-            let gain = estimator.gain().unwrap();
-            let square = 9.0 * position * position;
-            for k in [1, 4, 16] {
-                close(gain.of(k), (RATE - 1.5 * RATE * RATE) * square - 1.5 * RATE * RATE * 8.0 / k as f64);
-            }
+        let mut estimator = GainEstimator::new(1, Smoothness::Measured);
+        assert_eq!(estimator.gain(), None);
+        let position = follow(&mut estimator, 1, 4, 2.0);
+        assert_eq!(estimator.gain(), None);
+        follow(&mut estimator, 1, 4, position);
+        let gain = estimator.gain().unwrap();
+        let square = 9.0 * position * position;
+        for k in [1, 4, 16] {
+            close(gain.of(k), (RATE - 1.5 * RATE * RATE) * square - 1.5 * RATE * RATE * 8.0 / k as f64);
+        }
+    }
+
+    #[test]
+    fn a_rate_that_is_well_chosen_gains_what_stands_out_of_the_noise() {
+        let mut estimator = GainEstimator::new(5, Smoothness::Rate);
+        estimator.observe(4, &shown(1.0, 4.0 * (3.0 + 8.0), 3.0 + 2.0));
+        let gain = estimator.gain().unwrap();
+        for k in [1, 2, 4] {
+            close(gain.of(k), RATE / 2.0 * (3.0 - 8.0 / k as f64));
         }
     }
 
     #[test]
     fn one_gradient_shows_no_variance() {
-        let mut alone = GainEstimator::new(5, Smoothness::Mean);
+        let mut alone = GainEstimator::new(5, Smoothness::Measured);
         for loss in [2.0, 1.0, 0.5] {
             alone.observe(1, &shown(loss, 4.0, 4.0));
         }
         assert_eq!(alone.gain(), None);
 
-        let mut estimator = GainEstimator::new(5, Smoothness::Mean);
+        let mut estimator = GainEstimator::new(5, Smoothness::Measured);
         let position = follow(&mut estimator, 3, 4, 2.0);
         let before = estimator.variances.mean();
         follow(&mut estimator, 3, 1, position);
@@ -244,33 +201,12 @@ mod tests {
         // The norm of a single gradient is not taken for the norm of the true one.
         let gradient = estimator.gradients.last().unwrap();
         assert!(gradient < 36.0, "{gradient}");
-        close(estimator.smoothness().unwrap(), 3.0);
-    }
-
-    #[test]
-    fn pooling_cancels_the_noise_of_the_loss() {
-        let estimate = |rule| {
-            let mut estimator = GainEstimator::new(5, rule);
-            let mut worst = 0.0_f64;
-            for step in 0..40 {
-                // The loss does not move but for noise; neither does the gradient.
-                let noise = if step % 3 == 0 { 0.04 } else { -0.02 };
-                estimator.observe(4, &shown(1.0 + noise, 8.0, 1.0));
-                if step > 20 {
-                    worst = worst.max(estimator.smoothness().unwrap());
-                }
-            }
-            worst
-        };
-        // 2 / η × 2/3: the true gradient is 2/3 of the step.
-        let truth = 2.0 / RATE * 2.0 / 3.0;
-        assert!(estimate(Smoothness::Mean) > 1.15 * truth);
-        assert!(estimate(Smoothness::Pooled(20)) < 1.07 * truth);
+        close(estimator.measured.mean().unwrap(), 3.0);
     }
 
     #[test]
     fn a_loss_that_falls_too_fast_is_taken_for_straight() {
-        let mut estimator = GainEstimator::new(5, Smoothness::Mean);
+        let mut estimator = GainEstimator::new(5, Smoothness::Measured);
         for loss in [3.0, 1.0] {
             estimator.observe(2, &shown(loss, 8.0, 3.0));
         }
@@ -281,19 +217,10 @@ mod tests {
 
     #[test]
     fn what_is_not_finite_is_no_estimate() {
-        let mut estimator = GainEstimator::new(5, Smoothness::Mean);
+        let mut estimator = GainEstimator::new(5, Smoothness::Measured);
         for loss in [1.0, f64::NAN] {
             estimator.observe(2, &shown(loss, 8.0, 3.0));
         }
         assert_eq!(estimator.gain(), None);
-    }
-
-    #[test]
-    fn rules_are_read() {
-        assert_eq!("mean".parse(), Ok(Smoothness::Mean));
-        assert_eq!("pooled-20".parse(), Ok(Smoothness::Pooled(20)));
-        for text in ["", "pooled", "pooled-0", "pooled-x", "median"] {
-            assert!(text.parse::<Smoothness>().is_err(), "{text}");
-        }
     }
 }

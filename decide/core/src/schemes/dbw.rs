@@ -2,7 +2,7 @@
 //! (Xu, Neglia and Sebastianelli, 2021).
 
 use super::{Settings, Setup, SpecError};
-use crate::gain::{Gain, GainEstimator};
+use crate::gain::{Gain, GainEstimator, Smoothness};
 use crate::iteration_times::{IterationTimes, MOST_WORKERS};
 use crate::reason::{Choice, Estimate};
 use crate::rounds::{Arrival, Quorum, Rounds};
@@ -115,7 +115,9 @@ impl Quorum for Dynamic {
 
 pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
     let window = settings.optional("window", 5, 1..=1_000_000)?;
-    let estimator = GainEstimator::new(window, settings.parsed("smoothness", Default::default())?);
+    let smoothness =
+        settings.choice("smoothness", &[("rate", Smoothness::Rate), ("measured", Smoothness::Measured)])?;
+    let estimator = GainEstimator::new(window, smoothness);
     build_dynamic(Worth::Estimated(estimator), settings, setup)
 }
 
@@ -145,7 +147,6 @@ pub(super) fn build_dynamic(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gain::Smoothness;
     use crate::{Memory, Span, Version};
 
     fn dynamic(worth: Worth, workers: usize) -> Dynamic {
@@ -163,7 +164,7 @@ mod tests {
     }
 
     fn estimating(workers: usize) -> Dynamic {
-        dynamic(Worth::Estimated(GainEstimator::new(5, Smoothness::Mean)), workers)
+        dynamic(Worth::Estimated(GainEstimator::new(5, Smoothness::Measured)), workers)
     }
 
     /// Runs an iteration whose gradients arrive at `arrivals` seconds after its begin, and gives the next k.

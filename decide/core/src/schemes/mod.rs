@@ -78,7 +78,10 @@ pub const CATALOGUE: &[Entry] = &[
         summary: "wait for as many as lower the loss fastest, chosen in every iteration",
         settings: &[
             ("window", "iterations that estimates of the gradient and its noise are averaged over; default 5"),
-            ("smoothness", "how the loss's curvature is averaged: mean (as in the paper) or pooled-N; default mean"),
+            (
+                "smoothness",
+                "what the loss's curvature is told from: rate (1/rate) or measured (as printed); default rate",
+            ),
             ("beta", "wait for more than before when the loss has risen by more than this factor; default 1.01"),
             MEMORY,
         ],
