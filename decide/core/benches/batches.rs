@@ -57,7 +57,7 @@ fn decisions(workers: usize, random: &mut Xoshiro256PlusPlus) -> Vec<f64> {
         for worker in ids() {
             now = now + Span(1_000_000);
             let compute = Span(random.random_range(900_000_000..1_100_000_000));
-            let report = Report { compute, cpu: Some(0.3), memory: Some(0.4) };
+            let report = Report { compute, cpu: Some(0.3), memory: Some(0.4), ..Report::default() };
             let event = Event::Reported { task: TaskId { worker, number }, report };
             let mut decisions = Vec::new();
             let taken = timed(|| decisions = handle(&mut ledger, now, event));

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 
-use paceline_core::{Action, Aggregate, Event, Ledger, Report, Share, Span, TaskId, Time, WorkerId};
+use paceline_core::{Action, Aggregate, Event, Ledger, Report, Share, Span, Step, TaskId, Time, Work, WorkerId};
 use paceline_run::{Contribution, Goal, Monitor, Run, Stepper};
 
 use super::member::{Answer, Member};
@@ -308,7 +308,10 @@ impl<'a> Coordinator<'a> {
             self.watcher.on_turn(now, &event, &decisions);
             let iteration = self.monitor.observe(now, &event, &decisions);
             for decision in &decisions {
-                if let Action::Commit { version, updates } = &decision.action {
+                if let Action::Commit { version, updates, step } = &decision.action {
+                    if *step != Step::Optimizer {
+                        return Err(self.unserved());
+                    }
                     let aggregate = Some(self.commit(updates, live)?);
                     events.push_back(Event::Committed { version: *version, aggregate });
                 } else {
@@ -333,6 +336,9 @@ impl<'a> Coordinator<'a> {
     fn carry_out(&mut self, action: &Action) -> Result<(), ServeError> {
         match action {
             Action::Assign(assignment) => {
+                if assignment.work != Work::Gradient {
+                    return Err(self.unserved());
+                }
                 if let Some(member) = self.members.get_mut(&assignment.task.worker) {
                     member.assign(*assignment, self.ring.newest()).map_err(no_memory(self.context.length))?;
                 }
@@ -343,10 +349,16 @@ impl<'a> Coordinator<'a> {
                 }
             }
             Action::Discard { task } => self.forget(*task),
-            // Idle workers need no reminding, and the ledger keeps the timers. Commits are carried out by `feed`.
+            // Only workers at local iterations are answered. Idle ones need no reminding, and the ledger keeps the timers.
+            // Commits are carried out by `feed`.
+            Action::Continue { .. } | Action::Collect { .. } => {}
             Action::Hold { .. } | Action::Wake { .. } | Action::Commit { .. } => {}
         }
         Ok(())
+    }
+
+    fn unserved(&self) -> ServeError {
+        ServeError::Unserved { scheme: self.job.scheme.to_string() }
     }
 
     /// Steps the model; `live` workers take part.

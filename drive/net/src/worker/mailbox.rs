@@ -203,7 +203,8 @@ mod tests {
 
     fn work(number: u64, version: u64) -> Work {
         let task = TaskId { worker: WorkerId(0), number };
-        let assignment = Assignment { task, version: Version(version), samples: 1, offset: 0, queued: false };
+        let work = paceline_core::Work::Gradient;
+        let assignment = Assignment { task, version: Version(version), work, samples: 1, offset: 0, queued: false };
         Work { assignment, place: Place::Network }
     }
 
