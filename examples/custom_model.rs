@@ -1,21 +1,22 @@
 //! A model and a data set of one's own, trained under any scheme, with one worker five times slower than the others:
 //! `cargo run --release --example custom_model -- backup:k=7`
 
-use std::{error::Error, f32::consts::TAU, ops::Range, sync::Arc};
-
 use burn::nn::{Linear, LinearConfig};
 use burn::{prelude::*, tensor::activation::tanh};
-use paceline_models::{Batch, BurnWorkload, Network, Samples, device};
+use paceline_models::{Batch, BurnWorkload, Draw, Network, Samples, device};
 use paceline_sim::{Simulation, Training};
-use paceline_workload::Draw;
+use std::{error::Error, f32::consts::TAU, ops::Range, sync::Arc};
 
 #[derive(Module, Debug)]
-struct Perceptron(Linear, Linear);
+struct Perceptron {
+    hidden: Linear,
+    output: Linear,
+}
 
 impl Network for Perceptron {
     type Input = Tensor<2>;
     fn logits(&self, points: Tensor<2>) -> Tensor<2> {
-        self.1.forward(tanh(self.0.forward(points)))
+        self.output.forward(tanh(self.hidden.forward(points)))
     }
 }
 
@@ -50,10 +51,9 @@ impl Samples<Tensor<2>> for Spiral {
 fn main() -> Result<(), Box<dyn Error>> {
     let scheme = std::env::args().nth(1).unwrap_or("bsp".into()).parse()?;
     let linear = |inputs, outputs, device: &Device| LinearConfig::new(inputs, outputs).init(device);
-    let build = move |device: &Device| Perceptron(linear(2, 32, device), linear(32, 2, device));
+    let build = move |device: &Device| Perceptron { hidden: linear(2, 32, device), output: linear(32, 2, device) };
     let training = Training::new(Arc::new(BurnWorkload::new(build, Spiral, &device("cpu")?)), 0.5);
-    let goals = "accuracy>0.97,iterations=5000".parse()?;
-    let simulation = Simulation { scheme, slowness: "0=5".parse()?, goals, ..Simulation::of(training) };
-    let summary = simulation.run(&mut ())?.summary;
+    let (slowness, goals) = ("0=5".parse()?, "accuracy>0.97,iterations=5000".parse()?);
+    let summary = Simulation { scheme, slowness, goals, ..Simulation::of(training) }.run(&mut ())?.summary;
     Ok(println!("{}: {} after {:.0} s of virtual time", summary.scheme, summary.stopped_by, summary.time))
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
 use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command};
 
 use crate::failure::Failure;
 
@@ -35,19 +35,37 @@ pub fn matches(command: Command, arguments: Vec<OsString>) -> Result<ArgMatches,
     Ok(command.clone().try_get_matches_from(all)?)
 }
 
-/// A file's settings, each as the flag's identity and the argument it stands for.
+/// Reads a group of options from a TOML text alone. `name` is what errors call it.
+pub fn parse<Options: Args>(name: &str, text: &str) -> anyhow::Result<Options> {
+    let command = Options::augment_args(Command::new("config").no_binary_name(true));
+    let known: Vec<&Arg> = command.get_arguments().collect();
+    let arguments = arguments(name, text, &known)?;
+    let matches = command.clone().try_get_matches_from(arguments.into_iter().map(|(_, argument)| argument));
+    let options = matches.and_then(|matches| Options::from_arg_matches(&matches));
+    options.map_err(|error| match Failure::from(error) {
+        Failure::Input(error) | Failure::Run(error) => error.context(name.to_string()),
+        Failure::Shown(error) => error.into(),
+    })
+}
+
 fn read(path: &Path, known: &[&Arg]) -> anyhow::Result<Vec<(String, String)>> {
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    let table: toml::Table = toml::from_str(&text).map_err(|error| {
+    let name = path.display().to_string();
+    let text = std::fs::read_to_string(path).with_context(|| name.clone())?;
+    arguments(&name, &text, known)
+}
+
+/// The settings of a text, each as the flag's identity and the argument it stands for.
+fn arguments(name: &str, text: &str, known: &[&Arg]) -> anyhow::Result<Vec<(String, String)>> {
+    let table: toml::Table = toml::from_str(text).map_err(|error| {
         let line = error.span().map_or(1, |span| text[..span.start].lines().count().max(1));
-        anyhow!("{}, line {line}: {}", path.display(), error.message())
+        anyhow!("{name}, line {line}: {}", error.message())
     })?;
     let keys: Vec<&str> = known.iter().filter_map(|arg| arg.get_long()).filter(|key| !PLUMBING.contains(key)).collect();
     let mut arguments = Vec::new();
     for (key, value) in table {
         let Some(arg) = known.iter().find(|arg| arg.get_long() == Some(&key)).filter(|_| keys.contains(&key.as_str()))
         else {
-            bail!("{}: unknown key '{key}'; there are {}", path.display(), keys.join(", "));
+            bail!("{name}: unknown key '{key}'; there are {}", keys.join(", "));
         };
         let id = arg.get_id().to_string();
         match value {
@@ -58,7 +76,7 @@ fn read(path: &Path, known: &[&Arg]) -> anyhow::Result<Vec<(String, String)>> {
             toml::Value::Integer(_) | toml::Value::Float(_) | toml::Value::Boolean(_) => {
                 arguments.push((id, format!("--{key}={value}")));
             }
-            other => bail!("{}: '{key}' is {}; expected text or a number", path.display(), other.type_str()),
+            other => bail!("{name}: '{key}' is {}; expected text or a number", other.type_str()),
         }
     }
     Ok(arguments)

@@ -1,11 +1,15 @@
 //! The `paceline` command: train one model on many unequal, unreliable workers.
 
+mod batch;
 mod commands;
 mod config;
 mod failure;
 mod options;
 mod output;
+mod plot;
+mod recipe;
 mod run_folder;
+mod serving;
 
 use std::process::ExitCode;
 
@@ -27,24 +31,33 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
+  paceline train                           4 worker processes on this machine
   paceline simulate                        8 uneven workers, on a virtual clock
   paceline simulate --scheme backup:k=6    the same, waiting for the first six only
   paceline simulate --help                 all schemes, times and settings";
 
 #[derive(Subcommand)]
 enum Command {
+    Train(commands::train::Train),
+    Serve(commands::serve::Serve),
+    Work(commands::work::Work),
     Simulate(commands::simulate::Simulate),
     Plan(commands::plan::Plan),
     Replay(commands::replay::Replay),
+    Reproduce(commands::reproduce::Reproduce),
     Fit(commands::fit::Fit),
     Data(commands::data::Data),
 }
 
 fn main() -> ExitCode {
     let outcome = parse().and_then(|(cli, settings)| match cli.command {
+        Command::Train(command) => command.run(&settings),
+        Command::Serve(command) => command.run(&settings),
+        Command::Work(command) => command.run(),
         Command::Simulate(command) => command.run(&settings),
         Command::Plan(command) => command.run(),
         Command::Replay(command) => command.run(),
+        Command::Reproduce(command) => command.run(),
         Command::Fit(command) => command.run(),
         Command::Data(command) => command.run(),
     });

@@ -62,21 +62,22 @@ impl Observer for Progress {
 pub fn table(summaries: &[Summary]) -> String {
     let names =
         ["scheme", "seed", "iterations", "time", "reached", "loss", "accuracy", "idle", "samples lost", "MB moved"];
-    let rows: Vec<[String; 10]> = summaries.iter().map(row).collect();
-    let width = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].chars().count());
-        cells.chain([names[column].len()]).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..names.len()).map(width).collect();
-    let line = |cells: Vec<&str>| {
-        let padded = cells.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
+    aligned(std::iter::once(names.map(String::from)).chain(summaries.iter().map(row)))
+}
+
+/// Rows of equally many cells as a table, the first column to the left, the others to the right.
+pub fn aligned<Row: AsRef<[String]>>(rows: impl IntoIterator<Item = Row>) -> String {
+    let rows: Vec<Row> = rows.into_iter().collect();
+    let columns = rows.first().map_or(0, |row| row.as_ref().len());
+    let width = |column: usize| rows.iter().map(|row| row.as_ref()[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let line = |row: &Row| {
+        let padded = row.as_ref().iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
             if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
         });
         padded.collect::<Vec<_>>().join("  ").trim_end().to_string()
     };
-    let head = line(names.to_vec());
-    let body = rows.iter().map(|row| line(row.iter().map(String::as_str).collect()));
-    std::iter::once(head).chain(body).collect::<Vec<_>>().join("\n")
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 fn row(summary: &Summary) -> [String; 10] {

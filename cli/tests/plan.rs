@@ -20,6 +20,11 @@ fn a_barrier_is_planned_from_a_file() {
         assert_eq!(planned[0]["at"], 1_643_595_472_648_123_405_u64, "{algorithm}");
         assert_eq!(planned[0]["iterations"], serde_json::json!([1, 1]), "{algorithm}");
     }
+    for name in ["barrier.svg", "barrier.png"] {
+        let picture = folder.path().join(name);
+        json(&["plan", "barrier", file, "--json", "--plot", picture.to_str().unwrap()]);
+        assert!(fs::metadata(picture).unwrap().len() > 1000, "{name}");
+    }
 }
 
 #[test]

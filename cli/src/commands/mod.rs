@@ -4,4 +4,8 @@ pub mod data;
 pub mod fit;
 pub mod plan;
 pub mod replay;
+pub mod reproduce;
+pub mod serve;
 pub mod simulate;
+pub mod train;
+pub mod work;

@@ -1,40 +1,20 @@
 //! `paceline simulate`: a scheme on a virtual clock.
 
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use clap::Args;
 use indicatif::MultiProgress;
-use paceline_core::{CATALOGUE, Handout, SchemeSpec, Setup};
-use paceline_models::ModelKind;
-use paceline_run::{Goals, Header, Iteration, Monitor, Observer, Recorder, Summary};
-use paceline_sim::Simulation;
-use paceline_workload::Data;
+use paceline_core::{CATALOGUE, SchemeSpec};
+use paceline_run::{Header, Iteration, Monitor, Observer, Recorder, Summary};
 use serde::Serialize;
 
+use crate::batch;
 use crate::config::Settings;
 use crate::failure::Failure;
-use crate::options::{Cluster, Seeds, Training};
+use crate::options::{Prepared, Scenario, Seeds};
 use crate::output::{Progress, bars, table};
 use crate::run_folder::{RunFolder, check_free};
-
-/// A model, or none: then only time passes.
-#[derive(Debug, Clone, Copy)]
-struct Model(Option<ModelKind>);
-
-impl FromStr for Model {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> anyhow::Result<Self> {
-        match text {
-            "none" => Ok(Model(None)),
-            _ => Ok(Model(Some(text.parse().map_err(|error| anyhow!("{error}, or none"))?))),
-        }
-    }
-}
 
 /// Run a scheme on a virtual clock, with real gradients
 #[derive(Args)]
@@ -43,15 +23,6 @@ pub struct Simulate {
     /// The scheme, as NAME or NAME:KEY=VALUE,… (see below)
     #[arg(long, value_name = "SCHEME", default_value = "bsp")]
     scheme: SchemeSpec,
-
-    /// How schemes that wait for k of n hand out work: pull, push-wait or push-interrupt
-    #[arg(long, value_name = "HANDOUT")]
-    handout: Option<Handout>,
-
-    /// When to stop, whichever comes first: loss<X (mean of the last five iterations), accuracy>X, iterations=N,
-    /// time=SECONDS, samples=N; may be given several times
-    #[arg(long, value_name = "GOAL,…", default_value = "loss<0.5,iterations=2000")]
-    until: Vec<Goals>,
 
     /// Which seeds to run: 7, 1..20 (both ends included) or 1,5,9
     #[arg(long, value_name = "SEEDS", default_value = "1")]
@@ -62,18 +33,7 @@ pub struct Simulate {
     threads: Option<u16>,
 
     #[command(flatten)]
-    cluster: Cluster,
-
-    /// none (only time passes), softmax, mlp, cnn, resnet8, resnet20 or charlm
-    #[arg(long, value_name = "MODEL", default_value = "softmax", help_heading = "Training")]
-    model: Model,
-
-    #[command(flatten)]
-    training: Training,
-
-    /// Measure on the held-out set every N iterations, and at the end; 0 for at the end only
-    #[arg(long, value_name = "N", default_value_t = 10, help_heading = "Training")]
-    evaluate_every: u64,
+    scenario: Scenario,
 
     #[command(flatten)]
     output: Output,
@@ -143,111 +103,54 @@ impl Observer for Lines {
     }
 }
 
-/// Everything that the runs of all seeds share.
-struct Prepared {
-    simulation: Simulation,
-    model: Option<(ModelKind, Data)>,
-}
-
 impl Simulate {
     pub fn run(self, settings: &Settings) -> Result<(), Failure> {
         let prepared = self.prepare().map_err(Failure::Input)?;
-        let seeds = &self.seeds.0;
-        let threads = match self.threads {
-            Some(threads) => usize::from(threads),
-            None => std::thread::available_parallelism().map_or(1, usize::from),
-        };
-        let at_once = threads.min(seeds.len());
+        let threads = batch::threads(self.threads);
+        let at_once = threads.min(self.seeds.0.len());
         let bars = bars();
-        let next = AtomicUsize::new(0);
-        let printer = Mutex::new(Printer { json: self.output.json, done: vec![None; seeds.len()], printed: 0 });
-        let failure: Mutex<Option<anyhow::Error>> = Mutex::new(None);
-        let work = || {
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                let Some(&seed) = seeds.get(index) else { return };
-                match self.run_seed(&prepared, settings, seed, threads / at_once, &bars) {
-                    Ok(done) => lock(&printer).done(index, done),
-                    Err(error) => {
-                        lock(&failure).get_or_insert(error);
-                        next.store(seeds.len(), Ordering::Relaxed);
-                    }
+        let mut summaries = Vec::new();
+        let outcome = batch::run(
+            &self.seeds.0,
+            at_once,
+            |&seed| self.run_seed(&prepared, settings, seed, threads / at_once, &bars),
+            |(lines, summary)| {
+                if self.output.json {
+                    print!("{lines}");
+                    println!("{}", serde_json::to_string(&summary).unwrap_or_default());
                 }
-            }
-        };
-        std::thread::scope(|scope| (0..at_once).for_each(|_| drop(scope.spawn(work))));
-        let summaries = lock(&printer).summaries();
+                summaries.push(summary);
+            },
+        );
         if !self.output.json && !summaries.is_empty() {
             println!("{}", table(&summaries));
         }
-        match lock(&failure).take() {
-            Some(error) => Err(Failure::Run(error)),
-            None => Ok(()),
-        }
+        outcome.map_err(Failure::Run)
     }
 
     /// Reads and checks everything before anything is run or written.
-    fn prepare(&self) -> anyhow::Result<Prepared> {
-        let goals = Goals::any(&self.until);
-        let (workers, times, script) = self.cluster.load()?;
-        let setup = Setup { workers, batch: self.training.batch, handout: self.handout };
-        self.scheme.build(&setup)?;
-        let model = match self.model.0 {
-            Some(kind) => {
-                let data = self.training.load()?;
-                // Whether model and data go together shows only now.
-                self.training.workload(kind, &data, workers, 0)?;
-                Some((kind, data))
-            }
-            // The default goal names a loss, which has no meaning without a model, but also a limit, which has.
-            None if goals.need_model() && goals.iteration_limit().is_none() => {
-                bail!("--until {goals} needs a model, but --model is none")
-            }
-            None => None,
-        };
-        if goals.need_accuracy() && self.evaluate_every == 0 {
-            bail!("--until {goals} needs --evaluate-every above 0");
-        }
+    fn prepare(&self) -> anyhow::Result<Prepared<'_>> {
+        let prepared = self.scenario.prepare()?;
+        self.scheme.build(prepared.setup())?;
         if let (Some(path), true) = (&self.output.record, self.seeds.0.len() > 1) {
             bail!("--record {} is of one run, but there are {} seeds", path.display(), self.seeds.0.len());
         }
         if let Some(out) = &self.output.out {
             check_free(out)?;
         }
-        let simulation = Simulation {
-            scheme: self.scheme.clone(),
-            setup,
-            times,
-            slowness: self.cluster.slow.clone(),
-            script,
-            network: self.cluster.network,
-            training: None,
-            goals,
-            seed: 0,
-        };
-        Ok(Prepared { simulation, model })
+        Ok(prepared)
     }
 
     fn run_seed(
         &self,
-        prepared: &Prepared,
+        prepared: &Prepared<'_>,
         settings: &Settings,
         seed: u64,
         threads: usize,
         bars: &MultiProgress,
     ) -> anyhow::Result<(String, Summary)> {
-        let mut simulation = Simulation { seed, ..prepared.simulation.clone() };
+        let simulation = prepared.simulation(&self.scheme, seed, threads)?;
         let workers = simulation.setup.workers;
-        if let Some((kind, data)) = &prepared.model {
-            simulation.training = Some(paceline_sim::Training {
-                workload: self.training.workload(*kind, data, workers, seed)?,
-                optimizer: self.training.optimizer,
-                schedule: self.training.schedule(),
-                rate: self.training.lr.0,
-                evaluate_every: self.evaluate_every,
-                threads,
-            });
-        }
         let mut folder = match &self.output.out {
             Some(out) => {
                 let header = Header::new(self.scheme.clone(), &simulation.setup);
@@ -277,33 +180,5 @@ impl Simulate {
 
     fn folder(&self, out: &Path, seed: u64) -> PathBuf {
         if self.seeds.0.len() == 1 { out.into() } else { out.join(format!("seed-{seed}")) }
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
-/// Prints finished runs in the order of the seeds, whatever the order they finish in.
-struct Printer {
-    json: bool,
-    done: Vec<Option<(String, Summary)>>,
-    printed: usize,
-}
-
-impl Printer {
-    fn done(&mut self, index: usize, run: (String, Summary)) {
-        self.done[index] = Some(run);
-        while let Some(Some((lines, summary))) = self.done.get(self.printed) {
-            if self.json {
-                print!("{lines}");
-                println!("{}", serde_json::to_string(summary).unwrap_or_default());
-            }
-            self.printed += 1;
-        }
-    }
-
-    fn summaries(&self) -> Vec<Summary> {
-        self.done.iter().flatten().map(|(_, summary)| summary.clone()).collect()
     }
 }

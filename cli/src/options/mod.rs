@@ -1,12 +1,18 @@
 //! Groups of options that several commands share.
 
 mod cluster;
+mod emulation;
+mod job;
+mod scenario;
 mod seeds;
 mod training;
 
 pub use cluster::Cluster;
+pub use emulation::{Late, Lateness};
+pub use job::JobOptions;
+pub use scenario::{Prepared, Scenario};
 pub use seeds::Seeds;
-pub use training::Training;
+pub use training::{DATA_SEED, Training};
 
 /// A whole number from 1.
 pub fn count(text: &str) -> Result<u32, String> {

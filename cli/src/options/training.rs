@@ -10,7 +10,7 @@ use paceline_store::{OptimizerSpec, Schedule};
 use paceline_workload::{Data, DataSource, Order, Partition, Workload};
 
 /// Synthetic data are drawn once and for all: runs of different seeds are about the same data.
-const DATA_SEED: u64 = 0;
+pub const DATA_SEED: u64 = 0;
 
 /// A learning rate: finite and above 0.
 #[derive(Debug, Clone, Copy, PartialEq)]

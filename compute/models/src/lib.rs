@@ -24,5 +24,6 @@ pub use error::ModelError;
 pub use kind::{ModelKind, ParseModelKindError};
 pub use network::Network;
 pub use networks::{CharacterModel, Cnn, Mlp, ResNet};
+pub use paceline_workload::Draw;
 pub use samples::{Batch, Images, Samples, Sampling, TextWindows};
 pub use workload::BurnWorkload;

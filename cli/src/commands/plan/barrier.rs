@@ -7,6 +7,7 @@ use clap::Args;
 use paceline_core::barrier::{Algorithm, Barrier as Planned, PredictedTimes, plan};
 
 use crate::failure::Failure;
+use crate::plot::{self, Figure, Mark, Series, colour_of};
 
 /// Put the barrier where workers wait least, given when each will finish its next iterations
 #[derive(Args)]
@@ -28,11 +29,18 @@ pub struct Barrier {
     /// Print one JSON object instead of text: wait, at, iterations
     #[arg(long)]
     json: bool,
+
+    /// Draw the times and the barrier's window into this .png or .svg
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
 }
 
 impl Barrier {
     pub fn run(self) -> Result<(), Failure> {
         let (times, barrier) = self.plan().with_context(|| self.file.display().to_string()).map_err(Failure::Input)?;
+        if let Some(path) = &self.plot {
+            plot::save(path, &[figure(&times, &barrier)]).map_err(Failure::Run)?;
+        }
         if self.json {
             println!("{}", serde_json::to_string(&barrier).map_err(Failure::run)?);
         } else {
@@ -55,4 +63,22 @@ fn in_words(times: &PredictedTimes, barrier: &Planned) -> String {
         text += &format!("\n{worker:>6}  {iteration:>9}  {}", row[iteration as usize - 1]);
     }
     text
+}
+
+/// The paper's fig. 4: everyone's times, those that make the barrier, and the window in which they lie.
+fn figure(times: &PredictedTimes, barrier: &Planned) -> Figure {
+    let origin = times.rows().map(|row| row[0]).min().unwrap_or(0);
+    let point = |worker: usize, time: u64| ((time - origin) as f64, worker as f64);
+    let rows = || times.rows().enumerate();
+    let all = rows().flat_map(|(worker, row)| row.iter().map(move |&time| point(worker, time)));
+    let chosen = rows().zip(&barrier.iterations);
+    let chosen = chosen.map(|((worker, row), &iteration)| point(worker, row[iteration as usize - 1]));
+    let series = |mark, scheme, points| Series { name: String::new(), mark, colour: colour_of(scheme), points };
+    Figure {
+        title: format!("Predicted ends of iterations, and the barrier, at which the first waits {}", barrier.wait),
+        x: format!("time after {origin}"),
+        y: "worker".into(),
+        shaded: Some(((barrier.at - barrier.wait - origin) as f64, (barrier.at - origin) as f64)),
+        series: vec![series(Mark::Dots, "ssp", all.collect()), series(Mark::Squares, "elastic-bsp", chosen.collect())],
+    }
 }

@@ -1,6 +1,7 @@
 //! `paceline plan`: what a scheme would decide, from numbers in a file.
 
 mod barrier;
+mod batches;
 
 use clap::{Args, Subcommand};
 
@@ -16,12 +17,14 @@ pub struct Plan {
 #[derive(Subcommand)]
 enum What {
     Barrier(barrier::Barrier),
+    Batches(batches::Batches),
 }
 
 impl Plan {
     pub fn run(self) -> Result<(), Failure> {
         match self.what {
             What::Barrier(command) => command.run(),
+            What::Batches(command) => command.run(),
         }
     }
 }

@@ -1,0 +1,70 @@
+//! DBW's experiments: one [`Study`] each, written down in `experiments/dbw/`.
+
+mod present;
+mod study;
+
+use super::{Conditions, Findings};
+use crate::failure::Failure;
+use study::Study;
+
+/// A file of `experiments/dbw/`, which goes with the program.
+macro_rules! file {
+    ($name:literal) => {
+        ($name, include_str!(concat!("../../../../../experiments/dbw/", $name)))
+    };
+}
+
+/// Files that studies name, beside themselves.
+const FILES: [(&str, &str); 2] = [file!("slowdown.txt"), file!("round-trips.csv")];
+
+/// Fig. 4: how k and the loss go during training.
+pub(super) fn fig4(conditions: &Conditions) -> Result<Findings, Failure> {
+    run(file!("fig4.toml"), conditions)
+}
+
+/// Fig. 6: the time to a loss as round trips vary more and more.
+pub(super) fn fig6(conditions: &Conditions) -> Result<Findings, Failure> {
+    run(file!("fig6.toml"), conditions)
+}
+
+/// Fig. 8: the time to a loss for several batch sizes.
+pub(super) fn fig8(conditions: &Conditions) -> Result<Findings, Failure> {
+    run(file!("fig8.toml"), conditions)
+}
+
+/// Fig. 9: half of the workers become slower.
+pub(super) fn fig9(conditions: &Conditions) -> Result<Findings, Failure> {
+    run(file!("fig9.toml"), conditions)
+}
+
+/// Fig. 10: against ADASYNC.
+pub(super) fn fig10(conditions: &Conditions) -> Result<Findings, Failure> {
+    run(file!("fig10.toml"), conditions)
+}
+
+fn run((name, text): (&str, &str), conditions: &Conditions) -> Result<Findings, Failure> {
+    let study = Study::parse(name, text).map_err(Failure::Input)?;
+    let runs = study.run(conditions)?;
+    Ok(present::findings(&study, &runs))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_studies_make_sense_at_both_sizes() {
+        for (name, text) in
+            [file!("fig4.toml"), file!("fig6.toml"), file!("fig8.toml"), file!("fig9.toml"), file!("fig10.toml")]
+        {
+            let study = Study::parse(name, text).unwrap();
+            let folder = study::unpack().unwrap();
+            for full in [false, true] {
+                for (cell, _) in study.cells() {
+                    let scenario = study.scenario(&cell, full, folder.path());
+                    scenario.unwrap_or_else(|error| panic!("{name}, {} at {full}: {error:#}", cell.label()));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Table 3 and fig. 11: how well speeds are predicted, and what that is worth.
+
+use paceline_core::speed::{PredictorKind, Resources, Speeds};
+use paceline_core::{Action, Decision, Event, SchemeSpec, Time, WorkerId};
+use paceline_run::Observer;
+use serde_json::json;
+
+use super::super::{Conditions, Findings};
+use super::{CLUSTER_B, Pace, WARM_UP, mean, scenario};
+use crate::batch;
+use crate::failure::Failure;
+use crate::options::Prepared;
+use crate::output::aligned;
+use crate::plot::{Figure, Mark, Series, colour_of};
+
+/// Table 3: the predictors, their errors and times.
+const PUBLISHED: [(&str, f64, f64); 6] = [
+    ("memoryless", 11.85, 0.584),
+    ("ema", 7.85, 0.489),
+    ("arima", 9.67, 0.523),
+    ("rnn", 8.34, 0.491),
+    ("lstm", 9.19, 0.515),
+    ("narx", 4.78, 0.423),
+];
+
+/// Iterations before networks serve, as in the scheme.
+const SERVES_AFTER: usize = 500;
+
+/// Training steps per iteration, as in the scheme.
+const TRAINING_STEPS: usize = 4;
+
+/// What every worker showed in each iteration: its speed, and what was in use of its machine then.
+#[derive(Default)]
+struct Shown {
+    sizes: Vec<u32>,
+    workers: Vec<Vec<(f64, Resources)>>,
+}
+
+impl Observer for Shown {
+    fn on_turn(&mut self, _now: Time, event: &Event, decisions: &[Decision]) {
+        if let Event::Reported { task, report } = event {
+            let worker = task.worker.index();
+            if worker >= self.workers.len() {
+                self.workers.resize(worker + 1, Vec::new());
+            }
+            let share = |share: Option<f32>| f64::from(share.unwrap_or(0.0));
+            let resources = Resources { cpu: share(report.cpu), memory: share(report.memory) };
+            let samples = self.sizes.get(worker).copied().unwrap_or(0);
+            self.workers[worker].push((f64::from(samples) / report.compute.seconds(), resources));
+        }
+        for decision in decisions {
+            if let Action::Assign(assignment) = decision.action {
+                let worker = assignment.task.worker.index();
+                if worker >= self.sizes.len() {
+                    self.sizes.resize(worker + 1, 0);
+                }
+                self.sizes[worker] = assignment.samples;
+            }
+        }
+    }
+}
+
+impl Shown {
+    /// The speeds of a cluster's workers while it trains under lb-bsp.
+    fn by(prepared: &Prepared<'_>, seed: u64) -> anyhow::Result<Shown> {
+        let mut shown = Shown::default();
+        prepared.simulation(&"lb-bsp".parse()?, seed, 1)?.run(&mut shown)?;
+        Ok(shown)
+    }
+
+    /// What would have been predicted before each iteration, by worker and iteration.
+    fn predicted(&self, kind: PredictorKind) -> Vec<Vec<Option<f64>>> {
+        let mut speeds = Speeds::new(kind, SERVES_AFTER, None);
+        let mut predicted = vec![Vec::new(); self.workers.len()];
+        for iteration in 0..self.workers.iter().map(Vec::len).min().unwrap_or(0) {
+            for (worker, shown) in self.workers.iter().enumerate() {
+                let id = WorkerId(worker as u32);
+                predicted[worker].push(speeds.predict(id));
+                speeds.observe(id, shown[iteration].0, shown[iteration].1);
+            }
+            (0..TRAINING_STEPS).take_while(|_| speeds.train_step()).count();
+        }
+        predicted
+    }
+
+    /// Root mean square error after the warm-up, the mean over the workers.
+    fn error(&self, kind: PredictorKind) -> f64 {
+        let of_one = |(predicted, shown): (&Vec<Option<f64>>, &Vec<(f64, Resources)>)| {
+            let pairs = predicted.iter().zip(shown).skip(WARM_UP as usize);
+            let squares: Vec<f64> =
+                pairs.filter_map(|(predicted, (speed, _))| Some((predicted.as_ref()? - speed).powi(2))).collect();
+            mean(&squares).sqrt()
+        };
+        mean(&self.predicted(kind).iter().zip(&self.workers).map(of_one).collect::<Vec<_>>())
+    }
+}
+
+pub fn table3(conditions: &Conditions) -> Result<Findings, Failure> {
+    let scenario = scenario("cluster-b.toml", CLUSTER_B, None, conditions)?;
+    let prepared = scenario.prepare().map_err(Failure::Input)?;
+    let work = |&seed: &u64| {
+        let shown = Shown::by(&prepared, seed)?;
+        let pace = |scheme: &str| {
+            let spec: SchemeSpec = scheme.parse()?;
+            let mut pace = Pace::new(prepared.setup().workers);
+            prepared.simulation(&spec, seed, 1)?.run(&mut pace)?;
+            anyhow::Ok(pace.seconds())
+        };
+        let bsp = pace("bsp")?;
+        let mut rows = Vec::new();
+        for (name, ..) in PUBLISHED {
+            let kind: PredictorKind = name.parse().map_err(anyhow::Error::msg)?;
+            rows.push((seed, name, shown.error(kind), pace(&format!("lb-bsp:predictor={kind}"))? / bsp));
+        }
+        Ok(rows)
+    };
+    let mut found = Vec::new();
+    let at_once = batch::threads(conditions.threads).min(conditions.seeds.0.len());
+    batch::run(&conditions.seeds.0, at_once, work, |rows| found.extend(rows)).map_err(Failure::Run)?;
+
+    let head = ["predictor", "RMSE", "[paper]", "× ema", "[paper]", "time × bsp", "[paper]", "× ema", "[paper]"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    let of = |name: &str| {
+        let rows: Vec<&(u64, &str, f64, f64)> = found.iter().filter(|row| row.1 == name).collect();
+        (
+            mean(&rows.iter().map(|row| row.2).collect::<Vec<_>>()),
+            mean(&rows.iter().map(|row| row.3).collect::<Vec<_>>()),
+        )
+    };
+    let (ema_error, ema_time) = of("ema");
+    let (_, paper_ema_error, paper_ema_time) = PUBLISHED[1];
+    for (name, paper_error, paper_time) in PUBLISHED {
+        let (error, time) = of(name);
+        rows.push(vec![
+            name.into(),
+            format!("{error:.2}"),
+            format!("[{paper_error}]"),
+            format!("{:.2}", error / ema_error),
+            format!("[{:.2}]", paper_error / paper_ema_error),
+            format!("{time:.3}"),
+            format!("[{paper_time}]"),
+            format!("{:.2}", time / ema_time),
+            format!("[{:.2}]", paper_time / paper_ema_time),
+        ]);
+    }
+    let record = |&(seed, name, error, time): &(u64, &str, f64, f64)| {
+        let paper = PUBLISHED.iter().find(|row| row.0 == name);
+        json!({
+            "predictor": name, "seed": seed, "rmse": error, "time_against_bsp": time,
+            "paper_rmse": paper.map(|row| row.1), "paper_time_against_bsp": paper.map(|row| row.2),
+        })
+    };
+    let text = format!(
+        "LB-BSP, Table 3: errors of predicted speeds (samples/s) on Cluster-B, each predicted before it was seen, and the \
+         time of an iteration under lb-bsp with each predictor; iterations after the first {WARM_UP}.\n\n{}",
+        aligned(rows)
+    );
+    Ok(Findings { text, records: found.iter().map(record).collect(), panels: Vec::new() })
+}
+
+/// The iterations that the paper shows.
+const SHOWN: std::ops::Range<usize> = 1_200..1_300;
+
+pub fn fig11(conditions: &Conditions) -> Result<Findings, Failure> {
+    let scenario = scenario("cluster-b.toml", CLUSTER_B, None, conditions)?;
+    let prepared = scenario.prepare().map_err(Failure::Input)?;
+    let shown = Shown::by(&prepared, conditions.seeds.0[0]).map_err(Failure::Run)?;
+    // Worker 0 is an m4.2xlarge.
+    let actual: Vec<f64> = shown.workers[0].iter().map(|(speed, _)| *speed).collect();
+    let curve = |kind| shown.predicted(kind).swap_remove(0);
+    let (narx, ema) = (curve(PredictorKind::Narx), curve(PredictorKind::Ema));
+    let error = |predicted: &[Option<f64>]| {
+        let square = |iteration: usize| Some((predicted[iteration]? - actual[iteration]).powi(2));
+        mean(&SHOWN.filter_map(square).collect::<Vec<_>>()).sqrt()
+    };
+    let series = |name: &str, colour: &str, value: &dyn Fn(usize) -> Option<f64>| Series {
+        name: name.into(),
+        mark: Mark::Line,
+        colour: colour_of(colour),
+        points: SHOWN.filter_map(|iteration| Some((iteration as f64, value(iteration)?))).collect(),
+    };
+    let figure = Figure {
+        title: "Speed of an m4.2xlarge".into(),
+        x: "iteration".into(),
+        y: "samples per second".into(),
+        shaded: None,
+        series: vec![
+            series("actual", "backup", &|iteration| actual.get(iteration).copied()),
+            series("ema", "asp", &|iteration| ema[iteration]),
+            series("narx", "lb-bsp", &|iteration| narx[iteration]),
+        ],
+    };
+    let record = |iteration: usize| json!({ "iteration": iteration, "actual": actual[iteration], "narx": narx[iteration], "ema": ema[iteration] });
+    let text = format!(
+        "LB-BSP, fig. 11: predicted and actual speed of one worker, iterations {} to {}. RMSE: narx {:.2}, ema {:.2}.",
+        SHOWN.start,
+        SHOWN.end,
+        error(&narx),
+        error(&ema)
+    );
+    Ok(Findings { text, records: SHOWN.map(record).collect(), panels: vec![figure] })
+}

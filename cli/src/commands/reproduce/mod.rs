@@ -1,0 +1,141 @@
+//! `paceline reproduce`: the papers' experiments again.
+//!
+//! An experiment is a file here and an [`Experiment`] in [`EXPERIMENTS`]; the conditions of simulated ones are in
+//! `experiments/`, as configurations that `paceline simulate --config` takes, too.
+
+mod lbbsp;
+mod zipline_fig11;
+mod zipline_tables;
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use paceline_workload::DataSource;
+
+use crate::failure::Failure;
+use crate::options::Seeds;
+use crate::plot::{self, Figure};
+
+/// An experiment of a paper.
+struct Experiment {
+    name: &'static str,
+    /// What it shows, in a line.
+    summary: &'static str,
+    run: fn(&Conditions) -> Result<Findings, Failure>,
+}
+
+/// What an experiment found.
+struct Findings {
+    /// For people: the paper's comparison as a table, with what is to be said about it.
+    text: String,
+    /// For machines: an object for each line of the comparison.
+    records: Vec<serde_json::Value>,
+    /// The paper's figure; none if it is a table.
+    panels: Vec<Figure>,
+}
+
+const EXPERIMENTS: &[Experiment] = &[
+    Experiment {
+        name: "zipline-table3",
+        summary: "how good the barriers are that each planning algorithm finds",
+        run: zipline_tables::quality,
+    },
+    Experiment {
+        name: "zipline-table4",
+        summary: "how long each planning algorithm takes",
+        run: zipline_tables::speed,
+    },
+    Experiment {
+        name: "zipline-fig11",
+        summary: "elastic-bsp against bsp, asp, ssp and dssp when communication takes half the time",
+        run: zipline_fig11::run,
+    },
+    Experiment {
+        name: "lbbsp-fig8",
+        summary: "lb-bsp against bsp, asp and ssp at three levels of unevenness",
+        run: lbbsp::fig8,
+    },
+    Experiment { name: "lbbsp-fig10", summary: "lb-bsp against bsp on a production-like cluster", run: lbbsp::fig10 },
+    Experiment { name: "lbbsp-fig11", summary: "predicted and actual speed of one worker", run: lbbsp::fig11 },
+    Experiment {
+        name: "lbbsp-table3",
+        summary: "how well speeds are predicted, and what that is worth",
+        run: lbbsp::table3,
+    },
+    Experiment { name: "lbbsp-fig13", summary: "a GPU cluster when one worker's link changes", run: lbbsp::fig13 },
+    Experiment { name: "lbbsp-fig14", summary: "what sizing batches costs", run: lbbsp::fig14 },
+];
+
+/// Run an experiment of a paper again: its table on standard output, its figure as .png and .svg
+#[derive(Args)]
+#[command(after_help = after_help())]
+pub struct Reproduce {
+    /// Which one (see below)
+    #[arg(value_parser = PossibleValuesParser::new(EXPERIMENTS.iter().map(|experiment| experiment.name)), hide_possible_values = true)]
+    experiment: String,
+
+    #[command(flatten)]
+    conditions: Conditions,
+
+    /// Where figures go
+    #[arg(long, value_name = "DIR", default_value = "reproduced")]
+    out: PathBuf,
+
+    /// Print one JSON object per line of the table instead
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a user can change about an experiment.
+#[derive(Args)]
+struct Conditions {
+    /// Which seeds to run: 7, 1..20 (both ends included) or 1,5,9 [default: 1..4]
+    #[arg(long, value_name = "SEEDS", default_value = "1..4", hide_default_value = true)]
+    seeds: Seeds,
+
+    /// Train on this instead: digits, mnist:DIR, …
+    #[arg(long, value_name = "DATA")]
+    data: Option<DataSource>,
+
+    /// At the paper's size, as far as that can be: hours instead of minutes
+    #[arg(long)]
+    full: bool,
+
+    /// Threads that compute; results are the same for any number [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+}
+
+fn after_help() -> String {
+    let mut text = String::from("Experiments:\n");
+    for Experiment { name, summary, .. } in EXPERIMENTS {
+        text += &format!("  {name:<16} {summary}\n");
+    }
+    text + "\nExample:\n  paceline reproduce zipline-fig11 --out figures"
+}
+
+impl Reproduce {
+    pub fn run(self) -> Result<(), Failure> {
+        let chosen = EXPERIMENTS.iter().find(|experiment| experiment.name == self.experiment);
+        let Experiment { name, run, .. } = chosen.expect("the argument is one of their names");
+        let findings = run(&self.conditions)?;
+        if self.json {
+            for record in &findings.records {
+                println!("{record}");
+            }
+        } else {
+            println!("{}", findings.text);
+        }
+        if !findings.panels.is_empty() {
+            std::fs::create_dir_all(&self.out).with_context(|| self.out.display().to_string()).map_err(Failure::Run)?;
+            for ending in ["png", "svg"] {
+                let path = self.out.join(name).with_extension(ending);
+                plot::save(&path, &findings.panels).map_err(Failure::Run)?;
+                eprintln!("wrote {}", path.display());
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,177 @@
+//! ZipLine's fig. 11: how fast schemes learn, and how well, when communication takes half of an iteration.
+
+use std::collections::VecDeque;
+
+use paceline_core::{CATALOGUE, SchemeSpec};
+use paceline_run::{Iteration, Monitor, Observer, Summary};
+use serde_json::json;
+
+use super::{Conditions, Findings};
+use crate::batch;
+use crate::failure::Failure;
+use crate::options::{Prepared, Scenario};
+use crate::output::{Progress, aligned, bars};
+use crate::plot::{Figure, Mark, Series, colours_of};
+
+const SCENARIO: &str = include_str!("../../../../experiments/zipline/fig11.toml");
+const FULL_SCENARIO: &str = include_str!("../../../../experiments/zipline/fig11-full.toml");
+
+const SCHEMES: [&str; 6] = ["bsp", "asp", "ssp:staleness=3", "dssp", "elastic-bsp:r=15", "elastic-bsp:r=60"];
+
+/// The training loss to be reached.
+const TARGET: f64 = 0.1;
+
+/// The loss is averaged over so many updates of every worker: the same number of samples under every scheme.
+const UPDATES_PER_WORKER: usize = 10;
+
+/// What one run is followed for.
+struct Run {
+    scheme: &'static str,
+    /// Over how many updates the loss is averaged.
+    window: usize,
+    losses: VecDeque<f64>,
+    time_to_target: Option<f64>,
+    /// Time and held-out accuracy.
+    curve: Vec<(f64, f64)>,
+}
+
+impl Observer for Run {
+    fn on_iteration(&mut self, iteration: &Iteration, monitor: &Monitor) {
+        self.losses.extend(iteration.loss.iter().flat_map(|&loss| std::iter::repeat_n(loss, iteration.waited_for)));
+        let excess = self.losses.len().saturating_sub(self.window);
+        self.losses.drain(..excess);
+        let reached = self.losses.len() == self.window && self.losses.iter().sum::<f64>() < TARGET * self.window as f64;
+        if self.time_to_target.is_none() && reached {
+            self.time_to_target = Some(iteration.time);
+        }
+        self.curve.extend(monitor.fresh_evaluation().map(|found| (iteration.time, found.accuracy)));
+    }
+}
+
+pub(super) fn run(conditions: &Conditions) -> Result<Findings, Failure> {
+    let (name, text) = if conditions.full { ("fig11-full.toml", FULL_SCENARIO) } else { ("fig11.toml", SCENARIO) };
+    let mut scenario = Scenario::from_toml(name, text).map_err(Failure::Input)?;
+    if let Some(data) = &conditions.data {
+        scenario.training.data = data.clone();
+    }
+    let prepared = scenario.prepare().map_err(Failure::Input)?;
+    let seeds = &conditions.seeds.0;
+    let jobs: Vec<(&'static str, u64)> =
+        SCHEMES.into_iter().flat_map(|scheme| seeds.iter().map(move |&seed| (scheme, seed))).collect();
+    let bars = bars();
+    let mut runs = Vec::new();
+    let work = |&(scheme, seed): &(&'static str, u64)| {
+        let (mut run, simulation) = prepare(&prepared, scheme, seed)?;
+        let mut progress = Progress::new(&bars, format!("{scheme} seed {seed}"), &simulation.goals);
+        let mut observers: Vec<&mut dyn Observer> = vec![&mut progress, &mut run];
+        let summary = simulation.run(&mut observers)?.summary;
+        Ok((run, summary))
+    };
+    let at_once = batch::threads(conditions.threads).min(jobs.len());
+    batch::run(&jobs, at_once, work, |done| runs.push(done)).map_err(Failure::Run)?;
+    Ok(findings(&runs))
+}
+
+/// A run of one scheme, measured on the held-out set after as many samples as under any other.
+fn prepare(
+    prepared: &Prepared<'_>,
+    scheme: &'static str,
+    seed: u64,
+) -> anyhow::Result<(Run, paceline_sim::Simulation)> {
+    let spec: SchemeSpec = scheme.parse()?;
+    let workers = prepared.setup().workers;
+    let mut simulation = prepared.simulation(&spec, seed, 1)?;
+    let in_rounds = CATALOGUE.iter().any(|entry| entry.name == spec.name() && entry.hands_out);
+    if let (false, Some(training)) = (in_rounds, &mut simulation.training) {
+        training.evaluate_every *= workers as u64;
+    }
+    let window = UPDATES_PER_WORKER * workers;
+    let run = Run { scheme, window, losses: VecDeque::new(), time_to_target: None, curve: Vec::new() };
+    Ok((run, simulation))
+}
+
+fn findings(runs: &[(Run, Summary)]) -> Findings {
+    let head = ["scheme", "time to loss", "× bsp", "reached", "time in all", "accuracy at the end", "idle"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut curves = Vec::new();
+    let of = |scheme: &str| runs.iter().filter(|(run, _)| run.scheme == scheme).collect::<Vec<_>>();
+    let times = |scheme: &str| of(scheme).iter().filter_map(|(run, _)| run.time_to_target).collect::<Vec<_>>();
+    let bsp = mean(&times("bsp"));
+    for (scheme, colour) in SCHEMES.into_iter().zip(colours_of(SCHEMES)) {
+        let (runs, times) = (of(scheme), times(scheme));
+        let column = |value: fn(&Summary) -> f64| runs.iter().map(|(_, summary)| value(summary)).collect::<Vec<_>>();
+        let accuracy = column(|summary| summary.accuracy.unwrap_or(f64::NAN));
+        rows.push(vec![
+            scheme.into(),
+            format!("{:.1} ± {:.1} s", mean(&times), deviation(&times)),
+            format!("{:.2}", bsp / mean(&times)),
+            format!("{} of {}", times.len(), runs.len()),
+            format!("{:.1} s", mean(&column(|summary| summary.time))),
+            format!("{:.4} ± {:.4}", mean(&accuracy), deviation(&accuracy)),
+            format!("{:.1} %", 100.0 * mean(&column(|summary| summary.idle_share))),
+        ]);
+        // The n-th measurement of every run was made after the same number of samples.
+        let length = runs.iter().map(|(run, _)| run.curve.len()).min().unwrap_or(0);
+        let point = |index: usize| {
+            let at = |part: fn(&(f64, f64)) -> f64| {
+                mean(&runs.iter().map(|(run, _)| part(&run.curve[index])).collect::<Vec<_>>())
+            };
+            (at(|point| point.0), at(|point| point.1))
+        };
+        let points = (0..length).map(point).collect();
+        curves.push(Series { name: scheme.into(), mark: Mark::Line, colour, points });
+    }
+    let record = |(run, summary): &(Run, Summary)| {
+        json!({
+            "scheme": run.scheme, "seed": summary.seed, "target_loss": TARGET, "time_to_loss": run.time_to_target,
+            "time": summary.time, "accuracy": summary.accuracy, "idle_share": summary.idle_share, "bytes": summary.bytes,
+        })
+    };
+    let figure = Figure {
+        title: "Held-out accuracy, mean over the seeds".into(),
+        x: "time (s)".into(),
+        y: "accuracy".into(),
+        shaded: None,
+        series: curves,
+    };
+    let text = format!(
+        "ZipLine, fig. 11: time to a training loss below {TARGET} (mean of {UPDATES_PER_WORKER} updates per worker), and \
+         accuracy after the same number of samples.\nThe rate of a step is in proportion to its updates, so that a sample \
+         counts as much under every scheme.\n\n{}",
+        aligned(rows)
+    );
+    Findings { text, records: runs.iter().map(record).collect(), panels: vec![figure] }
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+fn deviation(values: &[f64]) -> f64 {
+    let mean = mean(values);
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    (squares / (values.len() - 1).max(1) as f64).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_counts_as_much_under_every_scheme() {
+        for text in [SCENARIO, FULL_SCENARIO] {
+            let mut scenario = Scenario::from_toml("fig11", text).unwrap();
+            scenario.until = vec!["samples=5120".parse().unwrap()];
+            scenario.training.data = "digits:200,100".parse().unwrap();
+            scenario.model = "softmax".parse().unwrap();
+            let prepared = scenario.prepare().unwrap();
+            for scheme in SCHEMES {
+                let (mut run, simulation) = prepare(&prepared, scheme, 1).unwrap();
+                let summary = simulation.run(&mut run).unwrap().summary;
+                let rounds = 5120 / (4 * u64::from(scenario.training.batch));
+                assert_eq!(run.curve.len() as u64, rounds / scenario.evaluate_every, "{scheme}");
+                assert_eq!(summary.samples_used, 5120, "{scheme}");
+            }
+        }
+    }
+}

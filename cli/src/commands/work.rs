@@ -1,0 +1,164 @@
+//! `paceline work`: compute gradients for a server.
+
+use std::time::Duration;
+
+use anyhow::anyhow;
+use clap::Args;
+use paceline_core::WorkerId;
+use paceline_net::{Address, DEFAULT_PORT, Progress, WorkError, Worker};
+use serde_json::json;
+
+use crate::failure::Failure;
+use crate::options::Lateness;
+use crate::recipe::Recipe;
+
+/// Compute gradients for a server, until its run is over
+#[derive(Args)]
+#[command(after_help = "Without --join and --rank, the environment says where and who, as torchrun (MASTER_ADDR,
+MASTER_PORT, RANK), Slurm (SLURM_LAUNCH_NODE_IPADDR, SLURM_PROCID) and MPI (OMPI_COMM_WORLD_RANK,
+PMI_RANK) set it.
+
+Example:
+  paceline work --join 10.0.0.1:7077")]
+pub struct Work {
+    /// The server's address: HOST:PORT, HOST or local:NAME
+    #[arg(long, value_name = "ADDRESS")]
+    join: Option<Address>,
+
+    /// The rank to ask for; the server chooses if there is none
+    #[arg(long, value_name = "RANK")]
+    rank: Option<u32>,
+
+    /// How long to try while no server is there, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    patience: u32,
+
+    /// Be late on purpose, for demonstrations and tests: a factor (3.0), or times (lognormal:-2,0.5 or trace:FILE); says
+    /// so in every output
+    #[arg(long, value_name = "FACTOR|TIMES")]
+    emulate: Option<Lateness>,
+
+    /// What computes the gradients: cpu, cuda[:N] or wgpu[:N]
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: String,
+
+    /// Say nothing unless something goes wrong
+    #[arg(long)]
+    quiet: bool,
+
+    /// Print one JSON object at the end
+    #[arg(long)]
+    json: bool,
+}
+
+/// Where a launcher says the server is, and which rank this process has.
+#[derive(Debug, Default, PartialEq)]
+struct Launched {
+    host: Option<String>,
+    port: Option<String>,
+    rank: Option<String>,
+}
+
+impl Launched {
+    /// What the environment says; of several launchers' variables the first counts.
+    fn read(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let first = |names: &[&str]| names.iter().find_map(|name| variable(name));
+        Launched {
+            host: first(&["MASTER_ADDR", "SLURM_LAUNCH_NODE_IPADDR"]),
+            port: variable("MASTER_PORT"),
+            rank: first(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]),
+        }
+    }
+
+    fn address(&self) -> anyhow::Result<Option<Address>> {
+        let Some(host) = &self.host else { return Ok(None) };
+        let port = self.port.clone().unwrap_or_else(|| DEFAULT_PORT.to_string());
+        Ok(Some(format!("{host}:{port}").parse()?))
+    }
+
+    fn rank(&self) -> anyhow::Result<Option<u32>> {
+        let parse = |text: &String| text.parse().map_err(|_| anyhow!("the environment's rank '{text}' is no number"));
+        self.rank.as_ref().map(parse).transpose()
+    }
+}
+
+impl Work {
+    pub fn run(self) -> Result<(), Failure> {
+        let (address, rank) = self.place(&Launched::read(|name| std::env::var(name).ok())).map_err(Failure::Input)?;
+        let emulation = match &self.emulate {
+            // Times are drawn by rank; without one, the process tells workers apart.
+            Some(lateness) => {
+                let rank = rank.unwrap_or_else(std::process::id);
+                Some(lateness.load(WorkerId(rank), 0).map_err(Failure::Input)?)
+            }
+            None => None,
+        };
+        if let (Some(emulation), false) = (&emulation, self.quiet) {
+            eprintln!("straggling is emulated: {emulation}");
+        }
+        let worker = Worker {
+            address: address.clone(),
+            rank,
+            patience: Duration::from_secs(u64::from(self.patience)),
+            emulation,
+            congestion: None,
+        };
+        let mut progress = |progress: Progress<'_>| match progress {
+            _ if self.quiet => {}
+            Progress::Waiting { error } => {
+                eprintln!("no server at {address} yet ({error}); trying for {} s", self.patience);
+            }
+            Progress::Welcomed { worker } => eprintln!("joined {address} as {worker}"),
+        };
+        let make = |recipe: &str| Recipe::make(recipe, &self.device).map_err(|error| format!("{error:#}"));
+        let done = worker.run(make, &mut progress).map_err(|error| match error {
+            WorkError::Lost { .. } => Failure::run(error),
+            _ => Failure::Input(error.into()),
+        })?;
+        if self.json {
+            println!("{}", json!({ "worker": done.worker, "tasks": done.tasks, "reason": done.reason }));
+        } else if !self.quiet {
+            println!("{} did {} tasks; the run is over: {}", done.worker, done.tasks, done.reason);
+        }
+        Ok(())
+    }
+
+    /// Flags first, then the environment.
+    fn place(&self, launched: &Launched) -> anyhow::Result<(Address, Option<u32>)> {
+        let address = match &self.join {
+            Some(address) => Some(address.clone()),
+            None => launched.address()?,
+        };
+        let address = address.ok_or_else(|| {
+            anyhow!("no server to join: give --join HOST:PORT, or set MASTER_ADDR (and MASTER_PORT) in the environment")
+        })?;
+        let rank = match self.rank {
+            Some(rank) => Some(rank),
+            None => launched.rank()?,
+        };
+        Ok((address, rank))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launched(variables: &[(&str, &str)]) -> (Option<String>, Option<u32>) {
+        let find = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string());
+        let launched = Launched::read(find);
+        (launched.address().unwrap().map(|address| address.to_string()), launched.rank().unwrap())
+    }
+
+    #[test]
+    fn launchers_say_where_and_who() {
+        let torchrun = [("MASTER_ADDR", "node-0"), ("MASTER_PORT", "29500"), ("RANK", "3")];
+        assert_eq!(launched(&torchrun), (Some("node-0:29500".into()), Some(3)));
+        let slurm = [("SLURM_LAUNCH_NODE_IPADDR", "10.0.0.1"), ("SLURM_PROCID", "5")];
+        assert_eq!(launched(&slurm), (Some("10.0.0.1:7077".into()), Some(5)));
+        assert_eq!(launched(&[("OMPI_COMM_WORLD_RANK", "1")]), (None, Some(1)));
+        assert_eq!(launched(&[("PMI_RANK", "2")]), (None, Some(2)));
+        assert_eq!(launched(&[]), (None, None));
+        assert!(Launched { rank: Some("x".into()), ..Launched::default() }.rank().is_err());
+    }
+}

@@ -1,0 +1,86 @@
+//! A run on real workers.
+
+use clap::Args;
+use paceline_core::{Handout, SchemeSpec, Setup};
+use paceline_models::ModelKind;
+use paceline_net::{Encoding, Job, Transport};
+use paceline_run::Goals;
+
+use super::{Training, count};
+use crate::recipe::Recipe;
+
+/// What is trained, how, and until when.
+#[derive(Debug, Clone, Args)]
+pub struct JobOptions {
+    /// The scheme, as NAME or NAME:KEY=VALUE,… (`paceline simulate --help` lists them all)
+    #[arg(long, value_name = "SCHEME", default_value = "bsp")]
+    pub scheme: SchemeSpec,
+
+    /// How schemes that wait for k of n hand out work: pull, push-wait or push-interrupt
+    #[arg(long, value_name = "HANDOUT")]
+    pub handout: Option<Handout>,
+
+    /// How many workers there are; the run begins when so many are ready
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = count)]
+    pub workers: u32,
+
+    /// When to stop, whichever comes first: loss<X (mean of the last five iterations), accuracy>X, iterations=N,
+    /// time=SECONDS, samples=N; may be given several times
+    #[arg(long, value_name = "GOAL,…", default_value = "accuracy>0.97,iterations=3000")]
+    pub until: Vec<Goals>,
+
+    /// The seed of everything random
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    pub seed: u64,
+
+    /// Threads that aggregate gradients and step the model, each a range of it
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count)]
+    pub shards: u32,
+
+    /// How values travel over TCP: f32, f16 or bf16
+    #[arg(long, value_name = "FORM", default_value = "f32")]
+    pub payload: Encoding,
+
+    /// softmax, mlp, cnn, resnet8, resnet20 or charlm
+    #[arg(long, value_name = "MODEL", default_value = "cnn", help_heading = "Training")]
+    pub model: ModelKind,
+
+    #[command(flatten)]
+    pub training: Training,
+
+    /// Measure on the held-out set every N iterations, and at the end; 0 for at the end only
+    #[arg(long, value_name = "N", default_value_t = 25, help_heading = "Training")]
+    pub evaluate_every: u64,
+}
+
+impl JobOptions {
+    /// Reads the data and checks that everything goes together.
+    pub fn load(&self) -> anyhow::Result<Job> {
+        let setup = Setup { workers: self.workers as usize, batch: self.training.batch, handout: self.handout };
+        self.scheme.build(&setup)?;
+        let goals = Goals::any(&self.until);
+        if goals.need_accuracy() && self.evaluate_every == 0 {
+            anyhow::bail!("--until {goals} needs --evaluate-every above 0");
+        }
+        let data = self.training.load()?;
+        let workload = self.training.workload(self.model, &data, setup.workers, self.seed)?;
+        Ok(Job {
+            scheme: self.scheme.clone(),
+            setup,
+            workload,
+            recipe: Recipe::new(self.model, &self.training, setup.workers, self.seed).to_text(),
+            optimizer: self.training.optimizer,
+            schedule: self.training.schedule(),
+            rate: self.training.lr.0,
+            shards: self.shards as usize,
+            evaluate_every: self.evaluate_every,
+            goals,
+            seed: self.seed,
+        })
+    }
+
+    /// How values travel.
+    pub fn transport(&self) -> Transport {
+        Transport { encoding: self.payload, congestion: None }
+    }
+}

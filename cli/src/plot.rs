@@ -1,0 +1,260 @@
+//! Figures, as PNG and SVG.
+//!
+//! A [`Figure`] says what there is to see; how it looks is decided here, once: fonts that come with the program, colours
+//! that the colour-blind can tell apart, and the same colour for the same scheme everywhere.
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Once;
+
+use anyhow::{Context, anyhow, bail};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::register_font;
+
+/// Pixels of a panel in an SVG; a PNG has [`PNG_SCALE`] times as many.
+const PANEL: (u32, u32) = (760, 480);
+const PNG_SCALE: u32 = 2;
+const FONT: &str = "sans-serif";
+
+/// Colours by scheme: Okabe and Ito's, then Tol's muted ones.
+const COLOURS: [(&str, RGBColor); 15] = [
+    ("bsp", RGBColor(0, 0, 0)),
+    ("asp", RGBColor(230, 159, 0)),
+    ("ssp", RGBColor(86, 180, 233)),
+    ("dssp", RGBColor(0, 114, 178)),
+    ("elastic-bsp", RGBColor(213, 94, 0)),
+    ("dbw", RGBColor(0, 158, 115)),
+    ("b-dbw", RGBColor(204, 121, 167)),
+    ("adasync", RGBColor(136, 34, 85)),
+    ("backup", RGBColor(153, 153, 153)),
+    ("cutoff", RGBColor(51, 34, 136)),
+    ("esync", RGBColor(17, 119, 51)),
+    ("lb-bsp", RGBColor(170, 68, 153)),
+    ("local-sgd", RGBColor(153, 153, 51)),
+    ("easgd", RGBColor(68, 170, 153)),
+    ("dc-asgd", RGBColor(204, 102, 119)),
+];
+
+/// A scheme's colour, whatever its settings; a dark grey for one without a colour of its own.
+pub fn colour_of(scheme: &str) -> RGBColor {
+    let name = scheme.split(':').next().unwrap_or(scheme);
+    let found = COLOURS.iter().find(|(known, _)| *known == name);
+    found.map_or(RGBColor(90, 90, 90), |&(_, colour)| colour)
+}
+
+/// A colour for each of several schemes: where one stands there with several settings, the later ones are paler.
+pub fn colours_of<'a>(schemes: impl IntoIterator<Item = &'a str>) -> Vec<RGBColor> {
+    let mut given: Vec<RGBColor> = Vec::new();
+    let paler = |part: u8, times: i32| (255.0 - (255.0 - f64::from(part)) * 0.6_f64.powi(times)) as u8;
+    let mut colours = Vec::new();
+    for scheme in schemes {
+        let colour @ RGBColor(red, green, blue) = colour_of(scheme);
+        let before = given.iter().filter(|&&earlier| earlier == colour).count() as i32;
+        given.push(colour);
+        colours.push(RGBColor(paler(red, before), paler(green, before), paler(blue, before)));
+    }
+    colours
+}
+
+/// How a series is drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mark {
+    /// Points joined by a line.
+    Line,
+    /// A dot for each point.
+    Dots,
+    /// A larger square for each point.
+    Squares,
+}
+
+/// Points that belong together.
+#[derive(Debug, Clone)]
+pub struct Series {
+    /// What the legend calls it; not in the legend if empty.
+    pub name: String,
+    /// How it is drawn.
+    pub mark: Mark,
+    /// In which colour.
+    pub colour: RGBColor,
+    /// The points.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// One panel of a picture.
+#[derive(Debug, Clone, Default)]
+pub struct Figure {
+    /// Stands above it.
+    pub title: String,
+    /// What the horizontal axis shows, with unit.
+    pub x: String,
+    /// What the vertical axis shows, with unit.
+    pub y: String,
+    /// A stretch of the horizontal axis to be shaded.
+    pub shaded: Option<(f64, f64)>,
+    /// What there is to see, the first at the bottom.
+    pub series: Vec<Series>,
+}
+
+/// Writes a picture of panels side by side, as `.svg` or `.png` by the file's name.
+pub fn save(path: &Path, panels: &[Figure]) -> anyhow::Result<()> {
+    static FONTS: Once = Once::new();
+    FONTS.call_once(|| {
+        // The font is known to be one; without it, drawing text would fail and say so.
+        let _ = register_font(FONT, FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT);
+    });
+    let named = || path.display().to_string();
+    let width = PANEL.0 * panels.len() as u32;
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("svg") => {
+            let backend = SVGBackend::new(path, (width, PANEL.1));
+            draw(&backend.into_drawing_area(), panels, 1).with_context(named)
+        }
+        Some("png") => {
+            let size = (width * PNG_SCALE, PANEL.1 * PNG_SCALE);
+            let mut pixels = vec![255; (size.0 * size.1 * 3) as usize];
+            let backend = BitMapBackend::with_buffer(&mut pixels, size);
+            draw(&backend.into_drawing_area(), panels, PNG_SCALE).with_context(named)?;
+            write_png(path, size, &pixels).with_context(named)
+        }
+        _ => bail!("{}: a picture's name ends in .png or .svg", named()),
+    }
+}
+
+fn write_png(path: &Path, size: (u32, u32), pixels: &[u8]) -> anyhow::Result<()> {
+    let mut encoder = png::Encoder::new(BufWriter::new(File::create(path)?), size.0, size.1);
+    encoder.set_color(png::ColorType::Rgb);
+    let mut writer = encoder.write_header()?;
+    writer.write_image_data(pixels)?;
+    Ok(writer.finish()?)
+}
+
+fn draw<B: DrawingBackend>(area: &DrawingArea<B, Shift>, panels: &[Figure], scale: u32) -> anyhow::Result<()> {
+    area.fill(&WHITE).map_err(|error| anyhow!("{error}"))?;
+    for (panel, part) in panels.iter().zip(area.split_evenly((1, panels.len()))) {
+        panel.draw(&part, scale).map_err(|error| anyhow!("{error}"))?;
+    }
+    area.present().map_err(|error| anyhow!("{error}"))
+}
+
+impl Figure {
+    fn draw<B: DrawingBackend>(
+        &self,
+        area: &DrawingArea<B, Shift>,
+        scale: u32,
+    ) -> Result<(), DrawingAreaErrorKind<B::ErrorType>> {
+        let points = || self.series.iter().flat_map(|series| &series.points);
+        let (x, y) = (range(points().map(|point| point.0)), range(points().map(|point| point.1)));
+        let text = |size: u32| (FONT, size * scale);
+        let mut chart = ChartBuilder::on(area)
+            .caption(&self.title, text(18))
+            .margin(12 * scale)
+            .x_label_area_size(40 * scale)
+            .y_label_area_size(56 * scale)
+            .build_cartesian_2d(x, y.clone())?;
+        chart
+            .configure_mesh()
+            .light_line_style(TRANSPARENT)
+            .bold_line_style(BLACK.mix(0.12))
+            .x_desc(&self.x)
+            .y_desc(&self.y)
+            .x_label_formatter(&plain)
+            .y_label_formatter(&plain)
+            .label_style(text(13))
+            .draw()?;
+        if let Some((from, to)) = self.shaded {
+            let colour = colour_of("elastic-bsp").mix(0.15).filled();
+            chart.draw_series([Rectangle::new([(from, y.start), (to, y.end)], colour)])?;
+        }
+        for Series { name, mark, colour, points } in &self.series {
+            let (points, size, colour) = (points.iter().copied(), scale as i32, *colour);
+            let drawn = match mark {
+                Mark::Line => chart.draw_series(LineSeries::new(points, colour.stroke_width(2 * scale)))?,
+                Mark::Dots => chart.draw_series(points.map(|point| Circle::new(point, 3 * size, colour.filled())))?,
+                Mark::Squares => chart.draw_series(points.map(|point| {
+                    EmptyElement::at(point)
+                        + Rectangle::new([(-4 * size, -4 * size), (4 * size, 4 * size)], colour.filled())
+                }))?,
+            };
+            if !name.is_empty() {
+                let key = move |(x, y)| Rectangle::new([(x, y - size), (x + 16 * size, y + size)], colour.filled());
+                drawn.label(name).legend(key);
+            }
+        }
+        if self.series.iter().any(|series| !series.name.is_empty()) {
+            chart
+                .configure_series_labels()
+                .position(SeriesLabelPosition::LowerRight)
+                .legend_area_size(22 * scale)
+                .background_style(WHITE.mix(0.85))
+                .border_style(BLACK.mix(0.3))
+                .label_font(text(13))
+                .draw()?;
+        }
+        Ok(())
+    }
+}
+
+/// A number on an axis, without the noise of its last digits and without useless zeros.
+fn plain(value: &f64) -> String {
+    ((value * 1e9).round() / 1e9).to_string()
+}
+
+/// All values with a little room on both sides.
+fn range(values: impl Iterator<Item = f64>) -> Range<f64> {
+    let finite = values.filter(|value| value.is_finite());
+    let (low, high) =
+        finite.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
+    if low > high {
+        return 0.0..1.0;
+    }
+    let room = ((high - low) * 0.04).max(f64::MIN_POSITIVE).max(high.abs() * 1e-9);
+    low - room..high + room
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figure() -> Figure {
+        let points = vec![(0.0, 1.0), (1.0, 0.5), (2.0, 0.25)];
+        let series =
+            |name: &str, mark| Series { name: name.into(), mark, colour: colour_of(name), points: points.clone() };
+        Figure {
+            title: "All marks".into(),
+            x: "time (s)".into(),
+            y: "loss".into(),
+            shaded: Some((0.5, 1.0)),
+            series: vec![series("bsp", Mark::Line), series("asp", Mark::Dots), series("", Mark::Squares)],
+        }
+    }
+
+    #[test]
+    fn pictures_are_written_by_their_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let (png, svg) = (folder.path().join("a.png"), folder.path().join("a.svg"));
+        save(&png, &[figure(), figure()]).unwrap();
+        let decoder = png::Decoder::new(std::io::BufReader::new(File::open(&png).unwrap()));
+        assert_eq!(decoder.read_info().unwrap().info().size(), (2 * 2 * 760, 2 * 480));
+        save(&svg, &[figure()]).unwrap();
+        let text = std::fs::read_to_string(&svg).unwrap();
+        assert!(text.contains("All marks") && text.contains("bsp") && text.ends_with("</svg>\n"), "{text}");
+        assert!(save(&folder.path().join("a.gif"), &[figure()]).is_err());
+    }
+
+    #[test]
+    fn nothing_to_see_is_no_failure() {
+        let folder = tempfile::tempdir().unwrap();
+        save(&folder.path().join("empty.png"), &[Figure::default()]).unwrap();
+    }
+
+    #[test]
+    fn a_scheme_keeps_its_colour() {
+        assert_eq!(colour_of("backup:k=3"), colour_of("backup"));
+        let colours = colours_of(["backup:k=3", "dbw", "backup:k=4"]);
+        assert_eq!(colours[0], colour_of("backup"));
+        assert_ne!(colours[2], colours[0]);
+    }
+}

@@ -1,0 +1,105 @@
+//! `paceline train`, `serve` and `work`: real processes, real connections.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use common::{json, paceline, refused};
+use paceline_core::CATALOGUE;
+use tempfile::tempdir;
+
+const QUICK: [&str; 6] = ["--model", "softmax", "--data", "digits:600,200", "--batch", "16"];
+
+fn train(out: &Path, more: &[&str]) -> serde_json::Value {
+    let out = ["--out", out.to_str().unwrap(), "--json"];
+    json(&[&["train"], &QUICK[..], &out, more].concat()).remove(0)
+}
+
+fn start(arguments: &[&str]) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_paceline"));
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+#[test]
+fn every_scheme_trains_and_its_events_replay() {
+    let folder = tempdir().unwrap();
+    for entry in CATALOGUE {
+        let needs_k = entry.settings.iter().any(|(key, meaning)| *key == "k" && meaning.contains("required"));
+        let scheme = if needs_k { format!("{}:k=3", entry.name) } else { entry.name.to_string() };
+        let out = folder.path().join(entry.name);
+        let run = train(&out, &["--scheme", &scheme, "--emulate", "3=3", "--until", "loss<1.2,iterations=5000"]);
+        assert_eq!(run["reached"], true, "{run}");
+        assert_eq!(run["emulated"]["3"], "3× slower", "{run}");
+        let replayed = json(&["replay", out.join("events.jsonl").to_str().unwrap(), "--json"]);
+        assert_eq!(replayed[0]["scheme"], scheme);
+    }
+}
+
+#[test]
+fn bsp_gives_the_simulators_model_over_every_road() {
+    let folder = tempdir().unwrap();
+    let model = |name: &str| fs::read(folder.path().join(name).join("model.safetensors")).unwrap();
+    let until = ["--until", "iterations=20", "--seed", "5"];
+    for road in ["shared-memory", "tcp"] {
+        train(&folder.path().join(road), &[&until[..], &["--road", road]].concat());
+    }
+    let simulated = folder.path().join("simulated");
+    let options = ["--workers", "4", "--until", "iterations=20", "--seeds", "5", "--out", simulated.to_str().unwrap()];
+    json(&[&["simulate", "--json"], &QUICK[..], &options].concat());
+    assert_eq!(model("shared-memory"), model("simulated"));
+    assert_eq!(model("tcp"), model("simulated"));
+}
+
+#[test]
+fn workers_join_a_server_by_flags_or_environment() {
+    let folder = tempdir().unwrap();
+    let address = format!("local:paceline-test-{}", std::process::id());
+    let out = folder.path().join("run");
+    let listen = ["serve", "--workers", "2", "--listen", &address, "--listen", "127.0.0.1:0", "--json"];
+    let rest = ["--until", "iterations=30", "--out", out.to_str().unwrap()];
+    let server = start(&[&listen[..], &QUICK, &rest].concat());
+    let workers = ["0", "1"].map(|rank| start(&["work", "--join", &address, "--rank", rank, "--json"]));
+    for worker in workers {
+        let output = worker.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let done: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(done["tasks"].as_u64().unwrap() >= 30, "{done}");
+    }
+    assert!(server.wait_with_output().unwrap().status.success());
+    assert!(out.join("model.safetensors").exists());
+}
+
+#[test]
+fn an_interrupt_ends_a_run_cleanly() {
+    let folder = tempdir().unwrap();
+    let out = folder.path().join("run");
+    let mut run =
+        start(&[&["train", "--until", "iterations=100000000", "--out", out.to_str().unwrap()], &QUICK[..]].concat());
+    // Wait for the first iterations to be there: the file grows as they are done.
+    while fs::metadata(out.join("metrics.csv")).map_or(0, |file| file.len()) < 1_000 {
+        assert!(run.try_wait().unwrap().is_none(), "the run ended by itself");
+        std::thread::yield_now();
+    }
+    assert!(Command::new("kill").args(["-INT", &run.id().to_string()]).status().unwrap().success());
+    let output = run.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8(output.stdout).unwrap().contains("interrupted"));
+    assert!(out.join("model.safetensors").exists());
+}
+
+#[test]
+fn what_cannot_be_is_refused_in_a_line() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    assert!(refused(&[&["serve", "--listen", &address], &QUICK[..]].concat()).contains("is in use"));
+    assert!(refused(&["work"]).contains("no server to join: give --join"));
+    let nobody = refused(&["work", "--join", "local:paceline-nobody", "--patience", "0", "--quiet"]);
+    assert!(nobody.contains("can't reach a server at local:paceline-nobody"), "{nobody}");
+    assert!(refused(&["train", "--emulate", "4=2"]).contains("--emulate names worker 4, but there are 4 workers"));
+    assert!(refused(&["train", "--emulate", "1=0.5"]).contains("expected a factor of at least 1"));
+    assert!(refused(&["train", "--scheme", "backup:k=5"]).contains("k=5 in scheme 'backup': expected 1 to 4"));
+    let help = paceline(&["work", "--help"]);
+    assert!(String::from_utf8(help.stdout).unwrap().contains("MASTER_ADDR"));
+}
