@@ -64,9 +64,17 @@ impl Script {
     /// # Errors
     /// If it can't be read, a line can't be understood, or someone is to leave who is not there or join who is.
     pub fn read(path: &Path, workers: usize) -> Result<Self, ScriptError> {
-        let wrong = |line, problem| ScriptError { path: path.into(), line, problem };
-        let text = std::fs::read_to_string(path).map_err(|error| wrong(0, error.to_string()))?;
-        Script::parse(&text, workers).map_err(|(line, problem)| wrong(line, problem))
+        let unread = |error: std::io::Error| ScriptError { path: path.into(), line: 0, problem: error.to_string() };
+        let text = std::fs::read_to_string(path).map_err(unread)?;
+        Script::of(path, &text, workers)
+    }
+
+    /// Takes a script from a file that was read already.
+    ///
+    /// # Errors
+    /// If a line can't be understood, or someone is to leave who is not there or join who is.
+    pub fn of(path: &Path, text: &str, workers: usize) -> Result<Self, ScriptError> {
+        Script::parse(text, workers).map_err(|(line, problem)| ScriptError { path: path.into(), line, problem })
     }
 
     fn parse(text: &str, workers: usize) -> Result<Self, (usize, String)> {

@@ -265,6 +265,17 @@ impl Times {
         if let Law::Trace(trace) = &self.law { Some(trace.workers().len()) } else { None }
     }
 
+    /// One worker's times, one task after another, without end.
+    pub fn spans(&self, seed: u64, worker: WorkerId) -> impl Iterator<Item = Span> + Send + use<> {
+        let (times, mut stream) = (self.clone(), self.stream(seed, worker));
+        let mut now = Time::START;
+        std::iter::repeat_with(move || {
+            let (span, _) = stream.next(&times, worker, now, 1.0);
+            now = now + span;
+            span
+        })
+    }
+
     /// The stream of one worker's times; a function of seed and worker alone.
     pub(crate) fn stream(&self, seed: u64, worker: WorkerId) -> Stream {
         let rng = generator(seed, u64::from(worker.0));

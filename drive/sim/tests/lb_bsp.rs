@@ -3,6 +3,7 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use common::{observed, summary, timing, training, with_scheme};
 use paceline_core::{Action, Decision, Event, Time, Version, WorkerId};
@@ -134,10 +135,7 @@ fn gpus(scheme: &str, script: &str, iterations: u64) -> Simulation {
     let mut simulation = timing(scheme, 8, "gpu:1", &format!("iterations={iterations}"));
     simulation.setup.batch = 380;
     simulation.network = Some("link=60e6,bytes=1.86e6".parse().unwrap());
-    let path = std::env::temp_dir().join(format!("paceline-lb-bsp-{}-{iterations}", std::process::id()));
-    std::fs::write(&path, script).unwrap();
-    simulation.script = Script::read(&path, 8).unwrap();
-    std::fs::remove_file(&path).unwrap();
+    simulation.script = Script::of(Path::new("links"), script, 8).unwrap();
     simulation
 }
 
@@ -186,11 +184,9 @@ fn comers_and_goers_are_fitted_in() {
         let mut simulation = timing(scheme, 4, "deterministic:1", "iterations=120");
         simulation.setup.batch = 60;
         simulation.slowness = "0=3".parse().unwrap();
-        let path = std::env::temp_dir().join(format!("paceline-lb-bsp-script-{}", std::process::id()));
         // One leaves, comes back, and one comes that was never there.
-        std::fs::write(&path, "25.5 leave 3\n45.5 join 3\n50.5 join 4\n").unwrap();
-        simulation.script = Script::read(&path, 4).unwrap();
-        std::fs::remove_file(&path).unwrap();
+        let script = "25.5 leave 3\n45.5 join 3\n50.5 join 4\n";
+        simulation.script = Script::of(Path::new("comers and goers"), script, 4).unwrap();
         let watch = Watch::of(&simulation, 0);
         // In the end all of the 240 samples are given out again, three times fewer to the slow one.
         assert_eq!(watch.given.iter().nth_back(1).map(|(_, &samples)| samples), Some(240), "{scheme}");
