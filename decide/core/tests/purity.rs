@@ -4,8 +4,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const FORBIDDEN: [&str; 14] = [
-    "std::fs", "std::net", "std::io", "std::os", "std::process", "std::thread", "std::env", "Instant", "SystemTime",
-    "print!", "println!", "RandomState", "HashMap", "HashSet",
+    "std::fs",
+    "std::net",
+    "std::io",
+    "std::os",
+    "std::process",
+    "std::thread",
+    "std::env",
+    "Instant",
+    "SystemTime",
+    "print!",
+    "println!",
+    "RandomState",
+    "HashMap",
+    "HashSet",
 ];
 
 fn sources(folder: &Path) -> Vec<PathBuf> {
@@ -24,7 +36,10 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 /// The lines that are compiled into the library: unit tests stand at the bottom of a file.
 fn library_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let code = |line: &&str| !line.trim_start().starts_with("//");
-    text.lines().enumerate().take_while(|(_, line)| !line.starts_with("mod tests {")).filter(move |(_, line)| code(line))
+    text.lines()
+        .enumerate()
+        .take_while(|(_, line)| !line.starts_with("mod tests {"))
+        .filter(move |(_, line)| code(line))
 }
 
 #[test]
