@@ -3,6 +3,7 @@
 mod common;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
 use std::sync::Arc;
 
 use common::{observed, summary, timing, training, with_scheme};
@@ -71,11 +72,8 @@ fn barriers(simulation: &Simulation) -> Barriers {
     barriers
 }
 
-fn scripted(mut simulation: Simulation, name: &str, script: &str) -> Simulation {
-    let path = std::env::temp_dir().join(format!("paceline-elastic-{name}-{}", std::process::id()));
-    std::fs::write(&path, script).unwrap();
-    simulation.script = Script::read(&path, simulation.setup.workers).unwrap();
-    std::fs::remove_file(&path).unwrap();
+fn scripted(mut simulation: Simulation, script: &str) -> Simulation {
+    simulation.script = Script::of(Path::new("script"), script, simulation.setup.workers).unwrap();
     simulation
 }
 
@@ -124,7 +122,7 @@ fn crashes_and_rejoins_only_delay_a_barrier() {
     let script = "20 crash 1 30\n21 leave 5\n40 slow 2 6\n80 join 5\n90 join 1\n120 crash 0-6 3\n140 join 0-6\n";
     for seed in 0..10 {
         let noisy = timing("elastic-bsp", 8, "shifted-exponential:0.3,0.7", "time=400");
-        let found = barriers(&scripted(Simulation { seed, ..noisy }, "crashes", script));
+        let found = barriers(&scripted(Simulation { seed, ..noisy }, script));
         let after_the_last = found.opened.iter().filter(|opened| opened.at.seconds() > 160.0).count();
         assert!(after_the_last > 5, "seed {seed}: {after_the_last}");
     }
@@ -134,7 +132,7 @@ fn crashes_and_rejoins_only_delay_a_barrier() {
 fn a_silent_worker_holds_nobody_back_for_long() {
     // Worker 3 stops dead in a superstep, and nobody is told: the others go on without barriers.
     let simulation = timing("elastic-bsp", 4, "uniform:0.9,1.1", "time=1000");
-    let simulation = scripted(simulation, "silent", "100 crash 3 2000\n");
+    let simulation = scripted(simulation, "100 crash 3 2000\n");
     let mut found = Barriers::default();
     let summary = observed(&simulation, &mut found);
     assert!(found.given_up <= 1 && found.opened.iter().all(|opened| opened.at.seconds() < 101.0), "{:?}", found.opened);
@@ -142,7 +140,7 @@ fn a_silent_worker_holds_nobody_back_for_long() {
 
     // Once it is declared gone, barriers are planned for those who are left.
     let simulation = timing("elastic-bsp", 4, "uniform:0.9,1.1", "time=1000");
-    let found = barriers(&scripted(simulation, "declared", "100 crash 3 200\n"));
+    let found = barriers(&scripted(simulation, "100 crash 3 200\n"));
     assert!(found.opened.iter().filter(|opened| opened.at.seconds() > 300.0).count() > 50);
 }
 
@@ -155,7 +153,7 @@ fn when_the_last_one_awaited_leaves_the_barrier_opens() {
     assert_eq!(found.opened[0].at.seconds(), 13.5);
     assert_eq!(found.opened[0].waited.seconds(), 0.5);
     let mut times = Vec::new();
-    observed(&scripted(simulation, "last", "13.25 leave 1\n"), &mut Starts(&mut times));
+    observed(&scripted(simulation, "13.25 leave 1\n"), &mut Starts(&mut times));
     assert_eq!(times.iter().find(|&&at| at > 12.5), Some(&13.25));
 }
 

@@ -7,6 +7,8 @@ use paceline_core::{Handout, Setup};
 use paceline_run::{EventLog, Header, replay};
 
 const TIMES: &str = "shifted-exponential:0.3,0.7";
+const SCHEMES: [&str; 7] =
+    ["bsp", "backup:k=5", "backup:k=3,handout=pull", "asp", "ssp:staleness=2", "dssp:min=1,max=3", "elastic-bsp:r=4"];
 
 fn bits(parameters: Option<Vec<f32>>) -> Vec<u32> {
     parameters.unwrap().iter().map(|value| value.to_bits()).collect()
@@ -36,7 +38,7 @@ fn ssp_without_staleness_is_bsp() {
 
 #[test]
 fn threads_and_repeats_change_no_bit() {
-    for scheme in ["bsp", "backup:k=5", "asp", "ssp:staleness=2", "dssp:min=1,max=3"] {
+    for scheme in SCHEMES {
         let runs = [1, 2, 2, 3].map(|threads| outcome(&training(scheme, 8, TIMES, "iterations=40", 0.1, threads)));
         let first = bits(runs[0].parameters.clone());
         for run in &runs[1..] {
@@ -48,7 +50,7 @@ fn threads_and_repeats_change_no_bit() {
 
 #[test]
 fn training_learns_under_every_scheme() {
-    for scheme in ["bsp", "backup:k=5", "asp", "ssp:staleness=2", "dssp:min=1,max=3"] {
+    for scheme in SCHEMES {
         let summary = outcome(&training(scheme, 8, TIMES, "loss<0.7,iterations=2000", 0.1, 1)).summary;
         assert!(summary.reached && summary.accuracy.unwrap() > 0.6, "{summary:?}");
     }
@@ -61,6 +63,7 @@ fn a_recorded_stream_replays_bit_for_bit() {
     std::fs::write(&folder, script).unwrap();
     let script = paceline_sim::Script::read(&folder, 6).unwrap();
     std::fs::remove_file(&folder).unwrap();
+<<<<<<< HEAD
     for scheme in [
         "bsp",
         "backup:k=3",
@@ -73,6 +76,10 @@ fn a_recorded_stream_replays_bit_for_bit() {
         "easgd:tau=1",
     ] {
         let mut simulation = training(scheme, 6, TIMES, "time=60", 0.1, 1);
+=======
+    for scheme in SCHEMES {
+        let mut simulation = training(scheme, 6, TIMES, "time=30", 0.1, 1);
+>>>>>>> main
         simulation.script = script.clone();
         let setup = Setup { workers: 6, batch: 16, handout: None };
         let mut stream = Vec::new();

@@ -67,6 +67,7 @@ impl<const N: usize> Add for Dual<N> {
 impl<const N: usize> Mul for Dual<N> {
     type Output = Self;
     fn mul(self, other: Self) -> Self {
+        #[expect(clippy::suspicious_arithmetic_impl, reason = "the product rule is a sum")]
         let slopes = from_fn(|index| self.slopes[index] * other.value + self.value * other.slopes[index]);
         Dual { value: self.value * other.value, slopes }
     }

@@ -31,7 +31,7 @@ fn decisions(scheme: &str, workers: usize) -> anyhow::Result<Vec<f64>> {
             // Speeds that differ by worker and change from time to time.
             let load = f64::from((worker.0 + number as u32 / 50) % 7) / 10.0;
             let compute = Span::from_seconds(LONG / (1.0 - load));
-            let report = Report { compute, cpu: Some(load as f32), memory: Some(0.4) };
+            let report = Report { compute, cpu: Some(load as f32), memory: Some(0.4), ..Report::default() };
             let began = Instant::now();
             let decisions = ledger.handle(now, Event::Reported { task: TaskId { worker, number }, report })?;
             let commit = decisions.iter().find_map(|decision| match decision.action {
