@@ -63,23 +63,8 @@ fn a_recorded_stream_replays_bit_for_bit() {
     std::fs::write(&folder, script).unwrap();
     let script = paceline_sim::Script::read(&folder, 6).unwrap();
     std::fs::remove_file(&folder).unwrap();
-<<<<<<< HEAD
-    for scheme in [
-        "bsp",
-        "backup:k=3",
-        "backup:k=3,handout=pull",
-        "asp",
-        "ssp:staleness=2",
-        "dssp:min=1,max=3",
-        "esync",
-        "esync:mode=non-blocking",
-        "easgd:tau=1",
-    ] {
-        let mut simulation = training(scheme, 6, TIMES, "time=60", 0.1, 1);
-=======
     for scheme in SCHEMES {
-        let mut simulation = training(scheme, 6, TIMES, "time=30", 0.1, 1);
->>>>>>> main
+        let mut simulation = training(scheme, 6, TIMES, "time=60", 0.1, 1);
         simulation.script = script.clone();
         let setup = Setup { workers: 6, batch: 16, handout: None };
         let mut stream = Vec::new();
