@@ -129,7 +129,7 @@ pub enum Reason {
         /// How many others are not there yet.
         others: u32,
     },
-    /// A planned barrier that has not opened by then is given up.
+    /// A planned barrier that has not opened by then is badly overdue.
     BarrierDeadline {
         /// When it is to open.
         at: Time,
@@ -221,7 +221,7 @@ impl fmt::Display for Reason {
             Reason::AtBarrier { at, wait, others } => {
                 write!(f, "waits for {others} others at the barrier planned for {at}, {wait} for the first")
             }
-            Reason::BarrierDeadline { at } => write!(f, "the barrier planned for {at} is given up then"),
+            Reason::BarrierDeadline { at } => write!(f, "by then the barrier planned for {at} is badly overdue"),
         }
     }
 }

@@ -36,7 +36,7 @@ const DESCRIPTORS: usize = 8;
 pub(crate) struct Traffic(Arc<AtomicU64>);
 
 impl Traffic {
-    fn add(&self, bytes: usize) {
+    pub(crate) fn add(&self, bytes: usize) {
         self.0.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 

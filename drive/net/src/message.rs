@@ -44,6 +44,10 @@ pub enum ToServer {
         number: u64,
         /// How long it took.
         compute: Span,
+        /// The share of the processors' time that others used lately, 0 to 1.
+        cpu: Option<f32>,
+        /// The share of the memory in use, 0 to 1.
+        memory: Option<f32>,
         /// Mean loss of its samples.
         loss: f64,
         /// Where the gradient is.

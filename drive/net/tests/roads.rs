@@ -55,7 +55,7 @@ fn half_precision_halves_the_traffic_and_still_learns() {
     let full = bytes(Encoding::F32);
     for encoding in [Encoding::F16, Encoding::Bf16] {
         let share = bytes(encoding) / full;
-        assert!((0.49..0.53).contains(&share), "{encoding}: {share} of the traffic of f32");
+        assert!((0.45..0.55).contains(&share), "{encoding}: {share} of the traffic of f32");
     }
 }
 

@@ -7,8 +7,19 @@ use paceline_core::{Handout, Setup};
 use paceline_run::{EventLog, Header, replay};
 
 const TIMES: &str = "shifted-exponential:0.3,0.7";
-const SCHEMES: [&str; 7] =
-    ["bsp", "backup:k=5", "backup:k=3,handout=pull", "asp", "ssp:staleness=2", "dssp:min=1,max=3", "elastic-bsp:r=4"];
+const SCHEMES: [&str; 11] = [
+    "bsp",
+    "backup:k=5",
+    "backup:k=3,handout=pull",
+    "asp",
+    "ssp:staleness=2",
+    "dssp:min=1,max=3",
+    "elastic-bsp:r=4",
+    "dc-asgd",
+    "esync",
+    "esync:mode=non-blocking",
+    "easgd:tau=1",
+];
 
 fn bits(parameters: Option<Vec<f32>>) -> Vec<u32> {
     parameters.unwrap().iter().map(|value| value.to_bits()).collect()

@@ -4,6 +4,7 @@
 //! `experiments/`, as configurations that `paceline simulate --config` takes, too.
 
 mod lbbsp;
+mod target;
 mod zipline_fig11;
 mod zipline_tables;
 

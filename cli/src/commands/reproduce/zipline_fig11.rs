@@ -1,11 +1,10 @@
 //! ZipLine's fig. 11: how fast schemes learn, and how well, when communication takes half of an iteration.
 
-use std::collections::VecDeque;
-
 use paceline_core::{CATALOGUE, SchemeSpec};
 use paceline_run::{Iteration, Monitor, Observer, Summary};
 use serde_json::json;
 
+use super::target::Target;
 use super::{Conditions, Findings};
 use crate::batch;
 use crate::failure::Failure;
@@ -21,15 +20,13 @@ const SCHEMES: [&str; 6] = ["bsp", "asp", "ssp:staleness=3", "dssp", "elastic-bs
 /// The training loss to be reached.
 const TARGET: f64 = 0.1;
 
-/// The loss is averaged over so many updates of every worker: the same number of samples under every scheme.
+/// The loss is averaged over so many updates of every worker.
 const UPDATES_PER_WORKER: usize = 10;
 
 /// What one run is followed for.
 struct Run {
     scheme: &'static str,
-    /// Over how many updates the loss is averaged.
-    window: usize,
-    losses: VecDeque<f64>,
+    target: Target,
     time_to_target: Option<f64>,
     /// Time and held-out accuracy.
     curve: Vec<(f64, f64)>,
@@ -37,12 +34,8 @@ struct Run {
 
 impl Observer for Run {
     fn on_iteration(&mut self, iteration: &Iteration, monitor: &Monitor) {
-        self.losses.extend(iteration.loss.iter().flat_map(|&loss| std::iter::repeat_n(loss, iteration.waited_for)));
-        let excess = self.losses.len().saturating_sub(self.window);
-        self.losses.drain(..excess);
-        let reached = self.losses.len() == self.window && self.losses.iter().sum::<f64>() < TARGET * self.window as f64;
-        if self.time_to_target.is_none() && reached {
-            self.time_to_target = Some(iteration.time);
+        if self.target.is_met(iteration) {
+            self.time_to_target = self.time_to_target.or(Some(iteration.time));
         }
         self.curve.extend(monitor.fresh_evaluation().map(|found| (iteration.time, found.accuracy)));
     }
@@ -85,8 +78,8 @@ fn prepare(
     if let (false, Some(training)) = (in_rounds, &mut simulation.training) {
         training.evaluate_every *= workers as u64;
     }
-    let window = UPDATES_PER_WORKER * workers;
-    let run = Run { scheme, window, losses: VecDeque::new(), time_to_target: None, curve: Vec::new() };
+    let target = Target::new(TARGET, UPDATES_PER_WORKER * workers);
+    let run = Run { scheme, target, time_to_target: None, curve: Vec::new() };
     Ok((run, simulation))
 }
 

@@ -3,16 +3,17 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 
-use paceline_core::{Action, Aggregate, Event, Ledger, Report, Share, Span, Step, TaskId, Time, Work, WorkerId};
+use paceline_core::{Action, Aggregate, Event, Ledger, Report, Share, Step, TaskId, Time, Work, WorkerId};
 use paceline_run::{Contribution, Goal, Monitor, Run, Stepper};
 
+use super::inputs::{Input, Inputs, Landed};
 use super::member::{Answer, Member};
 use super::ring::{Parameters, Ring};
-use super::session::{Context, Input, Landed};
+use super::session::Context;
 use super::{Job, Notice, Outcome, ServeError, Watcher};
 use crate::fingerprint::Fingerprint;
 use crate::message::ToWorker;
@@ -98,14 +99,15 @@ impl<'a> Coordinator<'a> {
     pub(super) fn run<'scope>(
         mut self,
         scope: &'scope Scope<'scope, '_>,
-        inputs: &Receiver<Input>,
+        inputs: &mut Inputs,
     ) -> Result<Outcome, ServeError>
     where
         'a: 'scope,
     {
         self.start_evaluating(scope);
         let stop = loop {
-            let stop = match self.next(inputs) {
+            let deadline = self.due().zip(self.began).map(|(due, began)| began + Duration::from_nanos(due.0));
+            let stop = match inputs.next(deadline).map_err(ServeError::System)? {
                 Some(input) => self.hear(input)?,
                 None => self.on_time()?,
             };
@@ -120,7 +122,7 @@ impl<'a> Coordinator<'a> {
         };
         self.members.values().for_each(|member| member.say_goodbye(reason.clone()));
         let outcome = self.outcome(now, stop);
-        self.see_off(inputs);
+        self.see_off(inputs)?;
         Ok(outcome)
     }
 
@@ -128,18 +130,8 @@ impl<'a> Coordinator<'a> {
         self.began.map_or(Time::START, |began| Time(began.elapsed().as_nanos() as u64))
     }
 
-    /// What comes next; `None` if it is a timer, or the end of the time allowed.
-    fn next(&self, inputs: &Receiver<Input>) -> Option<Input> {
-        let due = self.due();
-        let received = match due {
-            Some(due) => inputs.recv_timeout(Duration::from_nanos(due.since(self.now()).0)),
-            None => inputs.recv().map_err(|_| RecvTimeoutError::Disconnected),
-        };
-        received.ok()
-    }
-
+    /// When the run must go on even if nothing is heard: at a timer, or at the end of the time allowed.
     fn due(&self) -> Option<Time> {
-        self.began?;
         [self.ledger.next_timer(), self.job.goals.time_limit()].into_iter().flatten().min()
     }
 
@@ -158,8 +150,8 @@ impl<'a> Coordinator<'a> {
                 Ok(None)
             }
             Input::Ready { session, fingerprint } => self.on_ready(session, fingerprint),
-            Input::Reported { session, number, compute, loss, gradient } => {
-                self.on_report(session, number, compute, loss, gradient)
+            Input::Reported { session, number, report, loss, gradient } => {
+                self.on_report(session, number, report, loss, gradient)
             }
             Input::Dropped { session, number } => self.on_dropped(session, number),
             Input::Lost { session, reason } => self.dismiss(session, reason),
@@ -256,7 +248,7 @@ impl<'a> Coordinator<'a> {
         &mut self,
         session: u64,
         number: u64,
-        compute: Span,
+        report: Report,
         loss: f64,
         landed: Landed,
     ) -> Result<Option<Stop>, ServeError> {
@@ -283,8 +275,8 @@ impl<'a> Coordinator<'a> {
             }
         };
         self.arrived.insert(task, (gradient, loss));
-        self.watcher.on_task(task, compute);
-        self.feed(Event::Reported { task, report: Report { compute, ..Report::default() } })
+        self.watcher.on_task(task, report.compute);
+        self.feed(Event::Reported { task, report })
     }
 
     fn on_dropped(&mut self, session: u64, number: u64) -> Result<Option<Stop>, ServeError> {
@@ -408,12 +400,12 @@ impl<'a> Coordinator<'a> {
         // One is measured, one waits; if that one still waits when the next is due, the next is left out.
         let (sender, receiver) = sync_channel::<Arc<Parameters>>(1);
         self.to_evaluate = Some(sender);
-        let (workload, inputs) = (&self.job.workload, self.context.inputs.clone());
+        let (workload, door) = (&self.job.workload, self.context.door.clone());
         scope.spawn(move || {
             let mut replica = workload.replica();
             for parameters in receiver {
                 let evaluation = replica.evaluate(parameters.region.values());
-                if inputs.send(Input::Evaluated(evaluation)).is_err() {
+                if door.send(Input::Evaluated(evaluation)).is_err() {
                     break;
                 }
             }
@@ -448,15 +440,16 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Waits, not for long, until everyone has hung up.
-    fn see_off(&mut self, inputs: &Receiver<Input>) {
+    fn see_off(&mut self, inputs: &mut Inputs) -> Result<(), ServeError> {
         let patience = Instant::now() + FAREWELL;
-        while !self.ranks.is_empty() {
-            match inputs.recv_timeout(patience.saturating_duration_since(Instant::now())) {
-                Ok(Input::Lost { session, .. }) => drop(self.ranks.remove(&session)),
-                Ok(_) => {}
-                Err(_) => break,
+        while !self.ranks.is_empty()
+            && let Some(input) = inputs.next(Some(patience)).map_err(ServeError::System)?
+        {
+            if let Input::Lost { session, .. } = input {
+                self.ranks.remove(&session);
             }
         }
+        Ok(())
     }
 }
 

@@ -32,15 +32,15 @@ pub enum ServeError {
         /// Why.
         error: io::Error,
     },
-    /// A thread can't be started.
-    #[error("can't start a thread: {0}")]
-    Thread(io::Error),
     /// The scheme needs what only the simulator can do so far.
     #[error("scheme '{scheme}' can only be simulated: workers here compute gradients, at the newest model")]
     Unserved {
         /// The scheme.
         scheme: String,
     },
+    /// The operating system denies what every server needs.
+    #[error("the system does not let the server work: {0}")]
+    System(io::Error),
     /// The scheme committed an update after it had queued newer work behind its task. Such a gradient is late by the
     /// protocol, and was never sent.
     #[error("the scheme committed {0}, whose gradient was not sent: newer work had been queued behind it")]

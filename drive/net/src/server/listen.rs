@@ -6,18 +6,20 @@ use std::net::{Shutdown, TcpListener};
 use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::getuid;
 
-use super::session::{Context, Input, STACK, attend};
+use super::inputs::Input;
+use super::session::{Context, FAREWELL, STACK, attend};
 use crate::address::Address;
 use crate::link::Socket;
 
-/// Connections at a time. Each costs two threads at most.
+/// TCP connections at a time. Each costs two threads.
 const CONNECTIONS: usize = 8_192;
 
 /// How long to wait before accepting again when the system has no room for another connection.
@@ -75,57 +77,70 @@ impl Listener {
     }
 }
 
-/// All open connections, so that they can be ended with the run.
-#[derive(Debug, Default)]
+/// All open TCP connections, so that they can be ended with the run.
+#[derive(Debug)]
 pub(super) struct Switchboard {
-    open: Mutex<Option<HashMap<u64, Socket>>>,
+    board: Mutex<Board>,
+    unplugged: Condvar,
+}
+
+#[derive(Debug)]
+struct Board {
+    open: HashMap<u64, Socket>,
+    closed: bool,
 }
 
 impl Switchboard {
     pub(super) fn new() -> Self {
-        Switchboard { open: Mutex::new(Some(HashMap::new())) }
+        Switchboard { board: Mutex::new(Board { open: HashMap::new(), closed: false }), unplugged: Condvar::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<HashMap<u64, Socket>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Board> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes note of a connection; not of too many, and of none when the run is over.
     fn plug(&self, session: u64, socket: &Socket) -> io::Result<()> {
-        match self.lock().as_mut() {
-            Some(open) if open.len() < CONNECTIONS => {
-                open.insert(session, socket.try_clone()?);
-                Ok(())
-            }
-            Some(_) => Err(io::Error::other(format!("there are {CONNECTIONS} connections already"))),
-            None => Err(io::Error::other("the run is over")),
+        let mut board = self.lock();
+        if board.closed {
+            return Err(io::Error::other("the run is over"));
         }
+        if board.open.len() >= CONNECTIONS {
+            return Err(io::Error::other(format!("there are {CONNECTIONS} connections already")));
+        }
+        board.open.insert(session, socket.try_clone()?);
+        Ok(())
     }
 
     fn unplug(&self, session: u64) {
-        if let Some(open) = self.lock().as_mut() {
-            open.remove(&session);
-        }
+        self.lock().open.remove(&session);
+        self.unplugged.notify_all();
     }
 
     fn is_closed(&self) -> bool {
-        self.lock().is_none()
+        self.lock().closed
     }
 
-    /// Ends all connections and the waiting for more.
+    /// Ends the waiting for connections, then those that are open: they are heard no more, and have a moment to be told
+    /// what there is to tell.
     pub(super) fn close(&self, listeners: &[Listener]) {
-        let open = self.lock().take();
-        open.iter().flatten().for_each(|(_, socket)| socket.shutdown(Shutdown::Both));
+        let mut board = self.lock();
+        board.closed = true;
         listeners.iter().for_each(Listener::close);
+        board.open.values().for_each(|socket| socket.shutdown(Shutdown::Read));
+        let busy = |board: &mut Board| !board.open.is_empty();
+        let waited = self.unplugged.wait_timeout_while(board, FAREWELL, busy);
+        let (board, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        board.open.values().for_each(|socket| socket.shutdown(Shutdown::Both));
     }
 }
 
-/// Accepts connections and has each attended to by a thread of its own, until the switchboard is closed.
+/// Accepts connections and has each attended to, over TCP by a thread of its own, until the switchboard is closed.
 pub(super) fn accept_all<'scope>(
     scope: &'scope thread::Scope<'scope, '_>,
     context: &'scope Context,
     switchboard: &'scope Switchboard,
-    sessions: &'scope std::sync::atomic::AtomicU64,
+    sessions: &AtomicU64,
     listener: &'scope Listener,
     congestion: Option<&str>,
 ) {
@@ -136,7 +151,7 @@ pub(super) fn accept_all<'scope>(
             }
             let reason = error.to_string();
             // Nobody listens any more when the run is over.
-            let _ = context.inputs.send(Input::TurnedAway { peer: "a connection".into(), reason });
+            let _ = context.door.send(Input::TurnedAway { peer: "a connection".into(), reason });
             thread::sleep(BREATH);
         };
         let (socket, peer) = match listener.accept(congestion) {
@@ -146,14 +161,19 @@ pub(super) fn accept_all<'scope>(
                 continue;
             }
         };
-        let session = sessions.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let session = sessions.fetch_add(1, Ordering::Relaxed);
+        if socket.is_local() {
+            // The coordinator itself reads it, until the run is over.
+            let _ = context.door.connect(session, peer, socket);
+            continue;
+        }
         if let Err(error) = switchboard.plug(session, &socket) {
             turn_away(error);
             continue;
         }
         let thread = thread::Builder::new().name(format!("from {peer}")).stack_size(STACK);
         let spawned = thread.spawn_scoped(scope, move || {
-            attend(scope, context, session, peer, socket);
+            attend(context, session, peer, socket);
             switchboard.unplug(session);
         });
         if let Err(error) = spawned {

@@ -2,7 +2,9 @@
 
 mod coordinator;
 mod error;
+mod inputs;
 mod listen;
+mod local;
 mod member;
 mod outbox;
 mod ring;
@@ -13,7 +15,6 @@ mod tests;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
 use paceline_core::{SchemeSpec, Setup, WorkerId};
@@ -27,11 +28,9 @@ use crate::address::Address;
 use crate::encoding::Encoding;
 use crate::link::Traffic;
 use coordinator::Coordinator;
+use inputs::{Door, Input, Inputs};
 use listen::{Listener, Switchboard, accept_all};
-use session::{Context, Input, Pool};
-
-/// Inputs that may wait for the coordinator; beyond that, connections wait to be read.
-const INPUTS: usize = 1_024;
+use session::{Context, Pool};
 
 /// A run: what is trained, how, and until when.
 #[derive(Clone)]
@@ -136,20 +135,22 @@ pub struct Server {
     listeners: Vec<Listener>,
     addresses: Vec<Address>,
     transport: Transport,
-    inputs: (SyncSender<Input>, Receiver<Input>),
+    traffic: Traffic,
+    door: Door,
+    inputs: Inputs,
 }
 
 /// Ends a run from elsewhere, e.g. on Ctrl-C.
 #[derive(Debug, Clone)]
 pub struct Stopper {
-    inputs: SyncSender<Input>,
+    door: Door,
 }
 
 impl Stopper {
     /// Ends the run as soon as it can end; `reason` goes into the summary and to the workers.
     pub fn stop(&self, reason: &str) {
         // A run that is over can't be stopped again.
-        let _ = self.inputs.send(Input::Stop { reason: reason.into() });
+        let _ = self.door.send(Input::Stop { reason: reason.into() });
     }
 }
 
@@ -164,7 +165,9 @@ impl Server {
         };
         let bound = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
         let (listeners, addresses) = bound.into_iter().unzip();
-        Ok(Server { listeners, addresses, transport, inputs: sync_channel(INPUTS) })
+        let traffic = Traffic::default();
+        let (door, inputs) = Inputs::new(traffic.clone()).map_err(ServeError::System)?;
+        Ok(Server { listeners, addresses, transport, traffic, door, inputs })
     }
 
     /// The addresses listened on, with the ports that were chosen where 0 was asked for.
@@ -174,7 +177,7 @@ impl Server {
 
     /// Something to end the run with.
     pub fn stopper(&self) -> Stopper {
-        Stopper { inputs: self.inputs.0.clone() }
+        Stopper { door: self.door.clone() }
     }
 
     /// Runs `job` with the workers that come, until it is over. Then all connections are closed and all threads ended.
@@ -182,12 +185,12 @@ impl Server {
     /// # Errors
     /// If the scheme can't be built or breaks a law, or there is no memory. That a worker fails is no error.
     pub fn run(self, job: &Job, watcher: &mut dyn Watcher) -> Result<Outcome, ServeError> {
-        let Server { listeners, addresses, transport, inputs: (sender, receiver) } = self;
+        let Server { listeners, addresses, transport, traffic, door, mut inputs } = self;
         let shared = addresses.iter().any(|address| matches!(address, Address::Local { .. }));
         let context = Context {
-            inputs: sender,
+            door,
             pool: Pool::default(),
-            traffic: Traffic::default(),
+            traffic,
             encoding: transport.encoding,
             length: job.workload.layout().len(),
         };
@@ -199,9 +202,9 @@ impl Server {
                 let congestion = transport.congestion.as_deref();
                 scope.spawn(move || accept_all(scope, context, switchboard, sessions, listener, congestion));
             }
-            let outcome = coordinator.run(scope, &receiver);
+            let outcome = coordinator.run(scope, &mut inputs);
             // Whoever still waits to be heard gets an error instead of waiting for ever.
-            drop(receiver);
+            drop(inputs);
             switchboard.close(&listeners);
             outcome
         })

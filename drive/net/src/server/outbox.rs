@@ -116,6 +116,16 @@ impl Outbox {
     }
 }
 
+impl Drop for Outbox {
+    /// Nothing more will come: what waits is written, then the writer ends.
+    fn drop(&mut self) {
+        if let Some(queue) = &self.queue {
+            queue.lock().closed = true;
+            queue.changed.notify_one();
+        }
+    }
+}
+
 /// What waits to be written to one TCP connection.
 #[derive(Debug, Default)]
 pub(super) struct Queue {

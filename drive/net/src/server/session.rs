@@ -1,65 +1,31 @@
-//! One connection as the server reads it, from the first word to the last.
+//! A TCP connection, read by a thread of its own from the first word to the last.
 
 use std::io;
-use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use paceline_core::Span;
-use paceline_workload::Evaluation;
+use paceline_core::Report;
 
+use super::inputs::{Door, Input, Landed};
 use super::member::Desk;
 use super::outbox::Outbox;
 use crate::encoding::Encoding;
-use crate::fingerprint::Fingerprint;
 use crate::link::{Incoming, Receiver, Socket, Traffic};
 use crate::message::{Gradient, ToServer, ToWorker};
 use crate::region::Region;
 
 /// How long a new connection may take to say hello: strangers must not hold a thread for ever.
-const HELLO: Duration = Duration::from_secs(10);
+pub(super) const HELLO: Duration = Duration::from_secs(10);
 
-/// How long a refused peer may take to hang up.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// How long a peer that was told why may take to hang up.
+pub(super) const FAREWELL: Duration = Duration::from_secs(1);
 
 /// How much a refused peer may still say before it is cut off, in bytes.
 const FAREWELL_BYTES: usize = 64 * 1024 * 1024;
 
 /// Stack of a connection's threads, in bytes: they hold little, and there may be thousands.
 pub(super) const STACK: usize = 128 * 1024;
-
-/// What reaches the coordinator.
-#[derive(Debug)]
-pub(super) enum Input {
-    /// Somebody wants to take part.
-    Arrived { session: u64, peer: String, rank: Option<u32>, emulated: Option<String>, outbox: Outbox, desk: Arc<Desk> },
-    /// It has made the workload.
-    Ready { session: u64, fingerprint: Fingerprint },
-    /// It has finished a task.
-    Reported { session: u64, number: u64, compute: Span, loss: f64, gradient: Landed },
-    /// It has dropped a task.
-    Dropped { session: u64, number: u64 },
-    /// It is gone.
-    Lost { session: u64, reason: String },
-    /// Somebody was turned away before it could take part.
-    TurnedAway { peer: String, reason: String },
-    /// The model was measured on the held-out set.
-    Evaluated(Evaluation),
-    /// The run is to end.
-    Stop { reason: String },
-}
-
-/// Where a reported gradient is.
-#[derive(Debug)]
-pub(super) enum Landed {
-    /// In shared memory.
-    InPlace,
-    /// Received.
-    Here(Region),
-    /// Nowhere: the worker kept it, or it was called off.
-    Nowhere,
-}
 
 /// Buffers that received gradients lie in, used again and again.
 #[derive(Debug, Default)]
@@ -81,7 +47,7 @@ impl Pool {
 /// What all sessions share.
 #[derive(Debug)]
 pub(super) struct Context {
-    pub(super) inputs: SyncSender<Input>,
+    pub(super) door: Door,
     pub(super) pool: Pool,
     pub(super) traffic: Traffic,
     pub(super) encoding: Encoding,
@@ -89,37 +55,38 @@ pub(super) struct Context {
     pub(super) length: usize,
 }
 
-/// Talks to whoever connected, until it is gone.
-pub(super) fn attend<'scope>(
-    scope: &'scope thread::Scope<'scope, '_>,
-    context: &'scope Context,
-    session: u64,
-    peer: String,
-    socket: Socket,
-) {
-    let (outbox, mut receiver) = match (socket.try_clone(), socket.try_clone()) {
+/// Talks to whoever connected, until it is gone and has been told what there was to tell.
+pub(super) fn attend(context: &Context, session: u64, peer: String, socket: Socket) {
+    let (outbox, receiver) = match (socket.try_clone(), socket.try_clone()) {
         (Ok(out), Ok(own)) => (Outbox::new(out), Receiver::new(own, context.traffic.clone())),
         (Err(error), _) | (_, Err(error)) => return turned_away(context, peer, error.to_string()),
     };
-    if let Some(queue) = outbox.queue() {
-        let writer = thread::Builder::new().name(format!("to {peer}")).stack_size(STACK);
-        let traffic = context.traffic.clone();
-        let spawned = writer.spawn_scoped(scope, move || queue.write(socket, context.encoding, traffic));
-        if let Err(error) = spawned {
-            return turned_away(context, peer, error.to_string());
+    thread::scope(|scope| {
+        if let Some(queue) = outbox.queue() {
+            let writer = thread::Builder::new().name(format!("to {peer}")).stack_size(STACK);
+            let traffic = context.traffic.clone();
+            let spawned = writer.spawn_scoped(scope, move || queue.write(socket, context.encoding, traffic));
+            if let Err(error) = spawned {
+                return turned_away(context, peer, error.to_string());
+            }
         }
-    }
+        listen(context, session, peer, outbox, receiver);
+    });
+}
+
+/// Hears a connection out, from its hello to its end.
+fn listen(context: &Context, session: u64, peer: String, outbox: Outbox, mut receiver: Receiver) {
     let (rank, emulated) = match hello(&mut receiver) {
         Ok(hello) => hello,
         Err(error) => {
             outbox.close(&ToWorker::Refuse { reason: error.to_string() });
             turned_away(context, peer, error.to_string());
-            return linger(receiver, None);
+            return linger(receiver);
         }
     };
     let desk = Arc::new(Desk::default());
     let arrived = Input::Arrived { session, peer, rank, emulated, outbox, desk: desk.clone() };
-    if context.inputs.send(arrived).is_err() {
+    if context.door.send(arrived).is_err() {
         return;
     }
     let mut reader = Reader { context, session, desk: &desk, receiver };
@@ -128,13 +95,13 @@ pub(super) fn attend<'scope>(
         Err(error) => error.to_string(),
     };
     // The coordinator refuses a session that broke the rules, with this reason; if it is gone, so is the run.
-    let _ = context.inputs.send(Input::Lost { session, reason });
-    linger(reader.receiver, Some(&desk));
+    let _ = context.door.send(Input::Lost { session, reason });
+    linger(reader.receiver);
 }
 
 fn turned_away(context: &Context, peer: String, reason: String) {
     // Nobody listens any more when the run is over.
-    let _ = context.inputs.send(Input::TurnedAway { peer, reason });
+    let _ = context.door.send(Input::TurnedAway { peer, reason });
 }
 
 fn hello(receiver: &mut Receiver) -> io::Result<(Option<u32>, Option<String>)> {
@@ -148,15 +115,34 @@ fn hello(receiver: &mut Receiver) -> io::Result<(Option<u32>, Option<String>)> {
     Ok(first)
 }
 
-fn invalid(text: &str) -> io::Error {
+pub(super) fn invalid(text: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
-/// Lets a peer that was told why read it: closing on unread bytes would take the words back.
-fn linger(receiver: Receiver, desk: Option<&Desk>) {
-    if desk.is_none_or(Desk::is_refused) && receiver.socket().set_read_timeout(Some(FAREWELL)).is_ok() {
-        let mut receiver = receiver;
+/// Lets a peer that was told why read it: closing on unread bytes would take the words back. One that is gone is not
+/// waited for.
+fn linger(mut receiver: Receiver) {
+    if receiver.socket().set_read_timeout(Some(FAREWELL)).is_ok() {
         let _ = receiver.skip(FAREWELL_BYTES);
+    }
+}
+
+/// What a member's message means; `land` says where a reported gradient is.
+pub(super) fn translate(
+    session: u64,
+    message: ToServer,
+    land: impl FnOnce(u64, Gradient) -> io::Result<Landed>,
+) -> io::Result<Input> {
+    match message {
+        ToServer::Hello { .. } => Err(invalid("a second hello")),
+        ToServer::Ready { fingerprint } => Ok(Input::Ready { session, fingerprint }),
+        ToServer::Failed { reason } => Err(io::Error::other(reason)),
+        ToServer::Dropped { number } => Ok(Input::Dropped { session, number }),
+        ToServer::Report { number, compute, cpu, memory, loss, gradient } => {
+            let report = Report { compute, cpu, memory, ..Report::default() };
+            let gradient = land(number, gradient)?;
+            Ok(Input::Reported { session, number, report, loss, gradient })
+        }
     }
 }
 
@@ -181,29 +167,21 @@ impl Reader<'_> {
     }
 
     fn hear(&mut self, message: ToServer) -> io::Result<()> {
-        let session = self.session;
-        let input = match message {
-            ToServer::Hello { .. } => return Err(invalid("a second hello")),
-            ToServer::Ready { fingerprint } => Input::Ready { session, fingerprint },
-            ToServer::Failed { reason } => return Err(io::Error::other(reason)),
-            ToServer::Dropped { number } => Input::Dropped { session, number },
-            ToServer::Report { number, compute, loss, gradient } => {
-                let gradient = match gradient {
-                    Gradient::InPlace => Landed::InPlace,
-                    Gradient::Withheld => Landed::Nowhere,
-                    Gradient::Follows => match self.receive(number)? {
-                        Some(landed) => landed,
-                        None => return Ok(()),
-                    },
-                };
-                Input::Reported { session, number, compute, loss, gradient }
+        let mut dropped = false;
+        let input = translate(self.session, message, |number, gradient| match gradient {
+            Gradient::InPlace => Ok(Landed::InPlace),
+            Gradient::Withheld => Ok(Landed::Nowhere),
+            Gradient::Follows => {
+                let landed = self.receive(number)?;
+                dropped = landed.is_none();
+                Ok(landed.unwrap_or(Landed::Nowhere))
             }
-        };
-        self.tell(input)
+        })?;
+        if dropped { Ok(()) } else { self.tell(input) }
     }
 
     fn tell(&self, input: Input) -> io::Result<()> {
-        self.context.inputs.send(input).map_err(|_| io::Error::other("the run is over"))
+        self.context.door.send(input).map_err(|_| io::Error::other("the run is over"))
     }
 
     /// Reads a gradient; `None` if the worker dropped the task on the way.

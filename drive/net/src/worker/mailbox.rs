@@ -8,24 +8,14 @@ use paceline_core::{Assignment, Version};
 
 use crate::region::Region;
 
-/// Where a task's values are.
-#[derive(Debug, Clone)]
-pub(super) enum Place {
-    /// In buffers shared with the server.
-    Shared {
-        parameters: Arc<Region>,
-        /// Written by whoever computes the task, one at a time.
-        gradient: Arc<Mutex<Region>>,
-    },
-    /// The parameters come by network; the gradient goes that way.
-    Network,
-}
-
 /// A task to do.
 #[derive(Debug, Clone)]
 pub(super) struct Work {
     pub(super) assignment: Assignment,
-    pub(super) place: Place,
+    /// The model to use, once it is there: shared, or received.
+    pub(super) parameters: Option<Arc<Region>>,
+    /// Where the gradient goes, if it is shared; one task at a time writes it.
+    pub(super) gradient: Option<Arc<Mutex<Region>>>,
 }
 
 impl Work {
@@ -80,8 +70,13 @@ impl Mailbox {
     // --- what the reader tells ---
 
     /// Takes work in. Everything else, but `after`, is called off: returns the tasks that will not even begin.
-    pub(super) fn assign(&self, work: Work, after: Option<u64>) -> Vec<u64> {
+    pub(super) fn assign(&self, mut work: Work, after: Option<u64>) -> Vec<u64> {
         let mut state = self.lock();
+        if let Some((version, model)) = &state.model
+            && *version == work.assignment.version
+        {
+            work.parameters.get_or_insert_with(|| model.clone());
+        }
         if state.running.is_some_and(|running| Some(running.task.number) != after) {
             state.called_off = true;
         }
@@ -101,9 +96,13 @@ impl Mailbox {
         take_pending(&mut state, |pending| pending == number)
     }
 
-    /// A model has arrived.
+    /// A model has arrived, for the tasks that wait for it and those that will come.
     pub(super) fn model(&self, version: Version, parameters: Arc<Region>) {
-        self.lock().model = Some((version, parameters));
+        let mut state = self.lock();
+        for work in state.pending.iter_mut().filter(|work| work.assignment.version == version) {
+            work.parameters.get_or_insert_with(|| parameters.clone());
+        }
+        state.model = Some((version, parameters));
         self.changed.notify_all();
     }
 
@@ -124,15 +123,9 @@ impl Mailbox {
             if let Some(end) = &state.end {
                 return Err(end.clone());
             }
-            let next = state.pending.front().and_then(|work| match &work.place {
-                Place::Shared { parameters, .. } => Some(parameters.clone()),
-                Place::Network => {
-                    let (version, parameters) = state.model.as_ref()?;
-                    (*version == work.assignment.version).then(|| parameters.clone())
-                }
-            });
-            if let (Some(parameters), Some(work)) = (next, state.pending.front().cloned()) {
-                state.pending.pop_front();
+            if let Some(parameters) = state.pending.front().and_then(|work| work.parameters.clone())
+                && let Some(work) = state.pending.pop_front()
+            {
                 state.running = Some(work.assignment);
                 state.called_off = false;
                 return Ok((work, parameters));
@@ -205,7 +198,7 @@ mod tests {
         let task = TaskId { worker: WorkerId(0), number };
         let work = paceline_core::Work::Gradient;
         let assignment = Assignment { task, version: Version(version), work, samples: 1, offset: 0, queued: false };
-        Work { assignment, place: Place::Network }
+        Work { assignment, parameters: None, gradient: None }
     }
 
     fn model(mailbox: &Mailbox, version: u64) {
@@ -229,6 +222,21 @@ mod tests {
         mailbox.finish();
         model(&mailbox, 2);
         assert_eq!(begin(&mailbox), 2);
+    }
+
+    #[test]
+    fn a_task_keeps_the_model_that_came_for_it() {
+        let mailbox = Mailbox::default();
+        mailbox.assign(work(0, 0), None);
+        model(&mailbox, 0);
+        mailbox.assign(work(1, 1), Some(0));
+        model(&mailbox, 1);
+        assert_eq!(begin(&mailbox), 0);
+        mailbox.finish();
+        assert_eq!(begin(&mailbox), 1);
+        mailbox.assign(work(2, 1), Some(1));
+        mailbox.finish();
+        assert_eq!(begin(&mailbox), 2, "the same model serves again");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod connect;
 mod emulation;
+mod load;
 mod mailbox;
 
 use std::collections::BTreeMap;
@@ -25,7 +26,8 @@ use crate::link::{Incoming, Receiver, Sender, Traffic, unexpected};
 use crate::message::{Buffer, Buffers, Gradient, ToServer, ToWorker};
 use crate::region::{Region, Writer};
 use connect::connect;
-use mailbox::{End, Mailbox, Place, Use, Work};
+use load::Load;
+use mailbox::{End, Mailbox, Use, Work};
 
 /// How a worker joins.
 #[derive(Debug)]
@@ -157,7 +159,7 @@ impl Worker {
                 mailbox: &mailbox,
                 encoding,
                 length,
-                shared: BTreeMap::new(),
+                parameters: BTreeMap::new(),
                 gradients: BTreeMap::new(),
                 models: Vec::new(),
             };
@@ -170,6 +172,7 @@ impl Worker {
                 encoding,
                 gradient: gradient.map_err(lost)?,
                 emulation: self.emulation.as_mut(),
+                load: Load::default(),
                 tasks: 0,
             };
             let end = computer.compute();
@@ -197,7 +200,7 @@ struct Reader<'a> {
     encoding: Encoding,
     length: usize,
     /// Parameter buffers shared by the server.
-    shared: BTreeMap<u32, Arc<Region>>,
+    parameters: BTreeMap<u32, Arc<Region>>,
     /// Gradient buffers shared by the server.
     gradients: BTreeMap<u32, Arc<Mutex<Region>>>,
     /// Own buffers that models are received into; one is used again when no task reads it.
@@ -226,8 +229,8 @@ impl Reader<'_> {
     fn hear(&mut self, message: ToWorker) -> io::Result<()> {
         let dropped = match message {
             ToWorker::Assign { assignment, after, buffers } => {
-                let place = buffers.map_or(Ok(Place::Network), |buffers| self.place(buffers))?;
-                self.mailbox.assign(Work { assignment, place }, after)
+                let (parameters, gradient) = buffers.map(|buffers| self.shared(buffers)).transpose()?.unzip();
+                self.mailbox.assign(Work { assignment, parameters, gradient }, after)
             }
             ToWorker::Interrupt { number } => self.mailbox.interrupt(number),
             ToWorker::Map { buffer, length } => {
@@ -248,11 +251,9 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn place(&self, Buffers { parameters, gradient }: Buffers) -> io::Result<Place> {
-        match (self.shared.get(&parameters), self.gradients.get(&gradient)) {
-            (Some(parameters), Some(gradient)) => {
-                Ok(Place::Shared { parameters: parameters.clone(), gradient: gradient.clone() })
-            }
+    fn shared(&self, Buffers { parameters, gradient }: Buffers) -> io::Result<(Arc<Region>, Arc<Mutex<Region>>)> {
+        match (self.parameters.get(&parameters), self.gradients.get(&gradient)) {
+            (Some(parameters), Some(gradient)) => Ok((parameters.clone(), gradient.clone())),
             _ => Err(invalid(format!("shared buffers {parameters} and {gradient} are not both known"))),
         }
     }
@@ -265,7 +266,7 @@ impl Reader<'_> {
         match buffer {
             Buffer::Parameters(index) => {
                 let region = Region::open(file, self.length, Writer::Maker)?;
-                self.shared.insert(index, Arc::new(region));
+                self.parameters.insert(index, Arc::new(region));
             }
             Buffer::Gradient(index) => {
                 let region = Region::open(file, self.length, Writer::Guest)?;
@@ -319,6 +320,7 @@ struct Computer<'a> {
     /// Where gradients lie before they are sent, if they are.
     gradient: Option<Region>,
     emulation: Option<&'a mut Emulation>,
+    load: Load,
     tasks: u64,
 }
 
@@ -343,16 +345,16 @@ impl Computer<'_> {
         }
     }
 
-    fn carry_out(&mut self, Work { assignment, place }: Work, parameters: &Region) -> io::Result<()> {
+    fn carry_out(&mut self, Work { assignment, gradient, .. }: Work, parameters: &Region) -> io::Result<()> {
         let draw = Draw { worker: assignment.task.worker.0, offset: assignment.offset, samples: assignment.samples };
         let began = Instant::now();
-        let loss = match (&place, &mut self.gradient) {
-            (Place::Shared { gradient, .. }, _) => {
-                let mut gradient = gradient.lock().unwrap_or_else(PoisonError::into_inner);
-                self.replica.gradient(parameters.values(), draw, gradient.values_mut())
+        let loss = match (gradient, &mut self.gradient) {
+            (Some(shared), _) => {
+                let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                self.replica.gradient(parameters.values(), draw, shared.values_mut())
             }
-            (Place::Network, Some(gradient)) => self.replica.gradient(parameters.values(), draw, gradient.values_mut()),
-            (Place::Network, None) => return Err(invalid("an assignment without its shared buffers".into())),
+            (None, Some(own)) => self.replica.gradient(parameters.values(), draw, own.values_mut()),
+            (None, None) => return Err(invalid("an assignment without its shared buffers".into())),
         };
         if let Some(emulation) = &mut self.emulation {
             let pause = emulation.pause(began.elapsed());
@@ -360,7 +362,8 @@ impl Computer<'_> {
         }
         let compute = Span(began.elapsed().as_nanos() as u64);
         let number = assignment.task.number;
-        let report = |gradient| ToServer::Report { number, compute, loss, gradient };
+        let (cpu, memory) = self.load.shares();
+        let report = |gradient| ToServer::Report { number, compute, cpu, memory, loss, gradient };
         match (self.mailbox.usefulness(), &self.gradient) {
             (Use::None, _) => return lock(self.sender).message(&ToServer::Dropped { number }),
             (_, None) => lock(self.sender).message(&report(Gradient::InPlace))?,

@@ -1,11 +1,10 @@
 //! Fig. 8 (and 9): schemes at three levels of unevenness.
 
-use std::collections::VecDeque;
-
 use paceline_core::SchemeSpec;
 use paceline_run::{Iteration, Monitor, Observer};
 use serde_json::json;
 
+use super::super::target::Target;
 use super::super::{Conditions, Findings};
 use super::{CLUSTER_A, LEARNING, Pace, mean, scenario};
 use crate::batch;
@@ -27,8 +26,7 @@ const LEARNING_UNTIL: &str = "samples=120000";
 
 /// When a run reaches the target.
 struct Learning {
-    window: usize,
-    losses: VecDeque<f64>,
+    target: Target,
     updates: u64,
     reached: Option<u64>,
 }
@@ -36,11 +34,7 @@ struct Learning {
 impl Observer for Learning {
     fn on_iteration(&mut self, iteration: &Iteration, _monitor: &Monitor) {
         self.updates += iteration.waited_for as u64;
-        self.losses.extend(iteration.loss.iter().flat_map(|&loss| std::iter::repeat_n(loss, iteration.waited_for)));
-        let excess = self.losses.len().saturating_sub(self.window);
-        self.losses.drain(..excess);
-        let is_full = self.losses.len() == self.window;
-        if self.reached.is_none() && is_full && self.losses.iter().sum::<f64>() < TARGET * self.window as f64 {
+        if self.target.is_met(iteration) && self.reached.is_none() {
             self.reached = Some(self.updates);
         }
     }
@@ -70,8 +64,8 @@ pub fn run(conditions: &Conditions) -> Result<Findings, Failure> {
             let spec: SchemeSpec = scheme.parse()?;
             let mut watch = Pace::new(pace.setup().workers);
             pace.simulation(&spec, seed, 1)?.run(&mut watch)?;
-            let window = UPDATES_PER_WORKER * learning.setup().workers;
-            let mut learnt = Learning { window, losses: VecDeque::new(), updates: 0, reached: None };
+            let target = Target::new(TARGET, UPDATES_PER_WORKER * learning.setup().workers);
+            let mut learnt = Learning { target, updates: 0, reached: None };
             let mut simulation = learning.simulation(&spec, seed, 1)?;
             simulation.goals = LEARNING_UNTIL.parse()?;
             simulation.run(&mut learnt)?;
