@@ -12,7 +12,6 @@ struct Perceptron {
     hidden: Linear,
     output: Linear,
 }
-
 impl Network for Perceptron {
     type Input = Tensor<2>;
     fn logits(&self, points: Tensor<2>) -> Tensor<2> {
@@ -55,5 +54,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     let training = Training::new(Arc::new(BurnWorkload::new(build, Spiral, &device("cpu")?)), 0.5);
     let (slowness, goals) = ("0=5".parse()?, "accuracy>0.97,iterations=5000".parse()?);
     let summary = Simulation { scheme, slowness, goals, ..Simulation::of(training) }.run(&mut ())?.summary;
-    Ok(println!("{}: {} after {:.0} s of virtual time", summary.scheme, summary.stopped_by, summary.time))
+    println!("{}: {} after {:.0} s of virtual time", summary.scheme, summary.stopped_by, summary.time);
+    Ok(())
 }

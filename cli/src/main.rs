@@ -1,4 +1,8 @@
 //! The `paceline` command: train one model on many unequal, unreliable workers.
+#![allow(
+    rustdoc::broken_intra_doc_links,
+    reason = "comments on options are help texts, in which brackets are brackets"
+)]
 
 mod batch;
 mod commands;

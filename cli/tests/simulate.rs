@@ -177,7 +177,7 @@ fn help_shows_what_to_type_next() {
     for arguments in [&["--help"][..], &["simulate", "--help"]] {
         let output = paceline(arguments);
         let text = String::from_utf8(output.stdout).unwrap();
-        assert!(output.status.success() && text.contains("Examples:\n  paceline simulate"), "{text}");
+        assert!(output.status.success() && text.contains("Examples:\n  paceline "), "{text}");
     }
     let help = String::from_utf8(paceline(&["simulate", "--help"]).stdout).unwrap();
     assert!(help.contains("ssp") && help.contains("staleness: "), "{help}");
