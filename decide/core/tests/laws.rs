@@ -20,7 +20,7 @@ fn specs() -> Vec<String> {
             "backup:k=4,",
             "backup:k=6,",
             "dbw:",
-            "dbw:memory=window-3,smoothness=measured,",
+            "dbw:memory=window-3,formulas=printed,",
             "b-dbw:memory=discount-0.7,",
             "adasync:",
             "lb-bsp:warm-up=3,",

@@ -4,6 +4,7 @@
 use super::{Settings, Setup, SpecError};
 use crate::gain::{Gain, GainEstimator, Smoothness};
 use crate::iteration_times::{IterationTimes, MOST_WORKERS};
+use crate::loss_guard::LossGuard;
 use crate::reason::{Choice, Estimate};
 use crate::rounds::{Arrival, Quorum, Rounds};
 use crate::{Aggregate, Reason, Scheme, Time};
@@ -34,17 +35,18 @@ impl Worth {
 pub(super) struct Dynamic {
     worth: Worth,
     times: IterationTimes,
-    /// β: k must rise when the loss has risen by more than this factor.
-    beta: f64,
+    guard: LossGuard,
     /// What the last iteration waited for; `None` before its end.
     waited_for: Option<usize>,
-    loss: Option<f64>,
-    loss_rose: bool,
     choice: Choice,
     estimate: Option<Estimate>,
 }
 
 impl Dynamic {
+    fn new(worth: Worth, times: IterationTimes, guard: LossGuard) -> Self {
+        Dynamic { worth, times, guard, waited_for: None, choice: Choice::NothingKnown, estimate: None }
+    }
+
     /// (18) and (19): what to wait for, of `live`.
     fn decide(&mut self, live: usize) -> usize {
         self.estimate = None;
@@ -58,7 +60,7 @@ impl Dynamic {
             None => (expected.len(), Choice::NoGain),
         };
         // DBW (19)
-        if self.loss_rose && waited_for < live && k <= waited_for {
+        if self.guard.rose() && waited_for < live && k <= waited_for {
             (k, choice) = (waited_for + 1, Choice::LossRose);
         }
         self.choice = choice;
@@ -105,20 +107,36 @@ impl Quorum for Dynamic {
     fn on_committed(&mut self, _now: Time, updates: usize, aggregate: Option<&Aggregate>) {
         self.waited_for = Some(updates);
         let Some(aggregate) = aggregate else { return };
-        self.loss_rose = self.loss.is_some_and(|before| aggregate.loss > self.beta * before);
-        self.loss = Some(aggregate.loss);
+        self.guard.observe(aggregate.loss);
         if let Worth::Estimated(estimator) = &mut self.worth {
             estimator.observe(updates, aggregate);
         }
     }
 }
 
+/// Whether estimates are as printed, or hold out against noise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Formulas {
+    Robust,
+    Printed,
+}
+
+impl Formulas {
+    fn of(settings: &Settings<'_>) -> Result<Self, SpecError> {
+        settings.choice("formulas", &[("robust", Formulas::Robust), ("printed", Formulas::Printed)])
+    }
+}
+
+/// D if not given.
+const WINDOW: usize = 5;
+
 pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
-    let window = settings.optional("window", 5, 1..=1_000_000)?;
-    let smoothness =
-        settings.choice("smoothness", &[("rate", Smoothness::Rate), ("measured", Smoothness::Measured)])?;
-    let estimator = GainEstimator::new(window, smoothness);
-    build_dynamic(Worth::Estimated(estimator), settings, setup)
+    let window = settings.optional("window", WINDOW, 1..=1_000_000)?;
+    let smoothness = match Formulas::of(settings)? {
+        Formulas::Robust => Smoothness::Rate,
+        Formulas::Printed => Smoothness::Measured,
+    };
+    build_dynamic(Worth::Estimated(GainEstimator::new(window, smoothness)), settings, setup)
 }
 
 /// What DBW and blind DBW have in common.
@@ -128,20 +146,14 @@ pub(super) fn build_dynamic(
     setup: &Setup,
 ) -> Result<Box<dyn Scheme>, SpecError> {
     let beta = settings.optional("beta", 1.01, 1.0..=1000.0)?;
+    let guard = match Formulas::of(settings)? {
+        Formulas::Robust => LossGuard::clear(beta, WINDOW),
+        Formulas::Printed => LossGuard::printed(beta),
+    };
     let memory = settings.parsed("memory", Default::default())?;
     let times = (setup.workers <= MOST_WORKERS).then(|| IterationTimes::new(setup.workers, memory).ok()).flatten();
     let times = times.ok_or_else(|| settings.too_many_workers(setup.workers, MOST_WORKERS))?;
-    let dynamic = Dynamic {
-        worth,
-        times,
-        beta,
-        waited_for: None,
-        loss: None,
-        loss_rose: false,
-        choice: Choice::NothingKnown,
-        estimate: None,
-    };
-    Ok(Box::new(Rounds::new(dynamic, settings.handout(setup)?, setup.batch)))
+    Ok(Box::new(Rounds::new(Dynamic::new(worth, times, guard), settings.handout(setup)?, setup.batch)))
 }
 
 #[cfg(test)]
@@ -151,16 +163,7 @@ mod tests {
 
     fn dynamic(worth: Worth, workers: usize) -> Dynamic {
         let times = IterationTimes::new(workers, Memory::All).unwrap();
-        Dynamic {
-            worth,
-            times,
-            beta: 1.01,
-            waited_for: None,
-            loss: None,
-            loss_rose: false,
-            choice: Choice::NothingKnown,
-            estimate: None,
-        }
+        Dynamic::new(worth, times, LossGuard::printed(1.01))
     }
 
     fn estimating(workers: usize) -> Dynamic {

@@ -49,7 +49,11 @@ pub struct Entry {
     build: Build,
 }
 
-/// A setting of those that learn iteration times.
+// What dbw and b-dbw have in common.
+const FORMULAS: (&str, &str) =
+    ("formulas", "robust (estimates that hold out against noise) or printed (the paper's); default robust");
+const BETA: (&str, &str) =
+    ("beta", "wait for more than before when the loss has risen by more than this factor; default 1.01");
 const MEMORY: (&str, &str) =
     ("memory", "which round trips count: all, window-N (iterations) or discount-FACTOR (per iteration); default all");
 
@@ -78,11 +82,8 @@ pub const CATALOGUE: &[Entry] = &[
         summary: "wait for as many as lower the loss fastest, chosen in every iteration",
         settings: &[
             ("window", "iterations that estimates of the gradient and its noise are averaged over; default 5"),
-            (
-                "smoothness",
-                "what the loss's curvature is told from: rate (1/rate) or measured (as printed); default rate",
-            ),
-            ("beta", "wait for more than before when the loss has risen by more than this factor; default 1.01"),
+            FORMULAS,
+            BETA,
             MEMORY,
         ],
         hands_out: true,
@@ -91,10 +92,7 @@ pub const CATALOGUE: &[Entry] = &[
     Entry {
         name: "b-dbw",
         summary: "wait for as many as give the most gradients per time, chosen in every iteration",
-        settings: &[
-            ("beta", "wait for more than before when the loss has risen by more than this factor; default 1.01"),
-            MEMORY,
-        ],
+        settings: &[FORMULAS, BETA, MEMORY],
         hands_out: true,
         build: b_dbw::build,
     },
