@@ -3,7 +3,7 @@
 //! - [`Trainer`], and its [`Stepper`]: what a commit does to the model.
 //! - [`Goals`]: when a run is over.
 //! - [`Monitor`]: what it has to show; [`Observer`]s follow it as it goes.
-//! - [`EventLog`] and [`replay`]: its event stream.
+//! - [`EventLog`], [`recall`] and [`replay`]: its event stream.
 //! - [`Trace`]: its workers' times.
 
 mod events;
@@ -12,7 +12,7 @@ mod monitor;
 mod trace;
 mod trainer;
 
-pub use events::{EventLog, Header, ReplayError, Replayed, replay};
+pub use events::{EventLog, Header, ReplayError, Replayed, recall, replay};
 pub use goal::{Goal, GoalError, Goals, LOSS_WINDOW, Standing};
 pub use monitor::{Iteration, Monitor, Observer, Run, Summary};
 pub use trace::{Recorder, Trace, TraceError, TraceErrorKind};
