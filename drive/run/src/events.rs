@@ -158,12 +158,11 @@ pub struct Replayed {
     pub decisions: u64,
 }
 
-type Turn = Line<Event, Vec<Decision>>;
+/// A turn with the number of its line, if it can be read.
+type Turn = Result<(usize, Line<Event, Vec<Decision>>), ReplayError>;
 
-/// A stream's header, and its turns with the numbers of their lines.
-fn turns(
-    stream: impl BufRead,
-) -> Result<(Header, impl Iterator<Item = Result<(usize, Turn), ReplayError>>), ReplayError> {
+/// A stream's header and its turns.
+fn turns(stream: impl BufRead) -> Result<(Header, impl Iterator<Item = Turn>), ReplayError> {
     let mut lines = stream.lines().enumerate().map(|(index, text)| (index + 1, text));
     let (line, text) = lines.next().ok_or(ReplayError::Empty)?;
     let text = text.map_err(|error| ReplayError::Unreadable { line, error })?;
