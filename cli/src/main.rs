@@ -14,6 +14,7 @@ mod plot;
 mod recipe;
 mod run_folder;
 mod serving;
+mod speeds;
 
 use std::process::ExitCode;
 

@@ -45,11 +45,11 @@ impl Traffic {
     }
 }
 
-/// A connected socket.
-#[derive(Debug)]
+/// A connected socket. Clones are the same connection and the same file descriptor, of which there are never enough.
+#[derive(Debug, Clone)]
 pub(crate) enum Socket {
-    Tcp(TcpStream),
-    Local(UnixStream),
+    Tcp(Arc<TcpStream>),
+    Local(Arc<UnixStream>),
 }
 
 impl Socket {
@@ -66,18 +66,16 @@ impl Socket {
         if let Some(name) = congestion {
             sockopt::set_tcp_congestion(&stream, name)?;
         }
-        Ok(Socket::Tcp(stream))
+        Ok(Socket::Tcp(Arc::new(stream)))
+    }
+
+    /// A connection on this host.
+    pub(crate) fn local(stream: UnixStream) -> Self {
+        Socket::Local(Arc::new(stream))
     }
 
     pub(crate) fn is_local(&self) -> bool {
         matches!(self, Socket::Local(_))
-    }
-
-    pub(crate) fn try_clone(&self) -> io::Result<Self> {
-        Ok(match self {
-            Socket::Tcp(stream) => Socket::Tcp(stream.try_clone()?),
-            Socket::Local(stream) => Socket::Local(stream.try_clone()?),
-        })
     }
 
     /// Ends the connection in one or both directions. That it has ended already is no error.
@@ -133,8 +131,8 @@ impl Write for &Socket {
 
     fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
-            Socket::Tcp(stream) => (&*stream).write_vectored(slices),
-            Socket::Local(stream) => (&*stream).write_vectored(slices),
+            Socket::Tcp(stream) => (&**stream).write_vectored(slices),
+            Socket::Local(stream) => (&**stream).write_vectored(slices),
         }
     }
 
@@ -152,7 +150,7 @@ struct Source {
 impl Read for Source {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         match &self.socket {
-            Socket::Tcp(stream) => (&*stream).read(bytes),
+            Socket::Tcp(stream) => (&**stream).read(bytes),
             Socket::Local(stream) => {
                 let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
                 let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -360,8 +358,8 @@ mod tests {
     #[test]
     fn file_descriptors_arrive_with_their_message() {
         let (near, far) = UnixStream::pair().unwrap();
-        let near = Socket::Local(near);
-        let mut receiver = Receiver::new(Socket::Local(far), Traffic::default());
+        let near = Socket::local(near);
+        let mut receiver = Receiver::new(Socket::local(far), Traffic::default());
         let frame = frame::encode(&ToServer::Dropped { number: 1 }).unwrap();
         let mut region = Region::shared(3, Writer::Maker).unwrap();
         region.values_mut()[2] = 4.0;
@@ -381,7 +379,7 @@ mod tests {
     #[test]
     fn a_reader_that_never_reads_is_noticed_at_once() {
         let (near, _far) = UnixStream::pair().unwrap();
-        let near = Socket::Local(near);
+        let near = Socket::local(near);
         let frame = frame::encode(&ToServer::Dropped { number: 1 }).unwrap();
         let error = (0..100_000).find_map(|_| near.send_now(&frame, None).err()).unwrap();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);

@@ -64,6 +64,11 @@ impl Region {
         Ok(Region { map, length, file: None })
     }
 
+    /// Gives the file descriptor up once it was handed over; the memory stays.
+    pub(crate) fn close_file(&mut self) {
+        self.file = None;
+    }
+
     /// The file descriptor to hand over, where the region is shared.
     pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(AsFd::as_fd)

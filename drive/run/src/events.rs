@@ -158,11 +158,11 @@ pub struct Replayed {
     pub decisions: u64,
 }
 
-/// Feeds a recorded stream to its scheme and compares every decision.
-///
-/// # Errors
-/// At the first line that can't be read or decision that differs.
-pub fn replay(stream: impl BufRead) -> Result<Replayed, ReplayError> {
+/// A turn with the number of its line, if it can be read.
+type Turn = Result<(usize, Line<Event, Vec<Decision>>), ReplayError>;
+
+/// A stream's header and its turns.
+fn turns(stream: impl BufRead) -> Result<(Header, impl Iterator<Item = Turn>), ReplayError> {
     let mut lines = stream.lines().enumerate().map(|(index, text)| (index + 1, text));
     let (line, text) = lines.next().ok_or(ReplayError::Empty)?;
     let text = text.map_err(|error| ReplayError::Unreadable { line, error })?;
@@ -170,12 +170,37 @@ pub fn replay(stream: impl BufRead) -> Result<Replayed, ReplayError> {
     if header.format != FORMAT {
         return Err(ReplayError::OtherFormat { found: header.format });
     }
+    let turns = lines.map(|(line, text)| {
+        let text = text.map_err(|error| ReplayError::Unreadable { line, error })?;
+        let turn = serde_json::from_str(&text).map_err(|error| ReplayError::Malformed { line, error })?;
+        Ok((line, turn))
+    });
+    Ok((header, turns))
+}
+
+/// Shows a recorded stream's turns to an observer, as they were.
+///
+/// # Errors
+/// At the first line that can't be read.
+pub fn recall(stream: impl BufRead, observer: &mut dyn Observer) -> Result<Header, ReplayError> {
+    let (header, turns) = turns(stream)?;
+    for turn in turns {
+        let (_, Line { time, event, decisions }) = turn?;
+        observer.on_turn(time, &event, &decisions);
+    }
+    Ok(header)
+}
+
+/// Feeds a recorded stream to its scheme and compares every decision.
+///
+/// # Errors
+/// At the first line that can't be read or decision that differs.
+pub fn replay(stream: impl BufRead) -> Result<Replayed, ReplayError> {
+    let (header, turns) = turns(stream)?;
     let mut ledger = Ledger::new(header.scheme.build(&header.setup())?);
     let mut replayed = Replayed { scheme: header.scheme.to_string(), events: 0, decisions: 0 };
-    for (line, text) in lines {
-        let text = text.map_err(|error| ReplayError::Unreadable { line, error })?;
-        let Line { time, event, decisions }: Line<Event, Vec<Decision>> =
-            serde_json::from_str(&text).map_err(|error| ReplayError::Malformed { line, error })?;
+    for turn in turns {
+        let (line, Line { time, event, decisions }) = turn?;
         let decided = ledger.handle(time, event).map_err(|error| ReplayError::Ledger { line, error })?;
         if let Some(position) = first_difference(&decisions, decided) {
             let at = |list: &[Decision]| list.get(position).cloned().map(Box::new);
@@ -221,6 +246,12 @@ mod tests {
         let replayed = replay(recorded().as_bytes()).unwrap();
         // Two first assignments; then the commit and both workers' next work.
         assert_eq!((replayed.events, replayed.decisions), (3, 5));
+        let mut again = Vec::new();
+        let header = Header::new("backup:k=1".parse().unwrap(), &Setup { workers: 2, batch: 4, handout: None });
+        let mut log = EventLog::new(&mut again, &header).unwrap();
+        assert_eq!(recall(recorded().as_bytes(), &mut log).unwrap(), header);
+        log.finish().unwrap();
+        assert_eq!(String::from_utf8(again).unwrap(), recorded());
     }
 
     #[test]

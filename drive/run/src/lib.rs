@@ -4,7 +4,7 @@
 //! - [`LocalReplica`]: what a worker's local iterations do to its replica.
 //! - [`Goals`]: when a run is over.
 //! - [`Monitor`]: what it has to show; [`Observer`]s follow it as it goes.
-//! - [`EventLog`] and [`replay`]: its event stream.
+//! - [`EventLog`], [`recall`] and [`replay`]: its event stream.
 //! - [`Trace`]: its workers' times.
 
 mod events;
@@ -14,7 +14,7 @@ mod monitor;
 mod trace;
 mod trainer;
 
-pub use events::{EventLog, Header, ReplayError, Replayed, replay};
+pub use events::{EventLog, Header, ReplayError, Replayed, recall, replay};
 pub use goal::{Goal, GoalError, Goals, LOSS_WINDOW, Standing};
 pub use local::{LocalReplica, drawn_to};
 pub use monitor::{Iteration, Monitor, Observer, Run, Summary, WorkerTimes};

@@ -2,6 +2,7 @@
 
 mod barrier;
 mod batches;
+mod speeds;
 
 use clap::{Args, Subcommand};
 
@@ -18,6 +19,7 @@ pub struct Plan {
 enum What {
     Barrier(barrier::Barrier),
     Batches(batches::Batches),
+    Speeds(speeds::SpeedsOf),
 }
 
 impl Plan {
@@ -25,6 +27,7 @@ impl Plan {
         match self.what {
             What::Barrier(command) => command.run(),
             What::Batches(command) => command.run(),
+            What::Speeds(command) => command.run(),
         }
     }
 }

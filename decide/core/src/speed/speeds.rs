@@ -36,6 +36,11 @@ impl Speeds {
         self.kind
     }
 
+    /// What the latest to finish its training learnt, or what all started from; `None` if there is neither.
+    pub fn weights(&self) -> Option<&[f64]> {
+        self.latest.as_deref()
+    }
+
     /// The worker was so fast in the iteration that ended, and has these resources now.
     pub fn observe(&mut self, worker: WorkerId, speed: f64, resources: Resources) {
         if !speed.is_finite() || speed <= 0.0 {

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::net::sockopt::socket_peercred;
-use rustix::process::getuid;
+use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
 
 use super::inputs::Input;
 use super::session::{Context, FAREWELL, STACK, attend};
@@ -30,6 +30,13 @@ const BREATH: Duration = Duration::from_millis(100);
 pub(super) enum Listener {
     Tcp(TcpListener),
     Local(UnixListener),
+}
+
+/// Lets this process have as many open files as it may: every connection is one, and the usual limit is low.
+pub(super) fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    // If it can't be raised, connections are turned away when it is reached.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 impl Listener {
@@ -61,7 +68,7 @@ impl Listener {
                 if peer.uid != getuid() {
                     return Err(io::Error::new(io::ErrorKind::PermissionDenied, "a process of another user"));
                 }
-                Ok((Socket::Local(stream), format!("process {}", peer.pid)))
+                Ok((Socket::local(stream), format!("process {}", peer.pid)))
             }
         }
     }
@@ -108,7 +115,7 @@ impl Switchboard {
         if board.open.len() >= CONNECTIONS {
             return Err(io::Error::other(format!("there are {CONNECTIONS} connections already")));
         }
-        board.open.insert(session, socket.try_clone()?);
+        board.open.insert(session, socket.clone());
         Ok(())
     }
 

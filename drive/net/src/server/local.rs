@@ -66,9 +66,7 @@ impl LocalReader {
 
     /// Tells a stranger why. One that is gone can't be told.
     fn refuse(&self, reason: &str) {
-        if let Ok(socket) = self.socket.try_clone() {
-            Outbox::new(socket).close(&ToWorker::Refuse { reason: reason.into() });
-        }
+        Outbox::new(self.socket.clone()).close(&ToWorker::Refuse { reason: reason.into() });
     }
 
     /// Says whether the peer has closed.
@@ -109,7 +107,7 @@ impl LocalReader {
     fn hear(&mut self, message: ToServer) -> io::Result<Input> {
         match message {
             ToServer::Hello { rank, emulated } if self.desk.is_none() => {
-                let outbox = Outbox::new(self.socket.try_clone()?);
+                let outbox = Outbox::new(self.socket.clone());
                 let desk = Arc::new(Desk::default());
                 self.desk = Some(desk.clone());
                 Ok(Input::Arrived { session: self.session, peer: self.peer.clone(), rank, emulated, outbox, desk })

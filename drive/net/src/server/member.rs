@@ -47,6 +47,8 @@ pub(super) enum Nonsense {
     UnknownTask(u64),
     #[error("task {0} was dropped, but nobody had called it off")]
     NotCalledOff(u64),
+    #[error("task {0} was reported, but another comes first")]
+    OutOfTurn(u64),
 }
 
 /// A task that the worker has been told of.
@@ -190,8 +192,9 @@ impl Member {
         let index = match free {
             Some(index) => index,
             None => {
-                let region = Region::shared(length, Writer::Guest)?;
+                let mut region = Region::shared(length, Writer::Guest)?;
                 self.map(Buffer::Gradient(self.gradients.len() as u32), &region);
+                region.close_file();
                 self.gradients.push(Arc::new(region));
                 self.gradients.len() - 1
             }
@@ -205,8 +208,13 @@ impl Member {
 
     /// The worker says that a task is done.
     pub(super) fn reported(&mut self, number: u64) -> Result<Answer, Nonsense> {
+        let running = self.running();
         let task = self.unanswered.remove(&number).ok_or(Nonsense::UnknownTask(number))?;
-        Ok(if task.called_off { Answer::CalledOff } else { Answer::Wanted(task.gradient) })
+        match task {
+            Unanswered { called_off: true, .. } => Ok(Answer::CalledOff),
+            Unanswered { gradient, .. } if running == Some(number) => Ok(Answer::Wanted(gradient)),
+            Unanswered { .. } => Err(Nonsense::OutOfTurn(number)),
+        }
     }
 
     /// The worker says that it dropped a task.
@@ -222,5 +230,84 @@ impl Member {
     /// After an answer: what waited for it can go.
     pub(super) fn go_on(&mut self) -> io::Result<()> {
         self.send_waiting()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::{Receiver, Socket, Traffic};
+    use crate::server::ring::Ring;
+    use paceline_core::{TaskId, Version, WorkerId};
+    use std::os::unix::net::UnixStream;
+
+    /// A member that shares memory, and its worker's ear.
+    fn member() -> (Member, Receiver) {
+        let (near, far) = UnixStream::pair().unwrap();
+        let outbox = Outbox::new(Socket::local(near));
+        let member = Member::new(0, "a test".into(), None, outbox, Arc::default());
+        (member, Receiver::new(Socket::local(far), Traffic::default()))
+    }
+
+    fn task(number: u64, queued: bool) -> Assignment {
+        let task = TaskId { worker: WorkerId(0), number };
+        Assignment { task, version: Version(number), samples: 1, offset: 0, queued }
+    }
+
+    /// The next assignment: its number, what it comes after and where its gradient goes.
+    fn assigned(worker: &mut Receiver) -> (u64, Option<u64>, u32) {
+        loop {
+            if let ToWorker::Assign { assignment, after, buffers } = worker.message().unwrap() {
+                return (assignment.task.number, after, buffers.unwrap().gradient);
+            }
+        }
+    }
+
+    #[test]
+    fn newer_work_replaces_what_was_queued_and_only_so_much_goes_unanswered() {
+        let (mut member, mut worker) = member();
+        let ring = Ring::new(&[0.0; 8], true).unwrap();
+        member.assign(task(0, false), ring.newest()).unwrap();
+        for number in 1..5 {
+            member.assign(task(number, true), ring.newest()).unwrap();
+        }
+        assert_eq!(assigned(&mut worker), (0, None, 0));
+        assert_eq!(assigned(&mut worker), (1, Some(0), 1));
+        assert_eq!(assigned(&mut worker), (2, Some(0), 1), "its buffer is free again");
+        assert_eq!(member.waiting.len(), 1, "the third waits to be heard of, the fourth took its place");
+        member.dropped(1).unwrap();
+        member.go_on().unwrap();
+        assert_eq!(assigned(&mut worker), (4, Some(0), 1));
+        assert!(matches!(member.reported(0), Ok(Answer::Wanted(Some(_)))));
+    }
+
+    #[test]
+    fn gradients_that_wait_for_a_commit_are_not_overwritten() {
+        let (mut member, mut worker) = member();
+        let ring = Ring::new(&[0.0; 8], true).unwrap();
+        member.assign(task(0, false), ring.newest()).unwrap();
+        assert_eq!(assigned(&mut worker).2, 0);
+        let Ok(Answer::Wanted(Some(waits))) = member.reported(0) else { panic!("task 0 is wanted") };
+        member.assign(task(1, false), ring.newest()).unwrap();
+        assert_eq!(assigned(&mut worker).2, 1);
+        drop(waits);
+        assert!(matches!(member.reported(1), Ok(Answer::Wanted(Some(_)))));
+        member.assign(task(2, false), ring.newest()).unwrap();
+        assert_eq!(assigned(&mut worker).2, 0);
+    }
+
+    #[test]
+    fn answers_that_make_no_sense_are_told_apart() {
+        let (mut member, _worker) = member();
+        let ring = Ring::new(&[0.0; 8], true).unwrap();
+        member.assign(task(0, false), ring.newest()).unwrap();
+        member.assign(task(1, true), ring.newest()).unwrap();
+        assert_eq!(member.reported(7).unwrap_err(), Nonsense::UnknownTask(7));
+        assert_eq!(member.dropped(0).unwrap_err(), Nonsense::NotCalledOff(0));
+        member.interrupt(0);
+        assert!(matches!(member.reported(0), Ok(Answer::CalledOff)), "the interruption was under way");
+        assert_eq!(member.reported(0).unwrap_err(), Nonsense::UnknownTask(0));
+        member.assign(task(2, true), ring.newest()).unwrap();
+        assert_eq!(member.reported(2).unwrap_err(), Nonsense::OutOfTurn(2));
     }
 }

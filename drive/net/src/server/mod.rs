@@ -29,7 +29,7 @@ use crate::encoding::Encoding;
 use crate::link::Traffic;
 use coordinator::Coordinator;
 use inputs::{Door, Input, Inputs};
-use listen::{Listener, Switchboard, accept_all};
+use listen::{Listener, Switchboard, accept_all, raise_file_limit};
 use session::{Context, Pool};
 
 /// A run: what is trained, how, and until when.
@@ -155,11 +155,12 @@ impl Stopper {
 }
 
 impl Server {
-    /// Listens on all of `addresses`.
+    /// Listens on all of `addresses`, and lets this process have as many open files as it may.
     ///
     /// # Errors
     /// If one can't be listened on.
     pub fn bind(addresses: &[Address], transport: Transport) -> Result<Self, ServeError> {
+        raise_file_limit();
         let bind = |address: &Address| {
             Listener::bind(address).map_err(|error| ServeError::Bind { address: address.clone(), error })
         };

@@ -57,10 +57,8 @@ pub(super) struct Context {
 
 /// Talks to whoever connected, until it is gone and has been told what there was to tell.
 pub(super) fn attend(context: &Context, session: u64, peer: String, socket: Socket) {
-    let (outbox, receiver) = match (socket.try_clone(), socket.try_clone()) {
-        (Ok(out), Ok(own)) => (Outbox::new(out), Receiver::new(own, context.traffic.clone())),
-        (Err(error), _) | (_, Err(error)) => return turned_away(context, peer, error.to_string()),
-    };
+    let outbox = Outbox::new(socket.clone());
+    let receiver = Receiver::new(socket.clone(), context.traffic.clone());
     thread::scope(|scope| {
         if let Some(queue) = outbox.queue() {
             let writer = thread::Builder::new().name(format!("to {peer}")).stack_size(STACK);

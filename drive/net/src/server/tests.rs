@@ -110,7 +110,7 @@ impl Puppet {
 
     fn stranger(stream: TcpStream, job: &Job) -> Self {
         let socket = Socket::tcp(stream, None).unwrap();
-        let from = From::new(socket.try_clone().unwrap(), Traffic::default());
+        let from = From::new(socket.clone(), Traffic::default());
         Puppet { to: To::new(socket, Traffic::default()), from, length: job.workload.layout().len() }
     }
 

@@ -1,7 +1,7 @@
 //! Finding the server, with patience.
 
 use std::io;
-use std::net::TcpStream;
+use std::net::{TcpStream, ToSocketAddrs};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::thread;
@@ -16,6 +16,9 @@ const FIRST_WAIT: Duration = Duration::from_millis(100);
 
 /// The longest wait between attempts.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
+
+/// How long a host may take to answer at all.
+const ONE_ATTEMPT: Duration = Duration::from_secs(5);
 
 /// Connects to `address`. While nobody listens there it tries again for as long as `patience`, and calls `announce`
 /// before the first wait.
@@ -32,7 +35,14 @@ pub(super) fn connect(
             Ok(socket) => return Ok(socket),
             Err(error) => error,
         };
-        let absent = matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset);
+        let absent = matches!(
+            error.kind(),
+            io::ErrorKind::ConnectionRefused
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::HostUnreachable
+                | io::ErrorKind::NetworkUnreachable
+                | io::ErrorKind::TimedOut
+        );
         let left = patience.saturating_sub(began.elapsed());
         if !absent || left.is_zero() {
             let waited = absent.then(|| began.elapsed());
@@ -46,12 +56,24 @@ pub(super) fn connect(
     }
 }
 
+/// Connects to the first of a host's addresses that answers.
+fn reach(host: &str, port: u16) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+    for address in (host, port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, ONE_ATTEMPT) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
 fn attempt(address: &Address, congestion: Option<&str>) -> io::Result<Socket> {
     match address {
-        Address::Tcp { host, port } => Socket::tcp(TcpStream::connect((host.as_str(), *port))?, congestion),
+        Address::Tcp { host, port } => Socket::tcp(reach(host, *port)?, congestion),
         Address::Local { name } => {
             let address = SocketAddr::from_abstract_name(name)?;
-            Ok(Socket::Local(UnixStream::connect_addr(&address)?))
+            Ok(Socket::local(UnixStream::connect_addr(&address)?))
         }
     }
 }

@@ -128,7 +128,7 @@ impl Worker {
         let address = self.address.clone();
         let lost = |error: io::Error| WorkError::Lost { address: address.clone(), reason: error.to_string() };
         let shared = socket.is_local();
-        let mut receiver = Receiver::new(socket.try_clone().map_err(lost)?, Traffic::default());
+        let mut receiver = Receiver::new(socket.clone(), Traffic::default());
         let mut sender = Sender::new(socket, Traffic::default());
 
         let emulated = self.emulation.as_ref().map(ToString::to_string);

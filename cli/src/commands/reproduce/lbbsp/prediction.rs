@@ -1,8 +1,7 @@
 //! Table 3 and fig. 11: how well speeds are predicted, and what that is worth.
 
-use paceline_core::speed::{PredictorKind, Resources, Speeds};
-use paceline_core::{Action, Decision, Event, SchemeSpec, Time, WorkerId};
-use paceline_run::Observer;
+use paceline_core::SchemeSpec;
+use paceline_core::speed::PredictorKind;
 use serde_json::json;
 
 use super::super::{Conditions, Findings};
@@ -12,6 +11,7 @@ use crate::failure::Failure;
 use crate::options::Prepared;
 use crate::output::aligned;
 use crate::plot::{Figure, Mark, Series, colour_of};
+use crate::speeds::Shown;
 
 /// Table 3: the predictors, their errors and times.
 const PUBLISHED: [(&str, f64, f64); 6] = [
@@ -23,83 +23,18 @@ const PUBLISHED: [(&str, f64, f64); 6] = [
     ("narx", 4.78, 0.423),
 ];
 
-/// Iterations before networks serve, as in the scheme.
-const SERVES_AFTER: usize = 500;
-
-/// Training steps per iteration, as in the scheme.
-const TRAINING_STEPS: usize = 4;
-
-/// What every worker showed in each iteration: its speed, and what was in use of its machine then.
-#[derive(Default)]
-struct Shown {
-    sizes: Vec<u32>,
-    workers: Vec<Vec<(f64, Resources)>>,
-}
-
-impl Observer for Shown {
-    fn on_turn(&mut self, _now: Time, event: &Event, decisions: &[Decision]) {
-        if let Event::Reported { task, report } = event {
-            let worker = task.worker.index();
-            if worker >= self.workers.len() {
-                self.workers.resize(worker + 1, Vec::new());
-            }
-            let share = |share: Option<f32>| f64::from(share.unwrap_or(0.0));
-            let resources = Resources { cpu: share(report.cpu), memory: share(report.memory) };
-            let samples = self.sizes.get(worker).copied().unwrap_or(0);
-            self.workers[worker].push((f64::from(samples) / report.compute.seconds(), resources));
-        }
-        for decision in decisions {
-            if let Action::Assign(assignment) = decision.action {
-                let worker = assignment.task.worker.index();
-                if worker >= self.sizes.len() {
-                    self.sizes.resize(worker + 1, 0);
-                }
-                self.sizes[worker] = assignment.samples;
-            }
-        }
-    }
-}
-
-impl Shown {
-    /// The speeds of a cluster's workers while it trains under lb-bsp.
-    fn by(prepared: &Prepared<'_>, seed: u64) -> anyhow::Result<Shown> {
-        let mut shown = Shown::default();
-        prepared.simulation(&"lb-bsp".parse()?, seed, 1)?.run(&mut shown)?;
-        Ok(shown)
-    }
-
-    /// What would have been predicted before each iteration, by worker and iteration.
-    fn predicted(&self, kind: PredictorKind) -> Vec<Vec<Option<f64>>> {
-        let mut speeds = Speeds::new(kind, SERVES_AFTER, None);
-        let mut predicted = vec![Vec::new(); self.workers.len()];
-        for iteration in 0..self.workers.iter().map(Vec::len).min().unwrap_or(0) {
-            for (worker, shown) in self.workers.iter().enumerate() {
-                let id = WorkerId(worker as u32);
-                predicted[worker].push(speeds.predict(id));
-                speeds.observe(id, shown[iteration].0, shown[iteration].1);
-            }
-            (0..TRAINING_STEPS).take_while(|_| speeds.train_step()).count();
-        }
-        predicted
-    }
-
-    /// Root mean square error after the warm-up, the mean over the workers.
-    fn error(&self, kind: PredictorKind) -> f64 {
-        let of_one = |(predicted, shown): (&Vec<Option<f64>>, &Vec<(f64, Resources)>)| {
-            let pairs = predicted.iter().zip(shown).skip(WARM_UP as usize);
-            let squares: Vec<f64> =
-                pairs.filter_map(|(predicted, (speed, _))| Some((predicted.as_ref()? - speed).powi(2))).collect();
-            mean(&squares).sqrt()
-        };
-        mean(&self.predicted(kind).iter().zip(&self.workers).map(of_one).collect::<Vec<_>>())
-    }
+/// The speeds of a cluster's workers while it trains under lb-bsp.
+fn shown(prepared: &Prepared<'_>, seed: u64) -> anyhow::Result<Shown> {
+    let mut shown = Shown::default();
+    prepared.simulation(&"lb-bsp".parse()?, seed, 1)?.run(&mut shown)?;
+    Ok(shown)
 }
 
 pub fn table3(conditions: &Conditions) -> Result<Findings, Failure> {
     let scenario = scenario("cluster-b.toml", CLUSTER_B, None, conditions)?;
     let prepared = scenario.prepare().map_err(Failure::Input)?;
     let work = |&seed: &u64| {
-        let shown = Shown::by(&prepared, seed)?;
+        let shown = shown(&prepared, seed)?;
         let pace = |scheme: &str| {
             let spec: SchemeSpec = scheme.parse()?;
             let mut pace = Pace::new(prepared.setup().workers);
@@ -110,7 +45,8 @@ pub fn table3(conditions: &Conditions) -> Result<Findings, Failure> {
         let mut rows = Vec::new();
         for (name, ..) in PUBLISHED {
             let kind: PredictorKind = name.parse().map_err(anyhow::Error::msg)?;
-            rows.push((seed, name, shown.error(kind), pace(&format!("lb-bsp:predictor={kind}"))? / bsp));
+            let error = shown.error(&shown.predicted(kind), WARM_UP as usize);
+            rows.push((seed, name, error, pace(&format!("lb-bsp:predictor={kind}"))? / bsp));
         }
         Ok(rows)
     };
@@ -164,10 +100,10 @@ const SHOWN: std::ops::Range<usize> = 1_200..1_300;
 pub fn fig11(conditions: &Conditions) -> Result<Findings, Failure> {
     let scenario = scenario("cluster-b.toml", CLUSTER_B, None, conditions)?;
     let prepared = scenario.prepare().map_err(Failure::Input)?;
-    let shown = Shown::by(&prepared, conditions.seeds.0[0]).map_err(Failure::Run)?;
+    let shown = shown(&prepared, conditions.seeds.0[0]).map_err(Failure::Run)?;
     // Worker 0 is an m4.2xlarge.
     let actual: Vec<f64> = shown.workers[0].iter().map(|(speed, _)| *speed).collect();
-    let curve = |kind| shown.predicted(kind).swap_remove(0);
+    let curve = |kind| shown.predicted(kind).workers.swap_remove(0);
     let (narx, ema) = (curve(PredictorKind::Narx), curve(PredictorKind::Ema));
     let error = |predicted: &[Option<f64>]| {
         let square = |iteration: usize| Some((predicted[iteration]? - actual[iteration]).powi(2));

@@ -1,0 +1,76 @@
+//! `paceline plan speeds`: how fast workers will be, from a recorded run.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use paceline_core::WorkerId;
+use paceline_core::speed::PredictorKind;
+use paceline_run::recall;
+use serde_json::json;
+
+use crate::failure::Failure;
+use crate::output::aligned;
+use crate::speeds::Shown;
+
+/// Compare predictors of speed on a recorded run, and learn from it for the next
+#[derive(Args)]
+#[command(after_help = "\
+Each speed is predicted before it is looked at; errors are root mean squares in samples per second, over the tasks after
+--first. What networks learnt is printed as a setting that another run can start from.
+
+Example:
+  paceline simulate --model none --times contention:l2 --until iterations=1500 --out RUN
+  paceline plan speeds RUN/events.jsonl")]
+pub struct SpeedsOf {
+    /// The event stream of a run
+    file: PathBuf,
+
+    /// How many tasks of each worker don't count: nothing is known then
+    #[arg(long, value_name = "N", default_value_t = 600)]
+    first: usize,
+
+    /// Print one JSON object per predictor instead of text: predictor, rmse, next (speeds by worker), weights
+    #[arg(long)]
+    json: bool,
+}
+
+impl SpeedsOf {
+    pub fn run(self) -> Result<(), Failure> {
+        let shown = self.read().with_context(|| self.file.display().to_string()).map_err(Failure::Input)?;
+        let mut rows = vec![["predictor", "error"].map(String::from)];
+        let mut learnt = String::new();
+        for (name, kind) in PredictorKind::NAMES {
+            let predicted = shown.predicted(kind);
+            let error = shown.error(&predicted, self.first);
+            let weights: Option<Vec<String>> =
+                predicted.speeds.weights().map(|weights| weights.iter().map(f64::to_string).collect());
+            let weights = weights.map(|weights| weights.join("/"));
+            if self.json {
+                let next: Vec<Option<f64>> =
+                    (0..shown.workers.len() as u32).map(|worker| predicted.speeds.predict(WorkerId(worker))).collect();
+                println!("{}", json!({ "predictor": name, "rmse": error, "next": next, "weights": weights }));
+            }
+            rows.push([name.into(), format!("{error:.3}")]);
+            if let Some(weights) = weights {
+                learnt += &format!("\nlb-bsp:predictor={name},weights={weights}");
+            }
+        }
+        if !self.json {
+            println!("{}{learnt}", aligned(rows));
+        }
+        Ok(())
+    }
+
+    fn read(&self) -> anyhow::Result<Shown> {
+        let mut shown = Shown::default();
+        recall(BufReader::new(File::open(&self.file)?), &mut shown)?;
+        let longest = shown.workers.iter().map(Vec::len).max().unwrap_or(0);
+        if longest <= self.first {
+            bail!("no worker did more than {longest} tasks, and the first {} don't count", self.first);
+        }
+        Ok(shown)
+    }
+}
