@@ -251,7 +251,8 @@ mod tests {
 
     fn task(number: u64, queued: bool) -> Assignment {
         let task = TaskId { worker: WorkerId(0), number };
-        Assignment { task, version: Version(number), samples: 1, offset: 0, queued }
+        let work = paceline_core::Work::Gradient;
+        Assignment { task, version: Version(number), work, samples: 1, offset: 0, queued }
     }
 
     /// The next assignment: its number, what it comes after and where its gradient goes.
