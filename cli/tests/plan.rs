@@ -42,3 +42,44 @@ fn bad_times_are_refused_by_file_and_row() {
         assert!(message.contains("times.txt: ") && message.contains(problem), "{message}");
     }
 }
+
+#[test]
+fn batches_are_planned_from_speeds_and_costs() {
+    let folder = tempdir().unwrap();
+    let file = folder.path().join("workers.txt");
+    let path = file.to_str().unwrap();
+    fs::write(&file, "# speeds\n100\n50\n150\n").unwrap();
+    let planned = &json(&["plan", "batches", path, "--total", "300", "--json"])[0];
+    assert_eq!(planned["batches"], serde_json::json!([100, 50, 150]));
+    assert_eq!(planned["seconds"], 1.0);
+    fs::write(&file, "0.1 0 10 20\n0.1, 0, 10, 20, 0.5\n").unwrap();
+    // The second's half second of communication is worth five samples.
+    let planned = &json(&["plan", "batches", path, "--total", "35", "--json"])[0];
+    assert_eq!(planned["batches"], serde_json::json!([20, 15]));
+    let message = refused(&["plan", "batches", path, "--total", "41"]);
+    assert!(message.contains("20 at the least and 40 at the most"), "{message}");
+    fs::write(&file, "100\nfast\n").unwrap();
+    let message = refused(&["plan", "batches", path]);
+    assert!(message.contains("workers.txt: line 2: 'fast' is not a number"), "{message}");
+}
+
+#[test]
+fn speeds_are_predicted_from_a_recorded_run_and_serve_the_next() {
+    let folder = tempdir().unwrap();
+    let run = folder.path().join("run");
+    let cluster = ["simulate", "--workers", "4", "--model", "none", "--times", "contention:production", "--until"];
+    let recorded = ["iterations=700", "--scheme", "lb-bsp", "--out", run.to_str().unwrap(), "--json"];
+    json(&[&cluster[..], &recorded].concat());
+    let events = run.join("events.jsonl");
+    let events = events.to_str().unwrap();
+    let predictors = json(&["plan", "speeds", events, "--json"]);
+    assert_eq!(predictors.len(), 6);
+    let narx = &predictors[0];
+    assert_eq!(narx["next"].as_array().unwrap().len(), 4);
+    let scheme = format!("lb-bsp:weights={}", narx["weights"].as_str().unwrap());
+    json(&[&cluster[..], &["iterations=50", "--json", "--scheme", &scheme]].concat());
+    let message = refused(&["plan", "speeds", events, "--first", "700"]);
+    assert!(message.contains("no worker did more than 700 tasks"), "{message}");
+    let message = refused(&[&cluster[..], &["iterations=50", "--scheme", "lb-bsp:weights=1/2"]].concat());
+    assert!(message.contains("weights=1/2 in scheme 'lb-bsp': expected 17 numbers for predictor narx"), "{message}");
+}

@@ -22,3 +22,19 @@ fn unknown_experiments_are_refused_with_those_there_are() {
     let message = refused(&["reproduce", "zipline-table9"]);
     assert!(message.contains("zipline-table9") && message.contains("zipline-table3"), "{message}");
 }
+
+#[test]
+fn who_sees_the_resources_predicts_best() {
+    let records = json(&["reproduce", "lbbsp-table3", "--seeds", "1", "--json"]);
+    let of = |name: &str, key: &str| {
+        let record = records.iter().find(|record| record["predictor"] == name);
+        record.and_then(|record| record[key].as_f64()).unwrap()
+    };
+    for key in ["rmse", "time_against_bsp"] {
+        for other in ["memoryless", "ema", "arima", "rnn", "lstm"] {
+            assert!(of("narx", key) < of(other, key), "{key}: {records:?}");
+        }
+    }
+    assert!(of("narx", "rmse") < 0.75 * of("ema", "rmse"), "{records:?}");
+    assert!(of("narx", "time_against_bsp") < 0.9 * of("ema", "time_against_bsp"), "{records:?}");
+}
