@@ -46,6 +46,8 @@ pub struct Entry {
     pub settings: &'static [(&'static str, &'static str)],
     /// Whether it waits for k of n, so that work can be handed out in several ways.
     pub hands_out: bool,
+    /// Whether only the simulator can drive it: the server's workers compute gradients at the newest model, no more.
+    pub simulated_only: bool,
     build: Build,
 }
 
@@ -68,6 +70,7 @@ pub const CATALOGUE: &[Entry] = &[
         summary: "wait for every worker in every iteration",
         settings: &[],
         hands_out: true,
+        simulated_only: false,
         build: bsp::build,
     },
     Entry {
@@ -75,6 +78,7 @@ pub const CATALOGUE: &[Entry] = &[
         summary: "wait for the first k workers in every iteration",
         settings: &[("k", "gradients to wait for, 1 to the number of workers; required")],
         hands_out: true,
+        simulated_only: false,
         build: backup::build,
     },
     Entry {
@@ -87,6 +91,7 @@ pub const CATALOGUE: &[Entry] = &[
             MEMORY,
         ],
         hands_out: true,
+        simulated_only: false,
         build: dbw::build,
     },
     Entry {
@@ -94,6 +99,7 @@ pub const CATALOGUE: &[Entry] = &[
         summary: "wait for as many as give the most gradients per time, chosen in every iteration",
         settings: &[FORMULAS, BETA, MEMORY],
         hands_out: true,
+        simulated_only: false,
         build: b_dbw::build,
     },
     Entry {
@@ -101,6 +107,7 @@ pub const CATALOGUE: &[Entry] = &[
         summary: "wait for more and more as the loss falls",
         settings: &[("first", "gradients to wait for in the first iteration; default 1")],
         hands_out: true,
+        simulated_only: false,
         build: adasync::build,
     },
     Entry {
@@ -118,6 +125,7 @@ pub const CATALOGUE: &[Entry] = &[
             ("k", "gradients to wait for; default all"),
         ],
         hands_out: true,
+        simulated_only: false,
         build: lb_bsp::build,
     },
     Entry {
@@ -125,6 +133,7 @@ pub const CATALOGUE: &[Entry] = &[
         summary: "never wait: apply every update as it arrives",
         settings: &[],
         hands_out: false,
+        simulated_only: false,
         build: asp::build,
     },
     Entry {
@@ -132,6 +141,7 @@ pub const CATALOGUE: &[Entry] = &[
         summary: "apply on arrival, but let nobody run too far ahead of the slowest",
         settings: &[("staleness", "iterations a worker may be ahead; default 3")],
         hands_out: false,
+        simulated_only: false,
         build: ssp::build,
     },
     Entry {
@@ -142,6 +152,7 @@ pub const CATALOGUE: &[Entry] = &[
             ("max", "upper end of the bound; default 15 or min, whichever is larger"),
         ],
         hands_out: false,
+        simulated_only: false,
         build: dssp::build,
     },
     Entry {
@@ -152,6 +163,7 @@ pub const CATALOGUE: &[Entry] = &[
             ("interval", "predict last (the last interval again), ema or median (of the last 5); default last"),
         ],
         hands_out: false,
+        simulated_only: false,
         build: elastic_bsp::build,
     },
     Entry {
@@ -159,6 +171,7 @@ pub const CATALOGUE: &[Entry] = &[
         summary: "like asp, with stale gradients corrected for the steps made since",
         settings: &[("lambda", "strength of the correction; default 0.04")],
         hands_out: false,
+        simulated_only: true,
         build: dc_asgd::build,
     },
     Entry {
@@ -170,6 +183,7 @@ pub const CATALOGUE: &[Entry] = &[
             GLOBAL_RATE,
         ],
         hands_out: false,
+        simulated_only: true,
         build: esync::build,
     },
     Entry {
@@ -177,6 +191,7 @@ pub const CATALOGUE: &[Entry] = &[
         summary: "everyone iterates locally equally often, then replicas are averaged",
         settings: &[("tau", "local iterations per round; required"), GLOBAL_RATE],
         hands_out: false,
+        simulated_only: true,
         build: local_sgd::build,
     },
     Entry {
@@ -188,6 +203,7 @@ pub const CATALOGUE: &[Entry] = &[
             GLOBAL_RATE,
         ],
         hands_out: false,
+        simulated_only: true,
         build: adacomm::build,
     },
     Entry {
@@ -198,6 +214,7 @@ pub const CATALOGUE: &[Entry] = &[
             ("beta", "how far the model moves towards the mean replica, 0.001 to 1; default 0.9"),
         ],
         hands_out: false,
+        simulated_only: true,
         build: easgd::build,
     },
 ];
