@@ -83,3 +83,25 @@ fn speeds_are_predicted_from_a_recorded_run_and_serve_the_next() {
     let message = refused(&[&cluster[..], &["iterations=50", "--scheme", "lb-bsp:weights=1/2"]].concat());
     assert!(message.contains("weights=1/2 in scheme 'lb-bsp': expected 17 numbers for predictor narx"), "{message}");
 }
+
+#[test]
+fn iteration_times_are_fitted_to_rows() {
+    let folder = tempdir().unwrap();
+    let file = folder.path().join("rows.csv");
+    let path = file.to_str().unwrap();
+    fs::write(&file, "h,i,seconds\n2,1,0.8\n2,2,1.5\n1,1,1.1\n").unwrap();
+    let expected = serde_json::json!({ "workers": 2, "expected": [1.1, 1.5] });
+    assert_eq!(json(&["plan", "times", path, "--json"]), [expected]);
+    let expected = serde_json::json!({ "workers": 3, "expected": [1.1, 1.5, 1.5] });
+    assert_eq!(json(&["plan", "times", path, "--workers", "3", "--json"]), [expected]);
+    for (rows, problem) in [
+        ("", "there is no row h,i,seconds"),
+        ("1,1,0.5\n1,1\n", "line 2: '1,1': expected h,i,seconds"),
+        ("1,1,0.5\n1,1,-3\n", "line 2: -3 s is not a round trip"),
+        ("1,1,0.5\n0,1,1\n", "line 2: no cell for waiting for 0 gradients"),
+    ] {
+        fs::write(&file, rows).unwrap();
+        let message = refused(&["plan", "times", path]);
+        assert!(message.contains("rows.csv: ") && message.contains(problem), "{message}");
+    }
+}

@@ -3,6 +3,7 @@
 mod barrier;
 mod batches;
 mod speeds;
+mod times;
 
 use clap::{Args, Subcommand};
 
@@ -20,6 +21,7 @@ enum What {
     Barrier(barrier::Barrier),
     Batches(batches::Batches),
     Speeds(speeds::SpeedsOf),
+    Times(times::Times),
 }
 
 impl Plan {
@@ -28,6 +30,7 @@ impl Plan {
             What::Barrier(command) => command.run(),
             What::Batches(command) => command.run(),
             What::Speeds(command) => command.run(),
+            What::Times(command) => command.run(),
         }
     }
 }

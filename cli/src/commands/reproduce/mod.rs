@@ -3,6 +3,7 @@
 //! An experiment is a file here and an [`Experiment`] in [`EXPERIMENTS`]; the conditions of simulated ones are in
 //! `experiments/`, as configurations that `paceline simulate --config` takes, too.
 
+mod dbw;
 mod lbbsp;
 mod target;
 mod zipline_fig11;
@@ -38,6 +39,11 @@ struct Findings {
 }
 
 const EXPERIMENTS: &[Experiment] = &[
+    Experiment { name: "dbw-fig4", summary: "how k and the loss go during training", run: dbw::fig4 },
+    Experiment { name: "dbw-fig6", summary: "time to a loss as round trips vary more and more", run: dbw::fig6 },
+    Experiment { name: "dbw-fig8", summary: "time to a loss for three batch sizes", run: dbw::fig8 },
+    Experiment { name: "dbw-fig9", summary: "what k does when half of the workers become slower", run: dbw::fig9 },
+    Experiment { name: "dbw-fig10", summary: "dbw against adasync as round trips vary more and more", run: dbw::fig10 },
     Experiment {
         name: "zipline-table3",
         summary: "how good the barriers are that each planning algorithm finds",

@@ -14,9 +14,6 @@ macro_rules! file {
     };
 }
 
-/// Files that studies name, beside themselves.
-const FILES: [(&str, &str); 2] = [file!("slowdown.txt"), file!("round-trips.csv")];
-
 /// Fig. 4: how k and the loss go during training.
 pub(super) fn fig4(conditions: &Conditions) -> Result<Findings, Failure> {
     run(file!("fig4.toml"), conditions)
@@ -45,7 +42,7 @@ pub(super) fn fig10(conditions: &Conditions) -> Result<Findings, Failure> {
 fn run((name, text): (&str, &str), conditions: &Conditions) -> Result<Findings, Failure> {
     let study = Study::parse(name, text).map_err(Failure::Input)?;
     let runs = study.run(conditions)?;
-    Ok(present::findings(&study, &runs))
+    Ok(present::findings(&study, &runs, conditions.full))
 }
 
 #[cfg(test)]
@@ -58,11 +55,14 @@ mod tests {
             [file!("fig4.toml"), file!("fig6.toml"), file!("fig8.toml"), file!("fig9.toml"), file!("fig10.toml")]
         {
             let study = Study::parse(name, text).unwrap();
-            let folder = study::unpack().unwrap();
-            for full in [false, true] {
-                for (cell, _) in study.cells() {
-                    let scenario = study.scenario(&cell, full, folder.path());
-                    scenario.unwrap_or_else(|error| panic!("{name}, {} at {full}: {error:#}", cell.label()));
+            for (full, cell) in [false, true].into_iter().flat_map(|full| study.cells().map(move |cell| (full, cell))) {
+                let told = format!("{name}, {}, full: {full}", cell.label());
+                let scenario = study.scenario(&cell, full).unwrap_or_else(|error| panic!("{told}: {error:#}"));
+                assert!(study.script(16).is_ok(), "{told}");
+                // What is reported is what the runs are for.
+                let until = scenario.until.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+                if let (Some(target), true) = (study.target(full), until.contains("loss<")) {
+                    assert!(until.contains(&format!("loss<{target}")), "{told}: {until}, but the target is {target}");
                 }
             }
         }

@@ -4,13 +4,12 @@ use std::path::Path;
 
 use anyhow::Context;
 use paceline_core::SchemeSpec;
-use paceline_run::{Iteration, Monitor, Observer, Summary};
+use paceline_run::{Iteration, LOSS_WINDOW, Monitor, Observer, Summary};
+use paceline_sim::{Script, ScriptError};
 use serde::Deserialize;
-use tempfile::TempDir;
 use toml::Table;
 
 use super::super::Conditions;
-use super::FILES;
 use crate::batch;
 use crate::failure::Failure;
 use crate::options::Scenario;
@@ -23,6 +22,13 @@ use crate::output::{Progress, bars};
 pub(super) struct Study {
     /// What it is about.
     pub(super) title: String,
+    /// The training loss whose first time is reported: the mean of the last five iterations is below it.
+    target: Option<f64>,
+    /// The same at the paper's size, if it is another.
+    full_target: Option<f64>,
+    /// What happens to the workers on the way, a line each as in the files of `--script`.
+    #[serde(default)]
+    script: String,
     /// What the figure shows.
     pub(super) panels: Vec<View>,
     /// The condition that curves are of, if not the first.
@@ -84,7 +90,18 @@ pub(super) struct Cell<'a> {
     pub(super) contender: &'a Contender,
 }
 
+impl PartialEq for Cell<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.condition, other.condition) && std::ptr::eq(self.contender, other.contender)
+    }
+}
+
 impl Cell<'_> {
+    /// Whether k never changes.
+    pub(super) fn is_static(&self) -> bool {
+        matches!(self.contender.scheme.name(), "backup" | "bsp")
+    }
+
     pub(super) fn label(&self) -> String {
         format!("{}, {}", self.condition.name, self.contender.scheme)
     }
@@ -95,6 +112,7 @@ impl Cell<'_> {
 pub(super) struct Step {
     pub(super) time: f64,
     pub(super) k: usize,
+    /// The mean of the last five.
     pub(super) loss: f64,
 }
 
@@ -103,6 +121,14 @@ pub(super) struct Run<'a> {
     pub(super) cell: Cell<'a>,
     pub(super) summary: Summary,
     pub(super) steps: Vec<Step>,
+}
+
+impl Run<'_> {
+    /// When the mean of the last losses was below `target` for the first time.
+    pub(super) fn time_to(&self, target: f64) -> Option<f64> {
+        let below = |step: &&Step| step.loss < target;
+        self.steps.iter().skip(LOSS_WINDOW - 1).find(below).map(|step| step.time)
+    }
 }
 
 #[derive(Default)]
@@ -115,37 +141,35 @@ impl Observer for Steps {
     }
 }
 
-/// Writes the [`FILES`] where they can be read from.
-pub(super) fn unpack() -> anyhow::Result<TempDir> {
-    let folder = TempDir::new().context("a folder for the study's files")?;
-    for (name, text) in FILES {
-        let path = folder.path().join(name);
-        std::fs::write(&path, text).with_context(|| path.display().to_string())?;
-    }
-    Ok(folder)
-}
-
 impl Study {
     /// Reads a study; `name` is what errors call it.
     pub(super) fn parse(name: &str, text: &str) -> anyhow::Result<Self> {
         toml::from_str(text).with_context(|| name.to_string())
     }
 
-    /// All there is to run, with the position of each contender among those of its condition.
-    pub(super) fn cells(&self) -> impl Iterator<Item = (Cell<'_>, usize)> {
-        self.condition.iter().flat_map(|condition| {
-            let contenders = self.contenders(condition).iter().enumerate();
-            contenders.map(move |(position, contender)| (Cell { condition, contender }, position))
-        })
+    /// All there is to run.
+    pub(super) fn cells(&self) -> impl Iterator<Item = Cell<'_>> {
+        self.condition.iter().flat_map(|condition| self.cells_of(condition))
     }
 
-    /// Who runs under a condition.
-    pub(super) fn contenders<'a>(&'a self, condition: &'a Condition) -> &'a [Contender] {
-        if condition.contender.is_empty() { &self.contender } else { &condition.contender }
+    /// What there is to run under a condition.
+    pub(super) fn cells_of<'a>(&'a self, condition: &'a Condition) -> impl Iterator<Item = Cell<'a>> {
+        let contenders = if condition.contender.is_empty() { &self.contender } else { &condition.contender };
+        contenders.iter().map(move |contender| Cell { condition, contender })
     }
 
-    /// What to simulate; `folder` has the [`FILES`].
-    pub(super) fn scenario(&self, cell: &Cell<'_>, full: bool, folder: &Path) -> anyhow::Result<Scenario> {
+    /// The loss to be reached.
+    pub(super) fn target(&self, full: bool) -> Option<f64> {
+        self.full_target.filter(|_| full).or(self.target)
+    }
+
+    /// What happens to so many workers.
+    pub(super) fn script(&self, workers: usize) -> Result<Script, ScriptError> {
+        Script::of(Path::new("the study's script"), &self.script, workers)
+    }
+
+    /// What to simulate.
+    pub(super) fn scenario(&self, cell: &Cell<'_>, full: bool) -> anyhow::Result<Scenario> {
         let Cell { condition, contender } = cell;
         let mut settings = self.scenario.clone();
         settings.extend(condition.settings.clone());
@@ -154,36 +178,31 @@ impl Study {
             settings.extend(self.full.clone());
             settings.extend(condition.full.clone());
         }
-        for value in settings.iter_mut().filter_map(|(_, value)| if let toml::Value::String(text) = value { Some(text) } else { None }) {
-            for (name, _) in FILES {
-                *value = value.replace(name, &folder.join(name).display().to_string());
-            }
-        }
         Scenario::from_toml(&cell.label(), &settings.to_string())
     }
 
     /// Runs everything, several runs at once.
-    pub(super) fn run(&self, conditions: &Conditions) -> Result<Vec<Run<'_>>, Failure> {
-        let folder = unpack().map_err(Failure::Run)?;
+    pub(super) fn run<'a>(&'a self, conditions: &Conditions) -> Result<Vec<Run<'a>>, Failure> {
         let scenario = |cell: &Cell<'_>| {
-            let mut scenario = self.scenario(cell, conditions.full, folder.path())?;
+            let mut scenario = self.scenario(cell, conditions.full)?;
             if let Some(data) = &conditions.data {
                 scenario.training.data = data.clone();
             }
             anyhow::Ok(scenario)
         };
         // Whether the data can be used shows before anything is run.
-        if let Some((first, _)) = self.cells().next() {
+        if let Some(first) = self.cells().next() {
             scenario(&first).and_then(|first| first.prepare().map(drop)).map_err(Failure::Input)?;
         }
         let seeds = &conditions.seeds.0;
-        let jobs: Vec<(Cell<'_>, u64)> =
-            self.cells().flat_map(|(cell, _)| seeds.iter().map(move |&seed| (cell, seed))).collect();
+        let jobs: Vec<(Cell<'a>, u64)> =
+            self.cells().flat_map(|cell| seeds.iter().map(move |&seed| (cell, seed))).collect();
         let bars = bars();
-        let work = |&(cell, seed): &(Cell<'_>, u64)| {
+        let work = |&(cell, seed): &(Cell<'a>, u64)| {
             let scenario = scenario(&cell)?;
             let prepared = scenario.prepare()?;
-            let simulation = prepared.simulation(&cell.contender.scheme, seed, 1)?;
+            let mut simulation = prepared.simulation(&cell.contender.scheme, seed, 1)?;
+            simulation.script = self.script(simulation.setup.workers)?;
             let mut progress = Progress::new(&bars, format!("{} seed {seed}", cell.label()), &simulation.goals);
             let mut steps = Steps::default();
             let mut observers: Vec<&mut dyn Observer> = vec![&mut progress, &mut steps];

@@ -1,0 +1,103 @@
+//! `paceline plan times`: how long DBW expects an iteration to take, for every k.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use paceline_core::{Memory, RoundTripTable};
+use serde_json::json;
+
+use crate::failure::Failure;
+use crate::output::aligned;
+
+/// Fit DBW's expected iteration times to measured round trips
+#[derive(Args)]
+#[command(after_help = "\
+A row h,i,seconds says: after an iteration that had waited for h gradients, the i-th gradient of the next model arrived
+so many seconds after that model was made. Where no row is about waiting for k after waiting for k, the least time that
+the others allow is expected.
+
+Example:
+  printf '2,1,0.8\\n2,2,1.5\\n1,1,1.1\\n' > rows.csv && paceline plan times rows.csv")]
+pub struct Times {
+    /// Rows of h,i,seconds; a first line of names and lines that begin with # are skipped
+    file: PathBuf,
+
+    /// How many workers there are [default: the largest h or i]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    workers: Option<u16>,
+
+    /// Print one JSON object instead of a table: workers, expected (seconds for k = 1, 2, …)
+    #[arg(long)]
+    json: bool,
+}
+
+/// A sample of the table: h, i, seconds.
+type Sample = (usize, usize, f64);
+
+impl Times {
+    pub fn run(self) -> Result<(), Failure> {
+        let expected = self.fit().with_context(|| self.file.display().to_string()).map_err(Failure::Input)?;
+        if self.json {
+            println!("{}", json!({ "workers": expected.len(), "expected": expected }));
+        } else {
+            let head = ["k", "expected", "gradients per second"].map(String::from);
+            let rows = (1..).zip(&expected).map(|(k, seconds)| {
+                [k.to_string(), format!("{seconds:.4} s"), format!("{:.3}", f64::from(k) / seconds)]
+            });
+            println!("{}", aligned(std::iter::once(head).chain(rows)));
+        }
+        Ok(())
+    }
+
+    fn fit(&self) -> anyhow::Result<Vec<f64>> {
+        let samples = parse(&std::fs::read_to_string(&self.file)?)?;
+        let largest = samples.iter().map(|&(_, (h, i, _))| h.max(i)).max();
+        let Some(workers) = self.workers.map(usize::from).or(largest) else { bail!("there is no row h,i,seconds") };
+        let mut table = RoundTripTable::new(workers, Memory::All)?;
+        for (line, (waited_for, rank, seconds)) in samples {
+            table.observe(waited_for, rank, seconds).with_context(|| format!("line {line}"))?;
+        }
+        Ok(table.expected_all().to_vec())
+    }
+}
+
+/// The rows with their lines, which count from 1.
+fn parse(text: &str) -> anyhow::Result<Vec<(usize, Sample)>> {
+    let lines = (1..).zip(text.lines()).map(|(line, text)| (line, text.trim()));
+    let rows = lines.filter(|(line, text)| {
+        let names = *line == 1 && text.starts_with(char::is_alphabetic);
+        !(text.is_empty() || text.starts_with('#') || names)
+    });
+    rows.map(|(line, text)| {
+        let sample =
+            row(text).with_context(|| format!("line {line}: '{text}': expected h,i,seconds, as in 4,1,0.8"))?;
+        Ok((line, sample))
+    })
+    .collect()
+}
+
+fn row(text: &str) -> Option<Sample> {
+    let mut parts = text.split(',').map(str::trim);
+    let sample = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+    parts.next().is_none().then_some(sample)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_read_with_their_lines() {
+        let samples = parse("h,i,seconds\n# two workers\n2,1,0.5\n\n 2 , 2 , 1e0 \n").unwrap();
+        assert_eq!(samples, [(3, (2, 1, 0.5)), (5, (2, 2, 1.0))]);
+    }
+
+    #[test]
+    fn what_is_no_row_is_named_with_its_line() {
+        for text in ["2,1", "2,1,0.5,7", "2,x,1", "-1,1,1", "names,again,here"] {
+            let error = format!("{:#}", parse(&format!("1,1,1\n{text}\n")).unwrap_err());
+            assert_eq!(error, format!("line 2: '{text}': expected h,i,seconds, as in 4,1,0.8"));
+        }
+    }
+}
