@@ -130,7 +130,7 @@ impl Switchboard {
 
     /// Ends the waiting for connections, then those that are open: they are heard no more, and have a moment to be told
     /// what there is to tell.
-    pub(super) fn close(&self, listeners: &[Listener]) {
+    fn close(&self, listeners: &[Listener]) {
         let mut board = self.lock();
         board.closed = true;
         listeners.iter().for_each(Listener::close);
@@ -139,6 +139,18 @@ impl Switchboard {
         let waited = self.unplugged.wait_timeout_while(board, FAREWELL, busy);
         let (board, _) = waited.unwrap_or_else(PoisonError::into_inner);
         board.open.values().for_each(|socket| socket.shutdown(Shutdown::Both));
+    }
+}
+
+/// Closes the switchboard when it goes.
+pub(super) struct Closing<'a> {
+    pub(super) switchboard: &'a Switchboard,
+    pub(super) listeners: &'a [Listener],
+}
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        self.switchboard.close(self.listeners);
     }
 }
 

@@ -29,7 +29,7 @@ use crate::encoding::Encoding;
 use crate::link::Traffic;
 use coordinator::Coordinator;
 use inputs::{Door, Input, Inputs};
-use listen::{Listener, Switchboard, accept_all, raise_file_limit};
+use listen::{Closing, Listener, Switchboard, accept_all, raise_file_limit};
 use session::{Context, Pool};
 
 /// A run: what is trained, how, and until when.
@@ -186,7 +186,7 @@ impl Server {
     /// # Errors
     /// If the scheme can't be built or breaks a law, or there is no memory. That a worker fails is no error.
     pub fn run(self, job: &Job, watcher: &mut dyn Watcher) -> Result<Outcome, ServeError> {
-        let Server { listeners, addresses, transport, traffic, door, mut inputs } = self;
+        let Server { listeners, addresses, transport, traffic, door, inputs } = self;
         let shared = addresses.iter().any(|address| matches!(address, Address::Local { .. }));
         let context = Context {
             door,
@@ -203,11 +203,11 @@ impl Server {
                 let congestion = transport.congestion.as_deref();
                 scope.spawn(move || accept_all(scope, context, switchboard, sessions, listener, congestion));
             }
-            let outcome = coordinator.run(scope, &mut inputs);
-            // Whoever still waits to be heard gets an error instead of waiting for ever.
-            drop(inputs);
-            switchboard.close(&listeners);
-            outcome
+            // Dropped last to first, even when a panic passes through: whoever still waits to be heard gets an error,
+            // then all connections end, then the scope waits for their threads.
+            let _closing = Closing { switchboard: &switchboard, listeners: &listeners };
+            let mut inputs = inputs;
+            coordinator.run(scope, &mut inputs)
         })
     }
 }

@@ -50,15 +50,15 @@ impl Ring {
         if let Some(unread) = Arc::get_mut(&mut self.buffers[newest]) {
             return Ok(step(unread.region.values_mut()));
         }
-        let free = self.buffers.iter_mut().position(|buffer| Arc::get_mut(buffer).is_some());
-        let free = match free {
+        // Held from here on, so that the newest itself is not found free when its last reader goes just now.
+        let old = self.newest().clone();
+        let free = match self.buffers.iter_mut().position(|buffer| Arc::get_mut(buffer).is_some()) {
             Some(free) => free,
             None => {
-                self.grow(self.newest().region.values().len())?;
+                self.grow(old.region.values().len())?;
                 self.buffers.len() - 1
             }
         };
-        let old = self.newest().clone();
         let next = Arc::get_mut(&mut self.buffers[free]).expect("nobody reads a free buffer");
         next.region.values_mut().copy_from_slice(old.region.values());
         self.newest = free;
