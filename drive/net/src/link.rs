@@ -256,13 +256,15 @@ pub(crate) fn unexpected(expected: Kind, found: Kind) -> io::Error {
 /// The sending side of a connection; it waits while the peer is slow.
 pub(crate) struct Sender {
     socket: Socket,
+    /// Announced, and not sent yet.
+    held: Vec<u8>,
     scratch: Vec<u16>,
     traffic: Traffic,
 }
 
 impl Sender {
     pub(crate) fn new(socket: Socket, traffic: Traffic) -> Self {
-        Sender { socket, scratch: Vec::new(), traffic }
+        Sender { socket, held: Vec::new(), scratch: Vec::new(), traffic }
     }
 
     pub(crate) fn socket(&self) -> &Socket {
@@ -275,21 +277,32 @@ impl Sender {
 
     /// Sends a frame that is encoded already.
     pub(crate) fn frame(&mut self, frame: &[u8]) -> io::Result<()> {
-        self.traffic.add(frame.len());
-        (&self.socket).write_all(frame)
+        self.traffic.add(self.held.len() + frame.len());
+        write_all(&self.socket, &mut [IoSlice::new(&self.held), IoSlice::new(frame)])?;
+        self.held.clear();
+        Ok(())
+    }
+
+    /// Holds a frame back until the next one or the next chunk is sent: small models go out in a single call.
+    pub(crate) fn announce(&mut self, frame: &[u8]) {
+        self.held.extend_from_slice(frame);
     }
 
     /// Sends values that fit one chunk.
     pub(crate) fn chunk(&mut self, values: &[f32], encoding: Encoding) -> io::Result<()> {
         let bytes = encoding.encode(values, &mut self.scratch);
         let header = Header::of_chunk(bytes.len());
-        self.traffic.add(HEADER + bytes.len());
-        write_all(&self.socket, &mut [IoSlice::new(&header), IoSlice::new(bytes)])
+        self.traffic.add(self.held.len() + HEADER + bytes.len());
+        write_all(&self.socket, &mut [IoSlice::new(&self.held), IoSlice::new(&header), IoSlice::new(bytes)])?;
+        self.held.clear();
+        Ok(())
     }
 }
 
-/// Header and values go out in one call: a header alone would cost a packet and a wake-up of its own.
+/// All slices go out in one call where they can: a header alone would cost a packet and a wake-up of its own.
 fn write_all(mut socket: &Socket, mut slices: &mut [IoSlice<'_>]) -> io::Result<()> {
+    // Those that are empty go first.
+    IoSlice::advance_slices(&mut slices, 0);
     while !slices.is_empty() {
         match socket.write_vectored(slices) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),

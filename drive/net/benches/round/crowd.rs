@@ -24,9 +24,10 @@ fn resident_bytes() -> f64 {
     pages * rustix::param::page_size() as f64
 }
 
-/// Counts from the moment that all workers have joined.
+/// Counts from the moment that all workers have joined to the last iteration.
 struct Counter {
-    skip: usize,
+    workers: usize,
+    last: u64,
     joined: usize,
     decisions: u64,
     iterations: u64,
@@ -37,9 +38,10 @@ struct Counter {
 }
 
 impl Counter {
-    fn new(workers: usize) -> Self {
+    fn new(workers: usize, last: u64) -> Self {
         Counter {
-            skip: workers,
+            workers,
+            last,
             joined: 0,
             decisions: 0,
             iterations: 0,
@@ -56,7 +58,7 @@ impl Observer for Counter {
         if matches!(event, Event::Joined { .. }) {
             self.joined += 1;
             self.resident = resident_bytes();
-            if self.joined == self.skip {
+            if self.joined == self.workers {
                 self.began = Some((Instant::now(), processor_seconds()));
             }
         }
@@ -65,6 +67,10 @@ impl Observer for Counter {
 
     fn on_iteration(&mut self, _iteration: &Iteration, _monitor: &Monitor) {
         self.iterations += 1;
+        // Asked once: with thousands of threads, adding up their processor time takes longer than an iteration.
+        if self.iterations < self.last {
+            return;
+        }
         if let Some((began, processor)) = self.began {
             self.seconds = began.elapsed().as_secs_f64();
             self.processor = processor_seconds() - processor;
@@ -75,7 +81,7 @@ impl Observer for Counter {
 impl Watcher for Counter {}
 
 fn count(scheme: &str, address: &Address, workers: usize, iterations: usize, task: Duration) -> Counter {
-    let mut counter = Counter::new(workers);
+    let mut counter = Counter::new(workers, iterations as u64);
     let before = resident_bytes();
     idle::run(&idle::job(scheme, LENGTH, workers, iterations, 1), address, 1, task, &mut counter);
     counter.resident -= before;

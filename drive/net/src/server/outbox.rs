@@ -200,13 +200,12 @@ impl Queue {
         loop {
             match self.next() {
                 Next::Message(frame) => sender.frame(&frame)?,
+                Next::Parcel(Parcel { frame, version, .. }) if known == Some(version) => sender.frame(&frame)?,
                 Next::Parcel(Parcel { frame, version, parameters, .. }) => {
-                    sender.frame(&frame)?;
-                    if known != Some(version) {
-                        sender.message(&ToWorker::Model { version })?;
-                        self.write_values(sender, parameters.region.values(), encoding)?;
-                        known = Some(version);
-                    }
+                    sender.announce(&frame);
+                    sender.announce(&frame::encode(&ToWorker::Model { version })?);
+                    self.write_values(sender, parameters.region.values(), encoding)?;
+                    known = Some(version);
                 }
                 Next::Closed => return Ok(()),
             }

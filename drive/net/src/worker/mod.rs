@@ -21,7 +21,7 @@ pub use emulation::Emulation;
 use crate::address::Address;
 use crate::encoding::Encoding;
 use crate::fingerprint::Fingerprint;
-use crate::frame::Kind;
+use crate::frame::{self, Kind};
 use crate::link::{Incoming, Receiver, Sender, Traffic, unexpected};
 use crate::message::{Buffer, Buffers, Gradient, ToServer, ToWorker};
 use crate::region::{Region, Writer};
@@ -369,7 +369,7 @@ impl Computer<'_> {
             (_, None) => lock(self.sender).message(&report(Gradient::InPlace))?,
             (Use::Late, Some(_)) => lock(self.sender).message(&report(Gradient::Withheld))?,
             (Use::Wanted, Some(gradient)) => {
-                lock(self.sender).message(&report(Gradient::Follows))?;
+                lock(self.sender).announce(&frame::encode(&report(Gradient::Follows))?);
                 for part in gradient.values().chunks(self.encoding.values_per_chunk()) {
                     if self.mailbox.usefulness() == Use::None {
                         return lock(self.sender).message(&ToServer::Dropped { number });
