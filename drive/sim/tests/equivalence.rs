@@ -7,10 +7,13 @@ use paceline_core::{Handout, Setup};
 use paceline_run::{EventLog, Header, replay};
 
 const TIMES: &str = "shifted-exponential:0.3,0.7";
-const SCHEMES: [&str; 11] = [
+const SCHEMES: [&str; 14] = [
     "bsp",
     "backup:k=5",
     "backup:k=3,handout=pull",
+    "dbw",
+    "b-dbw:memory=window-9",
+    "adasync",
     "asp",
     "ssp:staleness=2",
     "dssp:min=1,max=3",
