@@ -1,4 +1,4 @@
-//! The mean of the last few values of something.
+//! The mean and the median of the last few values of something.
 
 use std::collections::VecDeque;
 
@@ -32,6 +32,13 @@ impl Recent {
         let count = self.values.len();
         (count > 0).then(|| self.values.iter().sum::<f64>() / count as f64)
     }
+
+    /// The middle one of all that are kept; of an even number the lower of the two.
+    pub(crate) fn median(&self) -> Option<f64> {
+        let mut values: Vec<f64> = self.values.iter().copied().collect();
+        let middle = values.len().checked_sub(1)? / 2;
+        Some(*values.select_nth_unstable_by(middle, f64::total_cmp).1)
+    }
 }
 
 #[cfg(test)]
@@ -48,5 +55,16 @@ mod tests {
         });
         assert_eq!(means, [Some(1.0), Some(2.0), Some(4.0)]);
         assert_eq!(recent.last(), Some(5.0));
+    }
+
+    #[test]
+    fn a_single_wild_value_does_not_move_the_median() {
+        let mut recent = Recent::new(3);
+        assert_eq!(recent.median(), None);
+        let medians = [2.0, 3.0, 1e9, 1.0, 4.0].map(|value| {
+            recent.push(value);
+            recent.median()
+        });
+        assert_eq!(medians, [2.0, 2.0, 3.0, 3.0, 4.0].map(Some));
     }
 }

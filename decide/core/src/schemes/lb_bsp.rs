@@ -6,8 +6,9 @@ use std::str::FromStr;
 use super::backup::Fixed;
 use super::{Settings, Setup, SpecError};
 use crate::batching::{Cost, Devices, Point, balance};
+use crate::recent::Recent;
 use crate::rounds::{Rounds, Sizing};
-use crate::speed::{Ema, PredictorKind, Resources, Speeds};
+use crate::speed::{PredictorKind, Resources, Speeds};
 use crate::{Reason, Scheme, Span, Time, Update, WorkerId};
 
 /// How many training steps may be taken in an iteration, each of about a tenth of a millisecond …
@@ -58,6 +59,10 @@ impl Plan {
     }
 }
 
+/// Over how many iterations the median of communication times is taken: two delayed messages don't matter, and a link
+/// that got slow is known after three.
+const COMMUNICATIONS: usize = 5;
+
 struct Balanced {
     /// The samples of an iteration (the paper's X).
     total: u64,
@@ -70,8 +75,8 @@ struct Balanced {
     /// Whether plans wait for the newest reports, or are made beforehand.
     blocking: bool,
     knowledge: Knowledge,
-    /// Each worker's communication time in seconds (the paper's tᵐ).
-    communication: Vec<Ema>,
+    /// Each worker's latest communication times in seconds; the paper's tᵐ is their median.
+    communication: Vec<Recent>,
     plan: Plan,
     /// The plan for the next iteration, where plans are made beforehand.
     next: Option<Plan>,
@@ -83,7 +88,7 @@ struct Balanced {
 impl Balanced {
     /// What samples cost the worker, communication included and within the user's bounds.
     fn bounded(&self, worker: WorkerId, cost: Cost) -> Cost {
-        let communication = self.communication.get(worker.index()).and_then(Ema::mean).unwrap_or(0.0);
+        let communication = self.communication.get(worker.index()).and_then(Recent::median).unwrap_or(0.0);
         let (least, most) = self.bounds;
         let most = cost.most.min(most).max(1);
         Cost { fixed: cost.fixed + communication, least: cost.least.max(least).min(most), most, ..cost }
@@ -159,8 +164,8 @@ impl Sizing for Balanced {
 
     fn on_arrival(&mut self, update: &Update, now: Time) {
         let (worker, report) = (update.task.worker, &update.report);
-        if worker.index() >= self.communication.len() {
-            self.communication.resize(worker.index() + 1, Ema::default());
+        while worker.index() >= self.communication.len() {
+            self.communication.push(Recent::new(COMMUNICATIONS));
         }
         let communication = now.since(update.started) - report.compute;
         self.communication[worker.index()].push(communication.seconds());
