@@ -4,6 +4,7 @@
     reason = "comments on options are help texts, in which brackets are brackets"
 )]
 
+mod attendance;
 mod batch;
 mod commands;
 mod config;

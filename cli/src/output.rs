@@ -4,7 +4,13 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use paceline_core::{Decision, Event, Time};
 use paceline_run::{Goals, Iteration, Monitor, Observer, Summary};
+
+use crate::attendance::Attendance;
+
+/// How often the line of a real run is written anew between iterations, in seconds.
+const REFRESH: f64 = 0.2;
 
 /// Progress bars on standard error, where there is someone to look at them.
 pub fn bars() -> MultiProgress {
@@ -18,6 +24,10 @@ pub fn bars() -> MultiProgress {
 /// A bar that follows one run.
 pub struct Progress {
     bar: ProgressBar,
+    /// How things stood at the end of the last iteration.
+    standing: String,
+    /// Who works, and when that was last shown; only where time is real.
+    live: Option<(Attendance, f64)>,
 }
 
 impl Progress {
@@ -31,7 +41,14 @@ impl Progress {
         };
         let bar = bars.add(bar.with_prefix(name));
         bar.enable_steady_tick(Duration::from_millis(200));
-        Progress { bar }
+        Progress { bar, standing: String::new(), live: None }
+    }
+
+    /// A bar that also says, between iterations, who is waited for: where time is real.
+    pub fn live(bars: &MultiProgress, name: String, goals: &Goals) -> Self {
+        let mut progress = Progress::new(bars, name, goals);
+        progress.live = Some((Attendance::default(), 0.0));
+        progress
     }
 }
 
@@ -46,6 +63,15 @@ impl Drop for Progress {
 }
 
 impl Observer for Progress {
+    fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
+        let Some((attendance, shown)) = self.live.as_mut().filter(|_| !self.bar.is_hidden()) else { return };
+        attendance.observe(event, decisions);
+        if now.seconds() - *shown >= REFRESH {
+            *shown = now.seconds();
+            self.bar.set_message(self.standing.clone() + &attendance.line(now));
+        }
+    }
+
     fn on_iteration(&mut self, iteration: &Iteration, monitor: &Monitor) {
         if self.bar.is_hidden() {
             return;
@@ -54,7 +80,10 @@ impl Observer for Progress {
         let loss = monitor.loss().map_or(String::new(), |loss| format!(", loss {loss:.3}"));
         let accuracy = monitor.evaluation().map_or(String::new(), |found| format!(", accuracy {:.3}", found.accuracy));
         let k = iteration.waited_for;
-        self.bar.set_message(format!("t = {:.1} s, k = {k}{loss}{accuracy}", iteration.time));
+        self.standing = format!("t = {:.1} s, k = {k}{loss}{accuracy}", iteration.time);
+        if self.live.is_none() {
+            self.bar.set_message(self.standing.clone());
+        }
     }
 }
 

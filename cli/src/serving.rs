@@ -111,7 +111,7 @@ pub fn run(
     let header = Header::new(job.scheme.clone(), &job.setup);
     let bars = bars();
     let mut following = Following {
-        progress: Progress::new(&bars, job.scheme.to_string(), &job.goals),
+        progress: Progress::live(&bars, job.scheme.to_string(), &job.goals),
         bars,
         folder: RunFolder::create(&path, settings, &header).map_err(Failure::Run)?,
         recorder: Recorder::default(),
