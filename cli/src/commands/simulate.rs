@@ -7,6 +7,7 @@ use clap::Args;
 use indicatif::MultiProgress;
 use paceline_core::{CATALOGUE, SchemeSpec};
 use paceline_run::{Header, Iteration, Monitor, Observer, Recorder, Summary};
+use paceline_sim::Simulation;
 use serde::Serialize;
 
 use crate::batch;
@@ -131,7 +132,7 @@ impl Simulate {
     /// Reads and checks everything before anything is run or written.
     fn prepare(&self) -> anyhow::Result<Prepared<'_>> {
         let prepared = self.scenario.prepare()?;
-        self.scheme.build(prepared.setup())?;
+        Simulation::check(&self.scheme, prepared.setup())?;
         if let (Some(path), true) = (&self.output.record, self.seeds.0.len() > 1) {
             bail!("--record {} is of one run, but there are {} seeds", path.display(), self.seeds.0.len());
         }

@@ -18,10 +18,15 @@ pub struct Cluster {
     pub workers: Option<u32>,
 
     /// How long a task takes, in seconds: deterministic:T, uniform:LOW,HIGH, shifted-exponential:SHIFT,SCALE,
-    /// pareto:SCALE,SHAPE, lognormal:MU,SIGMA, markov:NORMAL,SLOW,P_FALL,P_RECOVER (per task),
-    /// correlated:HOSTS,MU,SIGMA,SHARE (log-normal, hosts' workers slow together), contention:l1|l2|l3|production[,T]
-    /// (machines shared with tasks that come and go; T alone), gpu:T (three types of GPU) or trace:FILE (CSV or Parquet,
-    /// a row per step, a column per worker). That is for --batch samples; more or fewer take in proportion
+    /// pareto:SCALE,SHAPE, lognormal:MU,SIGMA, normal:MEAN,DEVIATION, markov:NORMAL,SLOW,P_FALL,P_RECOVER (per task),
+    /// correlated:HOSTS,MU,SIGMA,SHARE (log-normal, hosts' workers slow together),
+    /// regimes:HOSTS,MEAN,DEVIATION,FACTOR,FIRST[,NORMAL,SLOW] (normal; a host FACTOR slower for its FIRST tasks, then,
+    /// after about NORMAL tasks each, any host for about SLOW), bursts:HOSTS,MEAN,DEVIATION,FACTOR,P_BEGIN,P_END (each
+    /// host up to FACTOR slower while another job is there, which comes and goes with these probabilities per task),
+    /// periodic:HOSTS,MEAN,DEVIATION,FACTOR,PERIOD,LENGTH (each host in turn FACTOR slower for LENGTH of PERIOD tasks),
+    /// contention:l1|l2|l3|production[,T] (machines shared with tasks that come and go; T alone), gpu:T (three types of
+    /// GPU) or trace:FILE (CSV or Parquet, a row per step, a column per worker). That is for --batch samples; more or
+    /// fewer take in proportion
     #[arg(long, value_name = "TIMES", default_value = "shifted-exponential:0.3,0.7")]
     pub times: TimesSpec,
 

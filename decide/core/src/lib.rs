@@ -8,6 +8,7 @@
 //! - [`batching`]: how many samples each worker gets.
 //! - [`barrier`]: where to put the next barrier, given when each worker will finish.
 //! - [`speed`]: how fast each worker will be.
+//! - [`run_times`]: how long all workers' next tasks will take, jointly.
 //! - [`rounds`] and [`free_running`]: what schemes that exchange gradients are made of.
 //! - [`local_rounds`]: what schemes with local iterations are made of; [`StateServer`]: how many of them.
 //! - [`RoundTripTable`]: how long until k gradients are in.
@@ -27,6 +28,7 @@ mod reason;
 mod recent;
 mod round_trips;
 pub mod rounds;
+pub mod run_times;
 mod schemes;
 pub mod speed;
 mod state_server;
@@ -41,7 +43,7 @@ pub use handout::Handout;
 pub use ledger::{Expected, Law, LawBroken, Ledger, LedgerError, Refusal, Samples, Turn};
 pub use reason::{Choice, Estimate, Reason};
 pub use round_trips::{Memory, RoundTripError, RoundTripTable};
-pub use schemes::{CATALOGUE, Entry, SchemeSpec, Setup, SpecError};
+pub use schemes::{Aids, CATALOGUE, Entry, SchemeSpec, Setup, SpecError};
 pub use state_server::{Answer, QueryMode, StateServer};
 pub use time::{Span, Time};
 pub use work::{Course, Local, Start, Step, Work};

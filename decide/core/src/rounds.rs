@@ -8,18 +8,25 @@ use crate::{Aggregate, Handout, Reason, Scheme, Span, TaskId, Time, Turn, Until,
 /// A gradient's arrival, timely or late.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Arrival {
+    /// Whose it is.
+    pub worker: WorkerId,
     /// The version the gradient was computed at.
     pub version: Version,
     /// Whether that is still the newest.
     pub timely: bool,
     /// How long the worker computed.
     pub compute: Span,
+    /// When it was free to start.
+    pub started: Time,
     /// Now.
     pub now: Time,
 }
 
 /// The rule by which k is chosen.
 pub trait Quorum: Send {
+    /// An iteration begins with these workers. [`choose`](Quorum::choose) follows.
+    fn begin(&mut self, _workers: &[WorkerId]) {}
+
     /// How many gradients to wait for in the iteration that begins now, with `live` workers. More than there are means
     /// all of them.
     fn choose(&mut self, now: Time, live: usize) -> usize;
@@ -32,7 +39,7 @@ pub trait Quorum: Send {
     /// A gradient arrived.
     fn on_arrival(&mut self, _arrival: &Arrival) {}
 
-    /// The iteration is over. [`choose`](Quorum::choose) follows.
+    /// The iteration is over. [`begin`](Quorum::begin) follows.
     fn on_committed(&mut self, _now: Time, _updates: usize, _aggregate: Option<&Aggregate>) {}
 }
 
@@ -139,9 +146,14 @@ impl<Q: Quorum, S: Sizing> Rounds<Q, S> {
         self.handed_out += 1;
     }
 
-    fn work_in_background(&mut self, turn: &mut Turn<'_>) {
-        let workers: Vec<WorkerId> = turn.workers().collect();
-        if let Some((delay, reason)) = self.sizing.in_background(&workers) {
+    /// An iteration begins.
+    fn begin(&mut self, turn: &Turn<'_>, workers: &[WorkerId]) {
+        self.quorum.begin(workers);
+        self.wanted = Some(self.quorum.choose(turn.now(), workers.len()));
+    }
+
+    fn work_in_background(&mut self, turn: &mut Turn<'_>, workers: &[WorkerId]) {
+        if let Some((delay, reason)) = self.sizing.in_background(workers) {
             turn.wake(delay, reason);
         }
     }
@@ -181,7 +193,8 @@ impl<Q: Quorum, S: Sizing> Rounds<Q, S> {
 impl<Q: Quorum, S: Sizing> Scheme for Rounds<Q, S> {
     fn on_joined(&mut self, turn: &mut Turn<'_>, _worker: WorkerId) {
         if self.wanted.is_none() {
-            self.wanted = Some(self.quorum.choose(turn.now(), turn.live()));
+            let workers: Vec<WorkerId> = turn.workers().collect();
+            self.begin(turn, &workers);
         }
         self.advance(turn, Reason::Joined);
     }
@@ -198,9 +211,11 @@ impl<Q: Quorum, S: Sizing> Scheme for Rounds<Q, S> {
     fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update) {
         let timely = update.version == turn.version();
         self.quorum.on_arrival(&Arrival {
+            worker: update.task.worker,
             version: update.version,
             timely,
             compute: update.report.compute,
+            started: update.started,
             now: turn.now(),
         });
         self.sizing.on_arrival(update, turn.now());
@@ -216,11 +231,13 @@ impl<Q: Quorum, S: Sizing> Scheme for Rounds<Q, S> {
     fn on_committed(&mut self, turn: &mut Turn<'_>, aggregate: Option<&Aggregate>) {
         self.quorum.on_committed(turn.now(), self.arrived.len(), aggregate);
         self.arrived.clear();
-        self.wanted = Some(self.quorum.choose(turn.now(), turn.live()));
-        self.work_in_background(turn);
+        let workers: Vec<WorkerId> = turn.workers().collect();
+        self.begin(turn, &workers);
+        self.work_in_background(turn, &workers);
     }
 
     fn on_timer(&mut self, turn: &mut Turn<'_>) {
-        self.work_in_background(turn);
+        let workers: Vec<WorkerId> = turn.workers().collect();
+        self.work_in_background(turn, &workers);
     }
 }

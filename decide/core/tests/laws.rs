@@ -23,6 +23,8 @@ fn specs() -> Vec<String> {
             "dbw:memory=window-3,formulas=printed,",
             "b-dbw:memory=discount-0.7,",
             "adasync:",
+            "cutoff:",
+            "cutoff:lag=2,",
             "lb-bsp:warm-up=3,",
             "lb-bsp:predictor=ema,update=non-blocking,k=4,change=0,",
             "lb-bsp:mode=gpu,least=2,",

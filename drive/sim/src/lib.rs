@@ -7,7 +7,9 @@
 mod agenda;
 mod contention;
 mod devices;
+mod foresight;
 mod gradients;
+mod interference;
 mod network;
 mod ranks;
 mod script;
@@ -16,6 +18,7 @@ mod times;
 mod world;
 
 pub use contention::SharedCluster;
+pub use interference::Pattern;
 pub use network::{NetworkError, NetworkSpec};
 pub use ranks::{Ranks, RanksError, Slowness};
 pub use script::{Change, Script, ScriptError};

@@ -3,12 +3,15 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use paceline_core::{Action, Decision, Event, Ledger, LedgerError, SchemeSpec, Setup, SpecError, Time, WorkerId};
+use paceline_core::{
+    Action, Decision, Event, Ledger, LedgerError, Scheme, SchemeSpec, Setup, SpecError, Time, WorkerId,
+};
 use paceline_run::{Goal, Goals, Monitor, Observer, Run, Summary, WorkerTimes};
 use paceline_store::{OptimizerSpec, Schedule};
 use paceline_workload::Workload;
 use thiserror::Error;
 
+use crate::foresight::UnderWay;
 use crate::network::NetworkSpec;
 use crate::ranks::Slowness;
 use crate::script::{Change, Script};
@@ -107,9 +110,25 @@ impl Simulation {
     /// # Errors
     /// If the scheme does not suit the setup, or breaks a law.
     pub fn run(&self, observer: &mut dyn Observer) -> Result<Outcome, SimulationError> {
-        let ledger = Ledger::new(self.scheme.build(&self.setup)?);
-        Engine { ledger, monitor: Monitor::default(), world: World::new(self), simulation: self, observer }.run()
+        let world = World::new(self);
+        let ledger = Ledger::new(build(&self.scheme, &self.setup, world.under_way.clone())?);
+        Engine { ledger, monitor: Monitor::default(), world, simulation: self, observer }.run()
     }
+
+    /// Whether a scheme can be simulated with a setup.
+    ///
+    /// # Errors
+    /// If it does not suit the setup.
+    pub fn check(scheme: &SchemeSpec, setup: &Setup) -> Result<(), SpecError> {
+        build(scheme, setup, Arc::default()).map(drop)
+    }
+}
+
+/// Makes a scheme that may know as much of the future as the world does.
+fn build(scheme: &SchemeSpec, setup: &Setup, under_way: Arc<UnderWay>) -> Result<Box<dyn Scheme>, SpecError> {
+    let mut scheme = scheme.clone();
+    scheme.aids.foresight = Some(under_way);
+    scheme.build(setup)
 }
 
 struct Engine<'a> {

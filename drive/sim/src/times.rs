@@ -16,11 +16,13 @@ use thiserror::Error;
 
 use crate::contention::{SharedCluster, SharedMachine};
 use crate::devices;
+use crate::interference::{Interference, Pattern};
 
 /// The distribution of a task's time, in seconds.
 ///
 /// As text: `deterministic:1`, `uniform:0.5,1.5`, `shifted-exponential:0.3,0.7`, `pareto:1,2.5`, `lognormal:0,0.5`,
-/// `markov:1,5,0.02,0.1`, `correlated:4,0,0.5,0.8`, `contention:l2,1`, `gpu:1`, `trace:FILE`.
+/// `normal:1,0.1`, `markov:1,5,0.02,0.1`, `correlated:4,0,0.5,0.8`, `regimes:4,1,0.1,2.5,61`,
+/// `bursts:4,1,0.1,3,0.02,0.1`, `periodic:4,1,0.1,2,40,8`, `contention:l2,1`, `gpu:1`, `trace:FILE`.
 ///
 /// The times are those of the setup's batch size; smaller and larger tasks take in proportion, on GPUs by their own law.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -81,6 +83,17 @@ pub enum TimesSpec {
         /// Share of the logarithm's variance that a host's workers have in common.
         share: f64,
     },
+    /// Normal, and hosts are slowed down now and then, all of their workers alike.
+    Hosts {
+        /// Workers are dealt to so many hosts in turn.
+        hosts: u32,
+        /// Mean time of a task on a host that is left alone.
+        mean: f64,
+        /// Its deviation.
+        deviation: f64,
+        /// When which hosts are slowed down; `None` for never.
+        pattern: Option<Pattern>,
+    },
     /// Machines shared with other tasks, which take CPU and memory from the workers.
     Contention {
         /// Which machines, and what else they do.
@@ -111,7 +124,11 @@ pub struct TimesError {
 }
 
 const FORMS: &str = "deterministic:SECONDS, uniform:LOW,HIGH, shifted-exponential:SHIFT,SCALE, pareto:SCALE,SHAPE, \
-                     lognormal:MU,SIGMA, markov:NORMAL,SLOW,P_FALL,P_RECOVER, correlated:HOSTS,MU,SIGMA,SHARE, \
+                     lognormal:MU,SIGMA, normal:MEAN,DEVIATION, markov:NORMAL,SLOW,P_FALL,P_RECOVER, \
+                     correlated:HOSTS,MU,SIGMA,SHARE, \
+                     regimes:HOSTS,MEAN,DEVIATION,FACTOR,FIRST[,NORMAL,SLOW], \
+                     bursts:HOSTS,MEAN,DEVIATION,FACTOR,P_BEGIN,P_END, \
+                     periodic:HOSTS,MEAN,DEVIATION,FACTOR,PERIOD,LENGTH, \
                      contention:l1|l2|l3|production[,SECONDS], gpu:SECONDS or trace:FILE";
 
 impl FromStr for TimesSpec {
@@ -146,13 +163,25 @@ impl FromStr for TimesSpec {
             ("pareto", &[scale, shape]) => TimesSpec::Pareto { scale, shape },
             ("lognormal", &[mu, sigma]) => TimesSpec::LogNormal { mu, sigma },
             ("markov", &[normal, slow, fall, recover]) => TimesSpec::Markov { normal, slow, fall, recover },
-            ("correlated", &[hosts, mu, sigma, share]) if hosts.fract() == 0.0 && hosts <= f64::from(u32::MAX) => {
+            ("correlated", &[hosts, mu, sigma, share]) if is_count(hosts) => {
                 TimesSpec::Correlated { hosts: hosts as u32, mu, sigma, share }
+            }
+            ("normal", &[mean, deviation]) => TimesSpec::Hosts { hosts: 1, mean, deviation, pattern: None },
+            (name, &[hosts, mean, deviation, ref pattern @ ..])
+                if is_count(hosts) && Pattern::NAMES.contains(&name) =>
+            {
+                let pattern = Pattern::of(name, pattern).map_err(|problem| wrong(problem.into()))?;
+                TimesSpec::Hosts { hosts: hosts as u32, mean, deviation, pattern: Some(pattern) }
             }
             _ => return Err(wrong(format!("expected {FORMS}"))),
         };
         spec.problem().map_or(Ok(spec), |problem| Err(wrong(problem.into())))
     }
+}
+
+/// Whether a number counts something.
+pub(crate) fn is_count(number: f64) -> bool {
+    number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number)
 }
 
 impl TimesSpec {
@@ -180,6 +209,10 @@ impl TimesSpec {
                 hosts > 0 && sigma >= 0.0 && probability(share),
                 "HOSTS must be above 0, SIGMA must not be negative, SHARE from 0 to 1",
             ),
+            TimesSpec::Hosts { hosts, mean, deviation, .. } => (
+                hosts > 0 && mean > 0.0 && deviation >= 0.0,
+                "HOSTS and MEAN must be above 0, DEVIATION must not be negative",
+            ),
             TimesSpec::Trace { .. } => (true, ""),
         };
         (!sound).then_some(problem)
@@ -196,6 +229,10 @@ impl fmt::Display for TimesSpec {
             TimesSpec::LogNormal { mu, sigma } => write!(f, "lognormal:{mu},{sigma}"),
             TimesSpec::Markov { normal, slow, fall, recover } => write!(f, "markov:{normal},{slow},{fall},{recover}"),
             TimesSpec::Correlated { hosts, mu, sigma, share } => write!(f, "correlated:{hosts},{mu},{sigma},{share}"),
+            TimesSpec::Hosts { mean, deviation, pattern: None, .. } => write!(f, "normal:{mean},{deviation}"),
+            TimesSpec::Hosts { hosts, mean, deviation, pattern: Some(pattern) } => {
+                write!(f, "{}:{hosts},{mean},{deviation},{pattern}", pattern.name())
+            }
             TimesSpec::Contention { cluster, seconds } => write!(f, "contention:{cluster},{seconds}"),
             TimesSpec::Gpu { seconds } => write!(f, "gpu:{seconds}"),
             TimesSpec::Trace { path } => write!(f, "trace:{}", path.display()),
@@ -231,6 +268,7 @@ enum Law {
     LogNormal(LogNormal<f64>),
     Markov { normal: f64, slow: f64, fall: f64, recover: f64 },
     Correlated { hosts: u32, mu: f64, own: f64, common: f64 },
+    Hosts { hosts: u32, mean: f64, deviation: f64, pattern: Option<Pattern> },
     Contention(SharedCluster, f64),
     Gpu(f64),
     Trace(Arc<Trace>),
@@ -253,6 +291,7 @@ impl Times {
             TimesSpec::Correlated { hosts, mu, sigma, share } => {
                 Law::Correlated { hosts, mu, own: sigma * (1.0 - share).sqrt(), common: sigma * share.sqrt() }
             }
+            TimesSpec::Hosts { hosts, mean, deviation, pattern } => Law::Hosts { hosts, mean, deviation, pattern },
             TimesSpec::Contention { cluster, seconds } => Law::Contention(cluster, seconds),
             TimesSpec::Gpu { seconds } => Law::Gpu(seconds),
             TimesSpec::Trace { ref path } => Law::Trace(Arc::new(Trace::read(path)?)),
@@ -289,7 +328,13 @@ impl Times {
             Law::Correlated { hosts, .. } => Some(generator(!seed, u64::from(worker.0 % hosts))),
             _ => None,
         };
-        Stream { rng, common, machine, slow: false, tasks: 0 }
+        let interference = match self.law {
+            Law::Hosts { hosts, pattern: Some(pattern), .. } => {
+                Some(Interference::new(pattern, worker.0 % hosts, hosts, |stream| generator(!seed, stream)))
+            }
+            _ => None,
+        };
+        Stream { rng, common, machine, interference, slow: false, tasks: 0 }
     }
 }
 
@@ -306,6 +351,8 @@ pub(crate) struct Stream {
     common: Option<Xoshiro256PlusPlus>,
     /// The worker's machine, where it is shared with others.
     machine: Option<SharedMachine>,
+    /// What slows its host down now and then.
+    interference: Option<Interference>,
     slow: bool,
     tasks: usize,
 }
@@ -348,6 +395,12 @@ impl Stream {
                 let shared: f64 = self.common.as_mut().map_or(0.0, |host| host.sample(StandardNormal));
                 (mu + own * rng.sample::<f64, _>(StandardNormal) + common * shared).exp()
             }
+            Law::Hosts { mean, deviation, .. } => {
+                let factor = self.interference.as_mut().map_or(1.0, Interference::next);
+                // Below 0 there are no times; half of the draws or more are above.
+                let drawn = std::iter::repeat_with(|| mean + deviation * rng.sample::<f64, _>(StandardNormal));
+                factor * drawn.into_iter().find(|&seconds| seconds > 0.0).unwrap_or(*mean)
+            }
             Law::Trace(trace) => {
                 let column = &trace.workers()[worker.index() % trace.workers().len()];
                 column[self.tasks % column.len()]
@@ -381,6 +434,9 @@ mod tests {
             // The chain is slow for 0.1 / (0.1 + 0.3) of the time.
             ("markov:1,5,0.1,0.3", 2.0),
             ("correlated:4,0,0.5,0.8", (0.125_f64).exp()),
+            ("normal:2,0.5", 2.0),
+            // The worker's host is slow in 3 of 10 tasks.
+            ("periodic:4,1,0.1,3,10,3", 1.6),
         ];
         for (text, mean_expected) in expected {
             let found = mean(&draw(text, 3, 200_000));
@@ -404,6 +460,11 @@ mod tests {
             "uniform:0,2",
             "markov:1,5,0.02,0.1",
             "correlated:4,0,0.5,0.8",
+            "normal:1,0.2",
+            "regimes:4,1,0.1,2.5,61",
+            "regimes:4,1,0.1,2.5,61,200,80",
+            "bursts:4,1,0.1,3,0.02,0.1",
+            "periodic:4,1,0.1,2,40,8",
             "contention:l2,0.5",
             "gpu:2",
             "trace:a.csv",
@@ -419,6 +480,13 @@ mod tests {
             "pareto:1,0",
             "lognormal:0,-1",
             "markov:1,5,2,0",
+            "normal:0,1",
+            "regimes:4,1,0.1,2.5",
+            "regimes:0,1,0.1,2.5,61",
+            "regimes:4,1,0.1,0,61",
+            "regimes:4,1,0.1,2,61,0.5,9",
+            "bursts:4,1,0.1,3,2,0.1",
+            "periodic:4,1,0.1,2,8,9",
             "contention:l4",
             "contention:l2,0",
             "gpu:0",

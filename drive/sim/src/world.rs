@@ -10,6 +10,7 @@ use paceline_run::{Trainer, drawn_to};
 use paceline_workload::{Draw, Evaluation};
 
 use crate::agenda::Agenda;
+use crate::foresight::UnderWay;
 use crate::gradients::{Gradients, Recipe};
 use crate::network::Link;
 use crate::simulation::{Simulation, Training};
@@ -104,6 +105,8 @@ pub(crate) struct World<'a> {
     payload: u64,
     pub(crate) bytes: u64,
     model: Option<Model<'a>>,
+    /// What those may know who know the future.
+    pub(crate) under_way: Arc<UnderWay>,
 }
 
 impl<'a> World<'a> {
@@ -132,6 +135,7 @@ impl<'a> World<'a> {
             payload: simulation.network.and_then(|network| network.bytes).unwrap_or(parameters),
             bytes: 0,
             model,
+            under_way: Arc::default(),
         }
     }
 
@@ -350,6 +354,7 @@ impl<'a> World<'a> {
             Phase::Computing(assignment, report)
         };
         self.agenda.set(id, at + compute);
+        self.under_way.begun(id, compute);
     }
 
     /// The worker has computed a gradient or a local iteration.

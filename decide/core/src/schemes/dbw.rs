@@ -159,7 +159,7 @@ pub(super) fn build_dynamic(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Memory, Span, Version};
+    use crate::{Memory, Span, Version, WorkerId};
 
     fn dynamic(worth: Worth, workers: usize) -> Dynamic {
         let times = IterationTimes::new(workers, Memory::All).unwrap();
@@ -175,7 +175,14 @@ mod tests {
         let began = Time(version * 1_000_000_000_000);
         for seconds in arrivals {
             let now = began + Span::from_seconds(*seconds);
-            rule.on_arrival(&Arrival { version: Version(version), timely: true, compute: Span::ZERO, now });
+            rule.on_arrival(&Arrival {
+                worker: WorkerId(0),
+                version: Version(version),
+                timely: true,
+                compute: Span::ZERO,
+                started: began,
+                now,
+            });
         }
         let end = Time((version + 1) * 1_000_000_000_000);
         rule.on_committed(end, updates, shown);

@@ -6,6 +6,7 @@ mod asp;
 mod b_dbw;
 mod backup;
 mod bsp;
+mod cutoff;
 mod dbw;
 mod dc_asgd;
 mod dssp;
@@ -20,7 +21,7 @@ mod ssp;
 use crate::{Handout, Scheme};
 
 use settings::Settings;
-pub use settings::{SchemeSpec, SpecError};
+pub use settings::{Aids, SchemeSpec, SpecError};
 
 /// What a scheme is built for.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -109,6 +110,18 @@ pub const CATALOGUE: &[Entry] = &[
         hands_out: true,
         simulated_only: false,
         build: adasync::build,
+    },
+    Entry {
+        name: "cutoff",
+        summary: "wait for as many as are predicted to give the most gradients per time, interrupt the others",
+        settings: &[
+            ("predictor", "of run-times: normal (independent, all alike) or oracle (simulated only); default normal"),
+            ("lag", "iterations that normal looks back on; default 20"),
+            ("seed", "of what is made up for run-times cut off; default 1"),
+        ],
+        hands_out: true,
+        simulated_only: false,
+        build: cutoff::build,
     },
     Entry {
         name: "lb-bsp",

@@ -3,11 +3,13 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::{CATALOGUE, Entry, Setup};
+use crate::run_times::Foresight;
 use crate::{Handout, Scheme};
 
 /// What is wrong with a scheme as written.
@@ -98,14 +100,38 @@ fn allowed_keys(scheme: &str) -> String {
     if keys.is_empty() { "it has none".into() } else { format!("it has {}", keys.join(", ")) }
 }
 
+/// What a scheme may need beside its settings and can't get by itself. It goes with the spec, but is not written.
+#[derive(Clone, Default)]
+pub struct Aids {
+    /// Knowledge of the future, where there is any.
+    pub foresight: Option<Arc<dyn Foresight>>,
+}
+
+impl fmt::Debug for Aids {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Aids").field("foresight", &self.foresight.is_some()).finish()
+    }
+}
+
 /// A scheme as written by a user, e.g. `backup:k=8`. Names and keys are checked on reading, values on
 /// [building](SchemeSpec::build).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SchemeSpec {
     name: String,
     settings: Vec<(String, String)>,
+    /// What it is built with, beside the settings.
+    pub aids: Aids,
 }
+
+/// Specs are equal if they are written alike.
+impl PartialEq for SchemeSpec {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.name, &self.settings) == (&other.name, &other.settings)
+    }
+}
+
+impl Eq for SchemeSpec {}
 
 impl SchemeSpec {
     /// The scheme's name without settings.
@@ -153,7 +179,7 @@ impl FromStr for SchemeSpec {
             }
             settings.push((key.into(), value.into()));
         }
-        Ok(SchemeSpec { name: name.into(), settings })
+        Ok(SchemeSpec { name: name.into(), settings, aids: Aids::default() })
     }
 }
 
@@ -249,10 +275,20 @@ impl Settings<'_> {
         self.bad(key, self.text(key).unwrap_or(""), allowed)
     }
 
-    /// How work is handed out: the scheme's own setting, else the run's, else the default.
+    /// What is known of the future.
+    pub(super) fn foresight(&self) -> Option<&Arc<dyn Foresight>> {
+        self.spec.aids.foresight.as_ref()
+    }
+
+    /// How work is handed out: the scheme's own setting, else the run's, else the usual way.
     pub(super) fn handout(&self, setup: &Setup) -> Result<Handout, SpecError> {
+        self.handout_or(Handout::default(), setup)
+    }
+
+    /// How work is handed out: the scheme's own setting, else the run's, else `default`.
+    pub(super) fn handout_or(&self, default: Handout, setup: &Setup) -> Result<Handout, SpecError> {
         match self.text("handout") {
-            None => Ok(setup.handout.unwrap_or_default()),
+            None => Ok(setup.handout.unwrap_or(default)),
             Some(text) => {
                 text.parse().map_err(|_| self.bad("handout", text, "pull, push-wait or push-interrupt".into()))
             }

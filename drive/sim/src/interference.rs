@@ -1,0 +1,229 @@
+//! Hosts that are slowed down now and then, with all of their workers: what predictors of run-times have to learn.
+
+use std::fmt;
+
+use rand::RngExt;
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use crate::times::is_count;
+
+/// When which hosts are slowed down. Time is counted in tasks of the worker.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Pattern {
+    /// The first host is slow at first, then none. Where episodes recur, all goes well for a while, then any one host is
+    /// slow for a while, and so on.
+    Regimes {
+        /// How much slower.
+        factor: f64,
+        /// How many tasks the first host is slow for.
+        first: u32,
+        /// Mean lengths of the episodes to come, in tasks: with no slow host, and with one; `None` for no more of them.
+        episodes: Option<(f64, f64)>,
+    },
+    /// Other jobs come and go on each host, each with a weight of its own.
+    Bursts {
+        /// How much slower they make the host, at most.
+        factor: f64,
+        /// Probability that one comes, per task.
+        begin: f64,
+        /// Probability that it goes, per task.
+        end: f64,
+    },
+    /// Something comes round to all hosts in turn, again and again.
+    Periodic {
+        /// How much slower.
+        factor: f64,
+        /// In how many tasks it is back.
+        period: u32,
+        /// How many tasks it stays.
+        length: u32,
+    },
+}
+
+impl Pattern {
+    /// What patterns are called.
+    pub(crate) const NAMES: [&'static str; 3] = ["regimes", "bursts", "periodic"];
+
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Pattern::Regimes { .. } => "regimes",
+            Pattern::Bursts { .. } => "bursts",
+            Pattern::Periodic { .. } => "periodic",
+        }
+    }
+
+    /// The pattern of this name with these numbers, or what is allowed.
+    pub(crate) fn of(name: &str, numbers: &[f64]) -> Result<Self, &'static str> {
+        let probability = |p: f64| (0.0..=1.0).contains(&p);
+        match (name, numbers) {
+            ("regimes", &[factor, first]) if factor > 0.0 && is_count(first) => {
+                Ok(Pattern::Regimes { factor, first: first as u32, episodes: None })
+            }
+            ("regimes", &[factor, first, normal, slow])
+                if factor > 0.0 && is_count(first) && normal >= 1.0 && slow >= 1.0 =>
+            {
+                Ok(Pattern::Regimes { factor, first: first as u32, episodes: Some((normal, slow)) })
+            }
+            ("bursts", &[factor, begin, end]) if factor >= 1.0 && probability(begin) && probability(end) => {
+                Ok(Pattern::Bursts { factor, begin, end })
+            }
+            ("periodic", &[factor, period, length])
+                if factor > 0.0 && is_count(period) && period >= 1.0 && is_count(length) && length <= period =>
+            {
+                Ok(Pattern::Periodic { factor, period: period as u32, length: length as u32 })
+            }
+            ("regimes", _) => {
+                Err("expected regimes:HOSTS,MEAN,DEVIATION,FACTOR,FIRST[,NORMAL,SLOW] with FACTOR above 0, \
+                                   FIRST a whole number, NORMAL and SLOW 1 or more")
+            }
+            ("bursts", _) => {
+                Err("expected bursts:HOSTS,MEAN,DEVIATION,FACTOR,P_BEGIN,P_END with FACTOR 1 or more, P_BEGIN \
+                                  and P_END from 0 to 1")
+            }
+            _ => Err(
+                "expected periodic:HOSTS,MEAN,DEVIATION,FACTOR,PERIOD,LENGTH with FACTOR above 0, PERIOD 1 or more, \
+                      LENGTH up to PERIOD",
+            ),
+        }
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Pattern::Regimes { factor, first, episodes: None } => write!(f, "{factor},{first}"),
+            Pattern::Regimes { factor, first, episodes: Some((normal, slow)) } => {
+                write!(f, "{factor},{first},{normal},{slow}")
+            }
+            Pattern::Bursts { factor, begin, end } => write!(f, "{factor},{begin},{end}"),
+            Pattern::Periodic { factor, period, length } => write!(f, "{factor},{period},{length}"),
+        }
+    }
+}
+
+/// What one worker feels of it. All workers of a host feel the same, task by task: each has a copy of what decides it.
+#[derive(Debug, Clone)]
+pub(crate) struct Interference {
+    pattern: Pattern,
+    host: u32,
+    hosts: u32,
+    rng: Xoshiro256PlusPlus,
+    tasks: u32,
+    /// Which host is slow, under [`Pattern::Regimes`].
+    slow: Option<u32>,
+    /// How much slower this host is, under [`Pattern::Bursts`].
+    burst: f64,
+}
+
+impl Interference {
+    /// What workers of `host` feel, with random numbers from the streams of `generator`.
+    pub(crate) fn new(
+        pattern: Pattern,
+        host: u32,
+        hosts: u32,
+        generator: impl FnOnce(u64) -> Xoshiro256PlusPlus,
+    ) -> Self {
+        // Regimes are the cluster's, bursts each host's own.
+        let stream = if matches!(pattern, Pattern::Bursts { .. }) { 1 + u64::from(host) } else { 0 };
+        Interference { pattern, host, hosts, rng: generator(stream), tasks: 0, slow: Some(0), burst: 1.0 }
+    }
+
+    /// How much slower the next task is.
+    pub(crate) fn next(&mut self) -> f64 {
+        let task = self.tasks;
+        self.tasks = self.tasks.wrapping_add(1);
+        match self.pattern {
+            Pattern::Regimes { factor, first, episodes } => {
+                if task == first {
+                    self.slow = None;
+                } else if let Some((normal, slow)) = episodes.filter(|_| task > first) {
+                    // Episodes of mean length m end with probability 1/m after each task.
+                    let mean = if self.slow.is_some() { slow } else { normal };
+                    if self.rng.random::<f64>() * mean < 1.0 {
+                        self.slow = match self.slow {
+                            Some(_) => None,
+                            None => Some(self.rng.random_range(0..self.hosts)),
+                        };
+                    }
+                }
+                if self.slow == Some(self.host) { factor } else { 1.0 }
+            }
+            Pattern::Bursts { factor, begin, end } => {
+                let (change, weight) = (self.rng.random::<f64>(), self.rng.random::<f64>());
+                if self.burst > 1.0 {
+                    if change < end {
+                        self.burst = 1.0;
+                    }
+                } else if change < begin {
+                    self.burst = 1.0 + (factor - 1.0) * weight;
+                }
+                self.burst
+            }
+            Pattern::Periodic { factor, period, length } => {
+                let shift = (u64::from(self.host) * u64::from(period) / u64::from(self.hosts)) as u32;
+                let phase = (u64::from(task) + u64::from(period - shift)) % u64::from(period);
+                if phase < u64::from(length) { factor } else { 1.0 }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_core::WorkerId;
+
+    use crate::times::{Times, TimesSpec};
+
+    /// The times of a worker's first tasks.
+    fn times(text: &str, worker: u32, count: usize) -> Vec<f64> {
+        let spec: TimesSpec = text.parse().unwrap();
+        Times::load(&spec).unwrap().spans(7, WorkerId(worker)).take(count).map(|span| span.seconds()).collect()
+    }
+
+    #[test]
+    fn one_host_is_slow_until_the_change() {
+        for worker in 0..8 {
+            let times = times("regimes:4,1,0,2.5,61", worker, 300);
+            let slow = if worker % 4 == 0 { 61 } else { 0 };
+            assert!(times[..slow].iter().all(|&time| time == 2.5));
+            assert!(times[slow..].iter().all(|&time| time == 1.0));
+        }
+    }
+
+    #[test]
+    fn episodes_recur_with_one_slow_host_at_a_time() {
+        let all: Vec<Vec<f64>> = (0..8).map(|worker| times("regimes:4,1,0,3,10,40,20", worker, 20_000)).collect();
+        let time = |worker: usize, task: usize| all[worker][task];
+        let mut slow = [0; 4];
+        for task in 10..20_000 {
+            let hosts: Vec<usize> = (0..4).filter(|&host| time(host, task) == 3.0).collect();
+            assert!(hosts.len() <= 1);
+            hosts.iter().for_each(|&host| slow[host] += 1);
+            assert!((0..4).all(|host| time(host, task) == time(host + 4, task)));
+        }
+        // A third of the time, shared by four hosts.
+        assert!(slow.iter().all(|&count| (1_000..2_400).contains(&count)), "{slow:?}");
+    }
+
+    #[test]
+    fn bursts_weigh_differently_and_strike_hosts_by_themselves() {
+        let of = |worker| times("bursts:4,1,0,3,0.05,0.1", worker, 30_000);
+        let (one, same, other) = (of(1), of(5), of(2));
+        assert_eq!(one, same);
+        let slow = one.iter().filter(|&&time| time > 1.0).count();
+        assert!((8_500..11_500).contains(&slow), "{slow}");
+        assert!(one.iter().all(|&time| (1.0..=3.0).contains(&time)));
+        let both = one.iter().zip(&other).filter(|&(one, other)| *one > 1.0 && *other > 1.0).count();
+        assert!((2_500..4_200).contains(&both), "{both}");
+    }
+
+    #[test]
+    fn periods_come_round_to_all_hosts() {
+        let slow = |worker| {
+            let times = times("periodic:4,1,0,2,40,8", worker, 80);
+            (0..80).filter(|&task| times[task] == 2.0).collect::<Vec<usize>>()
+        };
+        assert_eq!(slow(0), (0..8).chain(40..48).collect::<Vec<_>>());
+        assert_eq!(slow(5), (10..18).chain(50..58).collect::<Vec<_>>());
+    }
+}
