@@ -25,9 +25,10 @@ fn start(arguments: &[&str]) -> Child {
 #[test]
 fn every_scheme_trains_and_its_events_replay() {
     let folder = tempdir().unwrap();
-    for entry in CATALOGUE.iter().filter(|entry| !entry.simulated_only) {
-        let needs_k = entry.settings.iter().any(|(key, meaning)| *key == "k" && meaning.contains("required"));
-        let scheme = if needs_k { format!("{}:k=3", entry.name) } else { entry.name.to_string() };
+    for entry in CATALOGUE {
+        let required = entry.settings.iter().find(|(_, meaning)| meaning.contains("required"));
+        let settings = required.map_or(String::new(), |(key, _)| format!(":{key}=3"));
+        let scheme = format!("{}{settings}", entry.name);
         let out = folder.path().join(entry.name);
         let run = train(&out, &["--scheme", &scheme, "--emulate", "3=3", "--until", "loss<1.2,iterations=5000"]);
         assert_eq!(run["reached"], true, "{run}");
@@ -100,7 +101,6 @@ fn what_cannot_be_is_refused_in_a_line() {
     assert!(refused(&["train", "--emulate", "4=2"]).contains("--emulate names worker 4, but there are 4 workers"));
     assert!(refused(&["train", "--emulate", "1=0.5"]).contains("expected a factor of at least 1"));
     assert!(refused(&["train", "--scheme", "backup:k=5"]).contains("k=5 in scheme 'backup': expected 1 to 4"));
-    assert!(refused(&["train", "--scheme", "esync"]).contains("scheme 'esync' can only be simulated"));
     let help = paceline(&["work", "--help"]);
     assert!(String::from_utf8(help.stdout).unwrap().contains("MASTER_ADDR"));
 }

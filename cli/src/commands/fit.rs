@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use clap::Args;
-use paceline_core::{Reason, Samples, Time};
+use paceline_core::{Reason, Samples, Step, Time};
 use paceline_models::ModelKind;
 use paceline_run::{Contribution, Goals, Monitor, Observer, Run, Summary, Trainer};
 use paceline_workload::{Draw, Workload};
@@ -73,7 +73,7 @@ impl Fit {
         loop {
             let draw = Draw { worker: 0, offset: samples.used, samples: self.training.batch };
             let loss = replica.gradient(trainer.parameters(), draw, &mut gradient);
-            trainer.commit(&[Contribution { gradient: &gradient, weight: 1.0, loss }], 1);
+            trainer.commit(Step::Optimizer, &[Contribution { gradient: &gradient, weight: 1.0, loss }], 1);
             samples.used += u64::from(draw.samples);
             let now = Time(began.elapsed().as_nanos() as u64);
             let iteration = monitor.stepped(now, 1, Some(loss), Reason::OnArrival);

@@ -1,7 +1,7 @@
 //! A run on real workers.
 
 use clap::Args;
-use paceline_core::{CATALOGUE, Handout, SchemeSpec, Setup};
+use paceline_core::{Handout, SchemeSpec, Setup};
 use paceline_models::ModelKind;
 use paceline_net::{Encoding, Job, Transport};
 use paceline_run::Goals;
@@ -58,9 +58,6 @@ impl JobOptions {
     pub fn load(&self) -> anyhow::Result<Job> {
         let setup = Setup { workers: self.workers as usize, batch: self.training.batch, handout: self.handout };
         self.scheme.build(&setup)?;
-        if CATALOGUE.iter().any(|entry| entry.name == self.scheme.name() && entry.simulated_only) {
-            anyhow::bail!("scheme '{}' can only be simulated; try paceline simulate", self.scheme);
-        }
         let goals = Goals::any(&self.until);
         if goals.need_accuracy() && self.evaluate_every == 0 {
             anyhow::bail!("--until {goals} needs --evaluate-every above 0");

@@ -275,4 +275,9 @@ pub trait Scheme: Send {
 
     /// A time asked for with [`Turn::wake`] has come.
     fn on_timer(&mut self, _turn: &mut Turn<'_>) {}
+
+    /// Whether it commits by [`Step::Compensated`]. Drivers then keep the models that gradients are computed from.
+    fn compensates(&self) -> bool {
+        false
+    }
 }

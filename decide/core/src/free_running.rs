@@ -132,6 +132,10 @@ impl<G: Gate> FreeRunning<G> {
 }
 
 impl<G: Gate> Scheme for FreeRunning<G> {
+    fn compensates(&self) -> bool {
+        matches!(self.step, Step::Compensated { .. })
+    }
+
     fn on_joined(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
         self.clocks.join(worker);
         self.gate.on_joined(worker);

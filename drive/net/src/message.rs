@@ -5,14 +5,15 @@
 //!   Hello ───────────────────────▶       who asks, and for which rank
 //!         ◀─────────────────────── Welcome   what to train, how values travel
 //!   Ready ───────────────────────▶       the worker's fingerprint of it; from here on it is a member
-//!         ◀─── Map, Model, Assign, Interrupt
-//!   Report, Dropped ─────────────▶
+//!         ◀─── Map, Model, Assign, Continue, Collect, Interrupt
+//!   Asked, Report, Dropped ──────▶
 //!         ◀─────────────────────── Bye       the run is over
 //! ```
 //!
 //! Either side may close at any time. [`ToWorker::Refuse`] and [`ToServer::Failed`] say why before they do.
 
-use paceline_core::{Assignment, Span, Version};
+use paceline_core::{Assignment, Report, Span, Version};
+use paceline_store::OptimizerSpec;
 use serde::{Deserialize, Serialize};
 
 use crate::encoding::Encoding;
@@ -38,19 +39,24 @@ pub enum ToServer {
         /// Why, in a line.
         reason: String,
     },
+    /// A local iteration is done: one more?
+    Asked {
+        /// The number of the task.
+        number: u64,
+        /// How many are done.
+        iterations: u32,
+        /// How the last of them went.
+        words: Words,
+    },
     /// A task is done.
     Report {
         /// The number of the task.
         number: u64,
-        /// How long it took.
-        compute: Span,
-        /// The share of the processors' time that others used lately, 0 to 1.
-        cpu: Option<f32>,
-        /// The share of the memory in use, 0 to 1.
-        memory: Option<f32>,
+        /// How it went.
+        words: Words,
         /// Mean loss of its samples.
         loss: f64,
-        /// Where the gradient is.
+        /// Where the gradient is, or the model difference.
         gradient: Gradient,
     },
     /// A task that was called off is off the worker's hands; its buffers are free. In the middle of a gradient's
@@ -59,6 +65,25 @@ pub enum ToServer {
         /// The number of the task.
         number: u64,
     },
+}
+
+/// A [`Report`] as it travels.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Words {
+    /// How long the worker computed.
+    pub compute: Span,
+    /// How long it waited for an answer.
+    pub querying: Span,
+    /// The share of the processors' time that others used lately, 0 to 1.
+    pub cpu: Option<f32>,
+    /// The share of the memory in use, 0 to 1.
+    pub memory: Option<f32>,
+}
+
+impl From<Words> for Report {
+    fn from(Words { compute, querying, cpu, memory }: Words) -> Report {
+        Report { compute, querying, cpu, memory }
+    }
 }
 
 /// Where a reported gradient is.
@@ -85,6 +110,8 @@ pub enum ToWorker {
         seed: u64,
         /// How values travel if they do.
         encoding: Encoding,
+        /// What local iterations step the worker's replica by.
+        optimizer: OptimizerSpec,
     },
     /// A shared buffer, whose file descriptor comes along.
     Map {
@@ -106,6 +133,18 @@ pub enum ToWorker {
         after: Option<u64>,
         /// Which shared buffers to use, if values are shared; else the last [`Model`](ToWorker::Model) is meant.
         buffers: Option<Buffers>,
+        /// What only local iterations need.
+        terms: Terms,
+    },
+    /// Do one more local iteration.
+    Continue {
+        /// The number of the task.
+        number: u64,
+    },
+    /// Send what local iterations have come to. May be said more than once, and too late.
+    Collect {
+        /// The number of the task.
+        number: u64,
     },
     /// A task is called off.
     Interrupt {
@@ -122,6 +161,15 @@ pub enum ToWorker {
         /// Why, in a line.
         reason: String,
     },
+}
+
+/// What a worker needs to iterate on a replica.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Terms {
+    /// The learning rate.
+    pub rate: f32,
+    /// The worker's last task whose update was committed: where its replica stood then, if it is to start there.
+    pub committed: Option<u64>,
 }
 
 /// One of the shared buffers.

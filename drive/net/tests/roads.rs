@@ -43,6 +43,22 @@ fn bsp_gives_the_simulators_bits_over_every_road() {
     }
 }
 
+/// Those of them whose decisions don't depend on how long things take.
+#[test]
+fn local_iterations_give_the_simulators_bits_over_every_road() {
+    // With so large a margin there is never time for a second iteration.
+    for scheme in ["esync:margin=3600", "local-sgd:tau=3,rate=0.8", "adacomm:tau=2,interval=1e9", "easgd:tau=2"] {
+        let mut job = job(scheme, 3, &format!("iterations={ITERATIONS}"));
+        job.schedule = "step:every=10,factor=0.5".parse().unwrap();
+        let expected = simulated(&job);
+        for roads in [[Road::Shared; 3], [Road::Tcp; 3]] {
+            let outcome = run(&job, &roads, 1.0, Transport::default(), &mut ());
+            assert_eq!(outcome.summary.iterations, ITERATIONS);
+            assert!(outcome.parameters == expected, "{scheme}, {roads:?}");
+        }
+    }
+}
+
 #[test]
 fn half_precision_halves_the_traffic_and_still_learns() {
     let job = job("bsp", 2, "iterations=20");

@@ -35,11 +35,23 @@ fn reaches_its_target_and_replays(job: &Job) {
 
 #[test]
 fn every_scheme_reaches_its_target_and_its_events_replay() {
-    for entry in CATALOGUE.iter().filter(|entry| !entry.simulated_only) {
+    for entry in CATALOGUE {
         // Settings without a default.
-        let settings = if entry.settings.iter().any(|(_, meaning)| meaning.contains("required")) { ":k=3" } else { "" };
+        let required = entry.settings.iter().find(|(_, meaning)| meaning.contains("required"));
+        let settings = required.map_or(String::new(), |(key, _)| format!(":{key}=3"));
         let job = job(&format!("{}{settings}", entry.name), 4, "loss<1.5");
         reaches_its_target_and_replays(&job);
+    }
+}
+
+#[test]
+fn both_modes_of_esync_reach_their_target_with_every_local_optimizer() {
+    for mode in ["blocking", "non-blocking"] {
+        for (optimizer, rate) in [("sgd", 0.05), ("momentum:0.9", 0.01), ("adam", 0.002)] {
+            let mut job = job(&format!("esync:mode={mode}"), 4, "loss<1.5");
+            (job.optimizer, job.rate) = (optimizer.parse().unwrap(), rate);
+            reaches_its_target_and_replays(&job);
+        }
     }
 }
 

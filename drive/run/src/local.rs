@@ -25,11 +25,22 @@ impl LocalReplica {
         LocalReplica { parameters, gradient, optimizer, rate, losses: 0.0, iterations: 0 }
     }
 
-    /// One iteration on the samples of `draw`: ESync (5), or as the optimizer has it.
-    pub fn iterate(&mut self, replica: &mut dyn Replica, draw: Draw) {
-        self.losses += replica.gradient(&self.parameters, draw, &mut self.gradient);
+    /// Begins an iteration on the samples of `draw`: computes the gradient, and returns the loss. It changes nothing
+    /// unless the iteration is [completed](LocalReplica::complete).
+    pub fn begin(&mut self, replica: &mut dyn Replica, draw: Draw) -> f64 {
+        replica.gradient(&self.parameters, draw, &mut self.gradient)
+    }
+
+    /// Completes the iteration that was begun and had this loss: ESync (5), or as the optimizer has it.
+    pub fn complete(&mut self, loss: f64) {
+        self.losses += loss;
         self.optimizer.step(&mut self.parameters, &self.gradient, self.rate);
         self.iterations += 1;
+    }
+
+    /// How many iterations are done.
+    pub fn iterations(&self) -> u32 {
+        self.iterations
     }
 
     /// Writes `model` − replica into `difference`, ESync (6) with the sign of a gradient, and returns the mean loss of
@@ -40,6 +51,11 @@ impl LocalReplica {
         }
         self.losses / f64::from(self.iterations.max(1))
     }
+}
+
+/// The replica that is `difference` away from the `model`.
+pub fn replica_at(model: &[f32], difference: &[f32]) -> Vec<f32> {
+    model.iter().zip(difference).map(|(model, difference)| model - difference).collect()
 }
 
 /// Where a replica starts that the model draws to itself: `own`, moved towards `model` by the share `pull`.

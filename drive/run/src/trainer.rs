@@ -3,7 +3,7 @@
 use std::panic::resume_unwind;
 use std::thread;
 
-use paceline_core::Aggregate;
+use paceline_core::{Aggregate, Step as Commit};
 use paceline_store::{
     BLOCK, Layout, Norms, Optimizer, OptimizerSpec, Schedule, ShardNorms, Shards, Step, aggregate_shard,
 };
@@ -40,11 +40,26 @@ impl Stepper {
         Stepper { trainable: layout.trainable(), optimizer, schedule, rate, version: 0, shards }
     }
 
-    /// Sums the contributions, in the order given, and steps `parameters`. `workers` is how many there are.
+    /// Sums the contributions, in the order given, and does to `parameters` what a commit says. `workers` is how many
+    /// there are. For [`Compensated`](Commit::Compensated), gradients are [corrected](compensate) already.
     ///
     /// # Panics
-    /// If a gradient or the parameters are not as long as the layout, or the layout is empty.
-    pub fn step(&mut self, parameters: &mut [f32], contributions: &[Contribution<'_>], workers: usize) -> Aggregate {
+    /// If a contribution or the parameters are not as long as the layout, or the layout is empty.
+    pub fn commit(
+        &mut self,
+        commit: Commit,
+        parameters: &mut [f32],
+        contributions: &[Contribution<'_>],
+        workers: usize,
+    ) -> Aggregate {
+        match commit {
+            Commit::Optimizer | Commit::Compensated { .. } => self.step(parameters, contributions, workers),
+            Commit::Average { rate } => self.average(parameters, contributions, rate),
+        }
+    }
+
+    /// Steps `parameters` by the optimizer.
+    fn step(&mut self, parameters: &mut [f32], contributions: &[Contribution<'_>], workers: usize) -> Aggregate {
         let rate = self.schedule.rate(self.rate, self.version, contributions.len(), workers);
         self.version += 1;
         apply(self.optimizer.begin(rate), rate, self.trainable, parameters, contributions, self.shards)
@@ -52,10 +67,7 @@ impl Stepper {
 
     /// Moves `parameters` against the sum of the contributions, which are model differences, by the share `rate`
     /// (ESync (8)). Statistics take the whole of it.
-    ///
-    /// # Panics
-    /// As [`step`](Stepper::step).
-    pub fn average(&mut self, parameters: &mut [f32], contributions: &[Contribution<'_>], rate: f32) -> Aggregate {
+    fn average(&mut self, parameters: &mut [f32], contributions: &[Contribution<'_>], rate: f32) -> Aggregate {
         self.version += 1;
         let mut plain = Optimizer::new(OptimizerSpec::Sgd { decay: 0.0 }, self.trainable);
         apply(plain.begin(rate), rate, self.trainable, parameters, contributions, self.shards)
@@ -64,6 +76,13 @@ impl Stepper {
     /// The learning rate of a worker's local iterations on the newest version.
     pub fn local_rate(&self) -> f32 {
         self.schedule.rate(self.rate, self.version, 1, 1)
+    }
+}
+
+/// Corrects a gradient at the parameters `then` for a model that is at `now`: DC-ASGD (10).
+pub fn compensate(gradient: &mut [f32], lambda: f32, now: &[f32], then: &[f32]) {
+    for ((g, now), then) in gradient.iter_mut().zip(now).zip(then) {
+        *g += lambda * *g * *g * (now - then);
     }
 }
 
@@ -157,14 +176,10 @@ impl Trainer {
         &self.parameters
     }
 
-    /// Sums the contributions, in the order given, and steps the model. `workers` is how many there are.
-    pub fn commit(&mut self, contributions: &[Contribution<'_>], workers: usize) -> Aggregate {
-        self.stepper.step(&mut self.parameters, contributions, workers)
-    }
-
-    /// Moves the model against the sum of model differences by the share `rate`.
-    pub fn average(&mut self, contributions: &[Contribution<'_>], rate: f32) -> Aggregate {
-        self.stepper.average(&mut self.parameters, contributions, rate)
+    /// Sums the contributions, in the order given, and does to the model what a commit says, as
+    /// [`Stepper::commit`] does.
+    pub fn commit(&mut self, commit: Commit, contributions: &[Contribution<'_>], workers: usize) -> Aggregate {
+        self.stepper.commit(commit, &mut self.parameters, contributions, workers)
     }
 
     /// The learning rate of a worker's local iterations on the newest model.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use paceline_core::{Step, TaskId, Work};
-use paceline_run::{Contribution, LocalReplica};
+use paceline_run::{Contribution, LocalReplica, compensate};
 use paceline_store::OptimizerSpec;
 use paceline_workload::{Draw, Evaluation, Replica, Workload};
 
@@ -58,7 +58,10 @@ impl Gradients {
                 if let Work::Local(_) = recipe.work {
                     let start = recipe.start.clone().unwrap_or_else(|| recipe.parameters.to_vec());
                     let mut local = LocalReplica::new(layout, start, optimizer, recipe.rate);
-                    recipe.draws().for_each(|draw| local.iterate(replica.as_mut(), draw));
+                    for draw in recipe.draws() {
+                        let loss = local.begin(replica.as_mut(), draw);
+                        local.complete(loss);
+                    }
                     *loss = local.finish(&recipe.parameters, buffer);
                 } else {
                     *loss = replica.gradient(&recipe.parameters, recipe.draw, buffer);
@@ -95,12 +98,5 @@ impl Recipe {
         let Draw { worker, offset, samples } = self.draw;
         let before = move |iteration| offset + u64::from(iteration) * u64::from(samples);
         (0..self.iterations).map(move |iteration| Draw { worker, offset: before(iteration), samples })
-    }
-}
-
-/// Corrects a gradient at `then` for a model that is at `now`: DC-ASGD (10).
-fn compensate(gradient: &mut [f32], lambda: f32, now: &[f32], then: &[f32]) {
-    for ((g, now), then) in gradient.iter_mut().zip(now).zip(then) {
-        *g += lambda * *g * *g * (now - then);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use paceline_core::{
     Action, Aggregate, Assignment, Course, Local, Report, Share, Span, Start, Step, TaskId, Time, Work, WorkerId,
 };
-use paceline_run::{Trainer, drawn_to};
+use paceline_run::{Trainer, drawn_to, replica_at};
 use paceline_workload::{Draw, Evaluation};
 
 use crate::agenda::Agenda;
@@ -315,15 +315,12 @@ impl<'a> World<'a> {
         let contributions = gradients.compute(&recipes, step, trainer.parameters());
         for ((recipe, _), contribution) in recipes.iter().zip(&contributions) {
             if let Work::Local(Local { start: Start::Replica { .. }, .. }) = recipe.work {
-                let replica = recipe.parameters.iter().zip(contribution.gradient).map(|(model, away)| model - away);
+                let replica = replica_at(&recipe.parameters, contribution.gradient);
                 let worker = self.workers[recipe.task.worker.index()].as_mut();
-                worker.expect("updates are of workers that are there").replica = Some(replica.collect());
+                worker.expect("updates are of workers that are there").replica = Some(replica);
             }
         }
-        Some(match step {
-            Step::Optimizer | Step::Compensated { .. } => trainer.commit(&contributions, live),
-            Step::Average { rate } => trainer.average(&contributions, rate),
-        })
+        Some(trainer.commit(step, &contributions, live))
     }
 
     // --- what workers do ---

@@ -3,13 +3,15 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::spec::{self, Form, Spec, SpecError};
 
 /// Which optimizer, with its settings.
 ///
 /// As text: `sgd`, `momentum:0.9`, `nesterov:momentum=0.9,decay=1e-4`, `adam:beta1=0.9,beta2=0.999,epsilon=1e-8`,
 /// `adamw:0.01`. Keys left out take their defaults; a value without a key is the first key's.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum OptimizerSpec {
     /// `p −= rate·g`. Keeps no state.
     Sgd {
@@ -42,7 +44,7 @@ pub enum OptimizerSpec {
 }
 
 /// Adam's settings.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Moments {
     /// Share of the running mean that is kept per step, 0 to 1; default 0.9.
     pub beta1: f64,

@@ -129,6 +129,11 @@ impl Ledger {
         self.books.timers.first().copied()
     }
 
+    /// Whether the scheme [compensates](Scheme::compensates).
+    pub fn compensates(&self) -> bool {
+        self.scheme.compensates()
+    }
+
     /// The newest version of the model.
     pub fn version(&self) -> Version {
         self.books.version

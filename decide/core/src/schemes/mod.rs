@@ -47,8 +47,6 @@ pub struct Entry {
     pub settings: &'static [(&'static str, &'static str)],
     /// Whether it waits for k of n, so that work can be handed out in several ways.
     pub hands_out: bool,
-    /// Whether only the simulator can drive it: the server's workers compute gradients at the newest model, no more.
-    pub simulated_only: bool,
     build: Build,
 }
 
@@ -71,7 +69,6 @@ pub const CATALOGUE: &[Entry] = &[
         summary: "wait for every worker in every iteration",
         settings: &[],
         hands_out: true,
-        simulated_only: false,
         build: bsp::build,
     },
     Entry {
@@ -79,7 +76,6 @@ pub const CATALOGUE: &[Entry] = &[
         summary: "wait for the first k workers in every iteration",
         settings: &[("k", "gradients to wait for, 1 to the number of workers; required")],
         hands_out: true,
-        simulated_only: false,
         build: backup::build,
     },
     Entry {
@@ -92,7 +88,6 @@ pub const CATALOGUE: &[Entry] = &[
             MEMORY,
         ],
         hands_out: true,
-        simulated_only: false,
         build: dbw::build,
     },
     Entry {
@@ -100,7 +95,6 @@ pub const CATALOGUE: &[Entry] = &[
         summary: "wait for as many as give the most gradients per time, chosen in every iteration",
         settings: &[FORMULAS, BETA, MEMORY],
         hands_out: true,
-        simulated_only: false,
         build: b_dbw::build,
     },
     Entry {
@@ -108,7 +102,6 @@ pub const CATALOGUE: &[Entry] = &[
         summary: "wait for more and more as the loss falls",
         settings: &[("first", "gradients to wait for in the first iteration; default 1")],
         hands_out: true,
-        simulated_only: false,
         build: adasync::build,
     },
     Entry {
@@ -120,7 +113,6 @@ pub const CATALOGUE: &[Entry] = &[
             ("seed", "of what is made up for run-times cut off; default 1"),
         ],
         hands_out: true,
-        simulated_only: false,
         build: cutoff::build,
     },
     Entry {
@@ -138,7 +130,6 @@ pub const CATALOGUE: &[Entry] = &[
             ("k", "gradients to wait for; default all"),
         ],
         hands_out: true,
-        simulated_only: false,
         build: lb_bsp::build,
     },
     Entry {
@@ -146,7 +137,6 @@ pub const CATALOGUE: &[Entry] = &[
         summary: "never wait: apply every update as it arrives",
         settings: &[],
         hands_out: false,
-        simulated_only: false,
         build: asp::build,
     },
     Entry {
@@ -154,7 +144,6 @@ pub const CATALOGUE: &[Entry] = &[
         summary: "apply on arrival, but let nobody run too far ahead of the slowest",
         settings: &[("staleness", "iterations a worker may be ahead; default 3")],
         hands_out: false,
-        simulated_only: false,
         build: ssp::build,
     },
     Entry {
@@ -165,7 +154,6 @@ pub const CATALOGUE: &[Entry] = &[
             ("max", "upper end of the bound; default 15 or min, whichever is larger"),
         ],
         hands_out: false,
-        simulated_only: false,
         build: dssp::build,
     },
     Entry {
@@ -176,7 +164,6 @@ pub const CATALOGUE: &[Entry] = &[
             ("interval", "predict last (the last interval again), ema or median (of the last 5); default last"),
         ],
         hands_out: false,
-        simulated_only: false,
         build: elastic_bsp::build,
     },
     Entry {
@@ -184,7 +171,6 @@ pub const CATALOGUE: &[Entry] = &[
         summary: "like asp, with stale gradients corrected for the steps made since",
         settings: &[("lambda", "strength of the correction; default 0.04")],
         hands_out: false,
-        simulated_only: true,
         build: dc_asgd::build,
     },
     Entry {
@@ -196,7 +182,6 @@ pub const CATALOGUE: &[Entry] = &[
             GLOBAL_RATE,
         ],
         hands_out: false,
-        simulated_only: true,
         build: esync::build,
     },
     Entry {
@@ -204,7 +189,6 @@ pub const CATALOGUE: &[Entry] = &[
         summary: "everyone iterates locally equally often, then replicas are averaged",
         settings: &[("tau", "local iterations per round; required"), GLOBAL_RATE],
         hands_out: false,
-        simulated_only: true,
         build: local_sgd::build,
     },
     Entry {
@@ -216,7 +200,6 @@ pub const CATALOGUE: &[Entry] = &[
             GLOBAL_RATE,
         ],
         hands_out: false,
-        simulated_only: true,
         build: adacomm::build,
     },
     Entry {
@@ -227,7 +210,6 @@ pub const CATALOGUE: &[Entry] = &[
             ("beta", "how far the model moves towards the mean replica, 0.001 to 1; default 0.9"),
         ],
         hands_out: false,
-        simulated_only: true,
         build: easgd::build,
     },
 ];

@@ -7,11 +7,13 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 
-use paceline_core::{Action, Aggregate, Event, Ledger, Report, Share, Step, TaskId, Time, Work, WorkerId};
-use paceline_run::{Contribution, Goal, Monitor, Run, Stepper};
+use paceline_core::{
+    Action, Aggregate, Course, Event, Ledger, LedgerError, Report, Share, Span, Step, TaskId, Time, WorkerId,
+};
+use paceline_run::{Contribution, Goal, Monitor, Run, Stepper, compensate};
 
 use super::inputs::{Input, Inputs, Landed};
-use super::member::{Answer, Member};
+use super::member::{Answer, Member, Wanted};
 use super::ring::{Parameters, Ring};
 use super::session::Context;
 use super::{Job, Notice, Outcome, ServeError, Watcher};
@@ -25,12 +27,20 @@ const RANKS: u32 = 65_536;
 /// How long workers may take to leave when the run is over.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// A gradient that has arrived.
+/// A gradient or model difference.
 enum Gradient {
     Shared(Arc<Region>),
     Received(Region),
     /// The worker kept it.
     Withheld,
+}
+
+/// An update that waits to be committed.
+struct Arrived {
+    gradient: Gradient,
+    loss: f64,
+    /// The model it was computed from, if that was kept.
+    parameters: Option<Arc<Parameters>>,
 }
 
 impl Gradient {
@@ -61,7 +71,7 @@ pub(super) struct Coordinator<'a> {
     members: BTreeMap<WorkerId, Member>,
     /// The rank of every session.
     ranks: HashMap<u64, WorkerId>,
-    arrived: HashMap<TaskId, (Gradient, f64)>,
+    arrived: HashMap<TaskId, Arrived>,
     emulated: BTreeMap<WorkerId, String>,
     /// When the run began; `None` while workers are awaited.
     began: Option<Instant>,
@@ -146,10 +156,12 @@ impl<'a> Coordinator<'a> {
     fn hear(&mut self, input: Input) -> Result<Option<Stop>, ServeError> {
         match input {
             Input::Arrived { session, peer, rank, emulated, outbox, desk } => {
-                self.admit(rank, Member::new(session, peer, emulated, outbox, desk));
+                let member = Member::new(session, peer, emulated, outbox, desk);
+                self.admit(rank, member.keeping_models(self.ledger.compensates()));
                 Ok(None)
             }
             Input::Ready { session, fingerprint } => self.on_ready(session, fingerprint),
+            Input::Asked { session, number, iterations, report } => self.on_asked(session, number, iterations, report),
             Input::Reported { session, number, report, loss, gradient } => {
                 self.on_report(session, number, report, loss, gradient)
             }
@@ -192,6 +204,7 @@ impl<'a> Coordinator<'a> {
                     recipe: self.job.recipe.clone(),
                     seed: self.job.seed,
                     encoding: self.context.encoding,
+                    optimizer: self.job.optimizer,
                 });
                 self.ranks.insert(member.session, WorkerId(rank));
                 self.members.insert(WorkerId(rank), member);
@@ -259,24 +272,57 @@ impl<'a> Coordinator<'a> {
             Ok(answer) => answer,
             Err(nonsense) => return self.dismiss(session, nonsense.to_string()),
         };
+        let late = member.is_at_work();
         member.go_on().map_err(no_memory(self.context.length))?;
-        let gradient = match (answer, landed) {
-            (Answer::CalledOff, landed) => {
-                if let Landed::Here(region) = landed {
-                    self.context.pool.give(region);
-                }
-                return Ok(None);
+        let Answer::Wanted(Wanted { assignment, parameters, gradient }) = answer else {
+            if let Landed::Here(region) = landed {
+                self.context.pool.give(region);
             }
-            (Answer::Wanted(Some(region)), Landed::InPlace) => Gradient::Shared(region),
-            (Answer::Wanted(None), Landed::Here(region)) => Gradient::Received(region),
-            (Answer::Wanted(_), Landed::Nowhere) => Gradient::Withheld,
-            (Answer::Wanted(_), _) => {
-                return self.dismiss(session, format!("the gradient of {task} is not where it should be"));
-            }
+            return Ok(None);
         };
-        self.arrived.insert(task, (gradient, loss));
+        let gradient = match (gradient, landed) {
+            (Some(region), Landed::InPlace) => Gradient::Shared(region),
+            (None, Landed::Here(region)) => Gradient::Received(region),
+            (_, Landed::Nowhere) if late => Gradient::Withheld,
+            _ => return self.dismiss(session, format!("the gradient of {task} is not where it should be")),
+        };
+        self.arrived.insert(task, Arrived { gradient, loss, parameters });
+        match assignment.work.course() {
+            // Known from its questions.
+            Some(Course::AskAndWait | Course::AskAndGoOn) => {}
+            Some(Course::Iterations(count)) => {
+                let each = Span(report.compute.0 / u64::from(count));
+                (0..count).for_each(|_| self.watcher.on_task(task, each));
+            }
+            None => self.watcher.on_task(task, report.compute),
+        }
+        self.hear_of(session, Event::Reported { task, report })
+    }
+
+    fn on_asked(
+        &mut self,
+        session: u64,
+        number: u64,
+        iterations: u32,
+        report: Report,
+    ) -> Result<Option<Stop>, ServeError> {
+        let Some((&worker, member)) = member(&mut self.members, &self.ranks, session) else { return Ok(None) };
+        match member.asked(number) {
+            Ok(true) => {}
+            Ok(false) => return Ok(None),
+            Err(nonsense) => return self.dismiss(session, nonsense.to_string()),
+        }
+        let task = TaskId { worker, number };
         self.watcher.on_task(task, report.compute);
-        self.feed(Event::Reported { task, report })
+        self.hear_of(session, Event::Asked { task, iterations, report })
+    }
+
+    /// Tells the scheme what a worker says. One that says what can't be has to go.
+    fn hear_of(&mut self, session: u64, event: Event) -> Result<Option<Stop>, ServeError> {
+        match self.feed(event) {
+            Err(ServeError::Ledger(LedgerError::Refused(refusal))) => self.dismiss(session, refusal.to_string()),
+            told => told,
+        }
     }
 
     fn on_dropped(&mut self, session: u64, number: u64) -> Result<Option<Stop>, ServeError> {
@@ -301,10 +347,7 @@ impl<'a> Coordinator<'a> {
             let iteration = self.monitor.observe(now, &event, &decisions);
             for decision in &decisions {
                 if let Action::Commit { version, updates, step } = &decision.action {
-                    if *step != Step::Optimizer {
-                        return Err(self.unserved());
-                    }
-                    let aggregate = Some(self.commit(updates, live)?);
+                    let aggregate = Some(self.commit(updates, *step, live)?);
                     events.push_back(Event::Committed { version: *version, aggregate });
                 } else {
                     self.carry_out(&decision.action)?;
@@ -328,11 +371,9 @@ impl<'a> Coordinator<'a> {
     fn carry_out(&mut self, action: &Action) -> Result<(), ServeError> {
         match action {
             Action::Assign(assignment) => {
-                if assignment.work != Work::Gradient {
-                    return Err(self.unserved());
-                }
                 if let Some(member) = self.members.get_mut(&assignment.task.worker) {
-                    member.assign(*assignment, self.ring.newest()).map_err(no_memory(self.context.length))?;
+                    let rate = self.stepper.local_rate();
+                    member.assign(*assignment, self.ring.newest(), rate).map_err(no_memory(self.context.length))?;
                 }
             }
             Action::Interrupt { task } => {
@@ -341,43 +382,57 @@ impl<'a> Coordinator<'a> {
                 }
             }
             Action::Discard { task } => self.forget(*task),
-            // Only workers at local iterations are answered. Idle ones need no reminding, and the ledger keeps the timers.
-            // Commits are carried out by `feed`.
-            Action::Continue { .. } | Action::Collect { .. } => {}
+            Action::Continue { task } => self.tell(task.worker, &ToWorker::Continue { number: task.number }),
+            Action::Collect { task } => self.tell(task.worker, &ToWorker::Collect { number: task.number }),
+            // Idle workers need no reminding, and the ledger keeps the timers. Commits are carried out by `feed`.
             Action::Hold { .. } | Action::Wake { .. } | Action::Commit { .. } => {}
         }
         Ok(())
     }
 
-    fn unserved(&self) -> ServeError {
-        ServeError::Unserved { scheme: self.job.scheme.to_string() }
+    fn tell(&self, worker: WorkerId, message: &ToWorker) {
+        if let Some(member) = self.members.get(&worker) {
+            member.send(message);
+        }
     }
 
     /// Steps the model; `live` workers take part.
-    fn commit(&mut self, updates: &[Share], live: usize) -> Result<Aggregate, ServeError> {
-        let mut parts = Vec::with_capacity(updates.len());
-        for share in updates {
-            let (gradient, loss) = self.arrived.remove(&share.task).ok_or(ServeError::Withheld(share.task))?;
-            parts.push((share, gradient, loss));
+    fn commit(&mut self, updates: &[Share], step: Step, live: usize) -> Result<Aggregate, ServeError> {
+        let mut gradients = Vec::with_capacity(updates.len());
+        let mut corrected = Vec::new();
+        for Share { task, .. } in updates {
+            // The model it was computed from is free with this, so that the next may be made in its place.
+            let Arrived { gradient, loss, parameters } =
+                self.arrived.remove(task).ok_or(ServeError::Withheld(*task))?;
+            if let Step::Compensated { lambda } = step {
+                let mut values = gradient.values().ok_or(ServeError::Withheld(*task))?.to_vec();
+                let then = parameters.ok_or(ServeError::Forgotten(*task))?;
+                let (now, then) = (self.ring.newest().region.values(), then.region.values());
+                compensate(&mut values[..self.job.workload.layout().trainable()], lambda, now, then);
+                corrected.push(values);
+            }
+            if let Some(member) = self.members.get_mut(&task.worker) {
+                member.committed(task.number);
+            }
+            gradients.push((gradient, loss));
         }
-        let contributions = parts
-            .iter()
-            .map(|(share, gradient, loss)| {
-                let gradient = gradient.values().ok_or(ServeError::Withheld(share.task))?;
-                Ok(Contribution { gradient, weight: share.weight, loss: *loss })
-            })
-            .collect::<Result<Vec<_>, ServeError>>()?;
-        let step = |parameters: &mut [f32]| self.stepper.step(parameters, &contributions, live);
-        let aggregate = self.ring.advance(step).map_err(no_memory(self.context.length))?;
+        let contributions = (0..).zip(updates).zip(&gradients).map(|((index, share), (gradient, loss))| {
+            let corrected = corrected.get(index).map(Vec::as_slice);
+            let gradient = corrected.or(gradient.values()).ok_or(ServeError::Withheld(share.task))?;
+            Ok(Contribution { gradient, weight: share.weight, loss: *loss })
+        });
+        let contributions = contributions.collect::<Result<Vec<_>, ServeError>>()?;
+        let commit = |parameters: &mut [f32]| self.stepper.commit(step, parameters, &contributions, live);
+        let aggregate = self.ring.advance(commit).map_err(no_memory(self.context.length))?;
         drop(contributions);
-        parts.into_iter().for_each(|(_, gradient, _)| self.recycle(gradient));
+        gradients.into_iter().for_each(|(gradient, _)| self.recycle(gradient));
         Ok(aggregate)
     }
 
     /// The task's gradient will never be needed.
     fn forget(&mut self, task: TaskId) {
-        if let Some((gradient, _)) = self.arrived.remove(&task) {
-            self.recycle(gradient);
+        if let Some(update) = self.arrived.remove(&task) {
+            self.recycle(update.gradient);
         }
     }
 

@@ -32,12 +32,6 @@ pub enum ServeError {
         /// Why.
         error: io::Error,
     },
-    /// The scheme needs what only the simulator can do so far.
-    #[error("scheme '{scheme}' can only be simulated: workers here compute gradients, at the newest model")]
-    Unserved {
-        /// The scheme.
-        scheme: String,
-    },
     /// The operating system denies what every server needs.
     #[error("the system does not let the server work: {0}")]
     System(io::Error),
@@ -45,6 +39,9 @@ pub enum ServeError {
     /// protocol, and was never sent.
     #[error("the scheme committed {0}, whose gradient was not sent: newer work had been queued behind it")]
     Withheld(TaskId),
+    /// The scheme committed by [`Compensated`](paceline_core::Step::Compensated) without having said that it would.
+    #[error("the scheme corrected {0} for the steps since, but did not say before that it compensates")]
+    Forgotten(TaskId),
 }
 
 fn in_words(error: &io::Error) -> String {

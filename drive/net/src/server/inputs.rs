@@ -44,6 +44,8 @@ pub(super) enum Input {
     Arrived { session: u64, peer: String, rank: Option<u32>, emulated: Option<String>, outbox: Outbox, desk: Arc<Desk> },
     /// It has made the workload.
     Ready { session: u64, fingerprint: Fingerprint },
+    /// It has done a local iteration and asks whether to go on.
+    Asked { session: u64, number: u64, iterations: u32, report: Report },
     /// It has finished a task.
     Reported { session: u64, number: u64, report: Report, loss: f64, gradient: Landed },
     /// It has dropped a task.

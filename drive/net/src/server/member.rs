@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use super::outbox::Outbox;
 use super::ring::Parameters;
-use crate::message::{Buffer, Buffers, ToWorker};
+use crate::message::{Buffer, Buffers, Terms, ToWorker};
 use crate::region::{Region, Writer};
 
 /// Assignments that a worker may have without having answered them: what it runs, what it has queued, and one that it
@@ -55,8 +55,9 @@ pub(super) enum Nonsense {
 #[derive(Debug)]
 struct Unanswered {
     called_off: bool,
-    /// What the worker reads, in shared memory; kept from being overwritten until it answers.
-    _parameters: Option<Arc<Parameters>>,
+    assignment: Assignment,
+    /// What the worker reads in shared memory, or what its gradient will be corrected by: kept from being overwritten.
+    parameters: Option<Arc<Parameters>>,
     /// Where its gradient goes, in shared memory.
     gradient: Option<Arc<Region>>,
 }
@@ -64,10 +65,28 @@ struct Unanswered {
 /// What a worker's report means.
 #[derive(Debug)]
 pub(super) enum Answer {
-    /// It is what was asked for; with the gradient, if that is in shared memory.
-    Wanted(Option<Arc<Region>>),
+    /// It is what was asked for.
+    Wanted(Wanted),
     /// It was called off while the report was under way.
     CalledOff,
+}
+
+/// An update that has arrived.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub(super) assignment: Assignment,
+    /// The model it was computed from, if that was kept.
+    pub(super) parameters: Option<Arc<Parameters>>,
+    /// Where it is, if that is in shared memory.
+    pub(super) gradient: Option<Arc<Region>>,
+}
+
+/// Work that a worker is to be told of.
+#[derive(Debug)]
+struct Order {
+    assignment: Assignment,
+    parameters: Arc<Parameters>,
+    rate: f32,
 }
 
 /// One worker.
@@ -78,11 +97,15 @@ pub(super) struct Member {
     pub(super) emulated: Option<String>,
     /// Whether it can be given work.
     pub(super) ready: bool,
+    /// Whether the models that it was given must be kept until its gradients are committed.
+    keeps_models: bool,
     outbox: Outbox,
     desk: Arc<Desk>,
     unanswered: BTreeMap<u64, Unanswered>,
     /// What the worker is to be told when it has answered something.
-    waiting: VecDeque<(Assignment, Arc<Parameters>)>,
+    waiting: VecDeque<Order>,
+    /// The last task whose update was committed.
+    committed: Option<u64>,
     gradients: Vec<Arc<Region>>,
     mapped: BTreeSet<u32>,
 }
@@ -94,13 +117,20 @@ impl Member {
             peer,
             emulated,
             ready: false,
+            keeps_models: false,
             outbox,
             desk,
             unanswered: BTreeMap::new(),
             waiting: VecDeque::new(),
+            committed: None,
             gradients: Vec::new(),
             mapped: BTreeSet::new(),
         }
+    }
+
+    /// The same, if `kept`, with the models that it is given kept until its gradients are committed.
+    pub(super) fn keeping_models(self, kept: bool) -> Self {
+        Member { keeps_models: kept, ..self }
     }
 
     pub(super) fn send(&self, message: &ToWorker) {
@@ -118,30 +148,36 @@ impl Member {
         self.outbox.close(&ToWorker::Bye { reason });
     }
 
-    /// Gives work. What was queued before, and is replaced by it, is called off.
-    pub(super) fn assign(&mut self, assignment: Assignment, parameters: &Arc<Parameters>) -> io::Result<()> {
+    /// Gives work; local iterations are at the learning rate `rate`. What was queued before, and is replaced by it, is
+    /// called off.
+    pub(super) fn assign(&mut self, assignment: Assignment, parameters: &Arc<Parameters>, rate: f32) -> io::Result<()> {
         let running = if assignment.queued { self.running() } else { None };
         let replaced: Vec<u64> = self.wanted().filter(|&number| Some(number) != running).collect();
         for number in replaced {
             self.call_off(number);
         }
-        self.waiting.push_back((assignment, parameters.clone()));
+        self.waiting.push_back(Order { assignment, parameters: parameters.clone(), rate });
         self.send_waiting()
     }
 
     /// Tasks that are not called off, oldest first.
     fn wanted(&self) -> impl Iterator<Item = u64> + '_ {
         let told = self.unanswered.iter().filter(|(_, task)| !task.called_off).map(|(&number, _)| number);
-        told.chain(self.waiting.iter().map(|(assignment, _)| assignment.task.number))
+        told.chain(self.waiting.iter().map(|order| order.assignment.task.number))
     }
 
     fn running(&self) -> Option<u64> {
         self.wanted().next()
     }
 
+    /// Whether it has something to do that is not called off.
+    pub(super) fn is_at_work(&self) -> bool {
+        self.running().is_some()
+    }
+
     /// Calls a task off; the worker hears of it with its next assignment at the latest.
     fn call_off(&mut self, number: u64) {
-        self.waiting.retain(|(assignment, _)| assignment.task.number != number);
+        self.waiting.retain(|order| order.assignment.task.number != number);
         if self.outbox.recall(number) {
             self.unanswered.remove(&number);
         }
@@ -163,25 +199,27 @@ impl Member {
 
     fn send_waiting(&mut self) -> io::Result<()> {
         while self.unanswered.len() < UNANSWERED
-            && let Some((assignment, parameters)) = self.waiting.pop_front()
+            && let Some(Order { assignment, parameters, rate }) = self.waiting.pop_front()
         {
             let number = assignment.task.number;
+            let terms = Terms { rate, committed: self.committed };
             let after = self.running().filter(|&running| running < number);
-            let task = if self.outbox.is_shared() {
+            let gradient = if self.outbox.is_shared() {
                 let (index, gradient) = self.free_gradient(parameters.region.values().len())?;
                 if self.mapped.insert(parameters.index) {
                     self.map(Buffer::Parameters(parameters.index), &parameters.region);
                 }
                 let buffers = Some(Buffers { parameters: parameters.index, gradient: index });
-                self.send(&ToWorker::Assign { assignment, after, buffers });
-                Unanswered { called_off: false, _parameters: Some(parameters), gradient: Some(gradient) }
+                self.send(&ToWorker::Assign { assignment, after, buffers, terms });
+                Some(gradient)
             } else {
                 self.desk.expect(number);
-                let message = ToWorker::Assign { assignment, after, buffers: None };
+                let message = ToWorker::Assign { assignment, after, buffers: None, terms };
                 self.outbox.assign(number, &message, assignment.version, &parameters);
-                Unanswered { called_off: false, _parameters: None, gradient: None }
+                None
             };
-            self.unanswered.insert(number, task);
+            let parameters = (self.keeps_models || self.outbox.is_shared()).then_some(parameters);
+            self.unanswered.insert(number, Unanswered { called_off: false, assignment, parameters, gradient });
         }
         Ok(())
     }
@@ -212,9 +250,22 @@ impl Member {
         let task = self.unanswered.remove(&number).ok_or(Nonsense::UnknownTask(number))?;
         match task {
             Unanswered { called_off: true, .. } => Ok(Answer::CalledOff),
-            Unanswered { gradient, .. } if running == Some(number) => Ok(Answer::Wanted(gradient)),
+            Unanswered { assignment, parameters, gradient, .. } if running == Some(number) => {
+                Ok(Answer::Wanted(Wanted { assignment, parameters, gradient }))
+            }
             Unanswered { .. } => Err(Nonsense::OutOfTurn(number)),
         }
+    }
+
+    /// The worker asks about a task. Says whether that is still of interest.
+    pub(super) fn asked(&self, number: u64) -> Result<bool, Nonsense> {
+        let task = self.unanswered.get(&number).ok_or(Nonsense::UnknownTask(number))?;
+        Ok(!task.called_off)
+    }
+
+    /// A task's update is committed.
+    pub(super) fn committed(&mut self, number: u64) {
+        self.committed = Some(number);
     }
 
     /// The worker says that it dropped a task.
@@ -258,7 +309,7 @@ mod tests {
     /// The next assignment: its number, what it comes after and where its gradient goes.
     fn assigned(worker: &mut Receiver) -> (u64, Option<u64>, u32) {
         loop {
-            if let ToWorker::Assign { assignment, after, buffers } = worker.message().unwrap() {
+            if let ToWorker::Assign { assignment, after, buffers, .. } = worker.message().unwrap() {
                 return (assignment.task.number, after, buffers.unwrap().gradient);
             }
         }
@@ -268,9 +319,9 @@ mod tests {
     fn newer_work_replaces_what_was_queued_and_only_so_much_goes_unanswered() {
         let (mut member, mut worker) = member();
         let ring = Ring::new(&[0.0; 8], true).unwrap();
-        member.assign(task(0, false), ring.newest()).unwrap();
+        member.assign(task(0, false), ring.newest(), 0.1).unwrap();
         for number in 1..5 {
-            member.assign(task(number, true), ring.newest()).unwrap();
+            member.assign(task(number, true), ring.newest(), 0.1).unwrap();
         }
         assert_eq!(assigned(&mut worker), (0, None, 0));
         assert_eq!(assigned(&mut worker), (1, Some(0), 1));
@@ -279,21 +330,21 @@ mod tests {
         member.dropped(1).unwrap();
         member.go_on().unwrap();
         assert_eq!(assigned(&mut worker), (4, Some(0), 1));
-        assert!(matches!(member.reported(0), Ok(Answer::Wanted(Some(_)))));
+        assert!(matches!(member.reported(0), Ok(Answer::Wanted(_))));
     }
 
     #[test]
     fn gradients_that_wait_for_a_commit_are_not_overwritten() {
         let (mut member, mut worker) = member();
         let ring = Ring::new(&[0.0; 8], true).unwrap();
-        member.assign(task(0, false), ring.newest()).unwrap();
+        member.assign(task(0, false), ring.newest(), 0.1).unwrap();
         assert_eq!(assigned(&mut worker).2, 0);
-        let Ok(Answer::Wanted(Some(waits))) = member.reported(0) else { panic!("task 0 is wanted") };
-        member.assign(task(1, false), ring.newest()).unwrap();
+        let Ok(Answer::Wanted(waits)) = member.reported(0) else { panic!("task 0 is wanted") };
+        member.assign(task(1, false), ring.newest(), 0.1).unwrap();
         assert_eq!(assigned(&mut worker).2, 1);
         drop(waits);
-        assert!(matches!(member.reported(1), Ok(Answer::Wanted(Some(_)))));
-        member.assign(task(2, false), ring.newest()).unwrap();
+        assert!(matches!(member.reported(1), Ok(Answer::Wanted(_))));
+        member.assign(task(2, false), ring.newest(), 0.1).unwrap();
         assert_eq!(assigned(&mut worker).2, 0);
     }
 
@@ -301,14 +352,14 @@ mod tests {
     fn answers_that_make_no_sense_are_told_apart() {
         let (mut member, _worker) = member();
         let ring = Ring::new(&[0.0; 8], true).unwrap();
-        member.assign(task(0, false), ring.newest()).unwrap();
-        member.assign(task(1, true), ring.newest()).unwrap();
+        member.assign(task(0, false), ring.newest(), 0.1).unwrap();
+        member.assign(task(1, true), ring.newest(), 0.1).unwrap();
         assert_eq!(member.reported(7).unwrap_err(), Nonsense::UnknownTask(7));
         assert_eq!(member.dropped(0).unwrap_err(), Nonsense::NotCalledOff(0));
         member.interrupt(0);
         assert!(matches!(member.reported(0), Ok(Answer::CalledOff)), "the interruption was under way");
         assert_eq!(member.reported(0).unwrap_err(), Nonsense::UnknownTask(0));
-        member.assign(task(2, true), ring.newest()).unwrap();
+        member.assign(task(2, true), ring.newest(), 0.1).unwrap();
         assert_eq!(member.reported(2).unwrap_err(), Nonsense::OutOfTurn(2));
     }
 }

@@ -5,8 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use paceline_core::Report;
-
 use super::inputs::{Door, Input, Landed};
 use super::member::Desk;
 use super::outbox::Outbox;
@@ -136,10 +134,12 @@ pub(super) fn translate(
         ToServer::Ready { fingerprint } => Ok(Input::Ready { session, fingerprint }),
         ToServer::Failed { reason } => Err(io::Error::other(reason)),
         ToServer::Dropped { number } => Ok(Input::Dropped { session, number }),
-        ToServer::Report { number, compute, cpu, memory, loss, gradient } => {
-            let report = Report { compute, cpu, memory, ..Report::default() };
+        ToServer::Asked { number, iterations, words } => {
+            Ok(Input::Asked { session, number, iterations, report: words.into() })
+        }
+        ToServer::Report { number, words, loss, gradient } => {
             let gradient = land(number, gradient)?;
-            Ok(Input::Reported { session, number, report, loss, gradient })
+            Ok(Input::Reported { session, number, report: words.into(), loss, gradient })
         }
     }
 }

@@ -15,7 +15,7 @@ use super::*;
 use crate::fingerprint::Fingerprint;
 use crate::frame::{self, Header};
 use crate::link::{Incoming, Receiver as From, Sender as To, Socket};
-use crate::message::{Gradient, ToServer, ToWorker};
+use crate::message::{Gradient, ToServer, ToWorker, Words};
 use crate::worker::{WorkDone, WorkError, Worker};
 
 fn workload(seed: u64) -> Arc<dyn Workload> {
@@ -133,18 +133,15 @@ impl Puppet {
     }
 
     fn report(&mut self, number: u64, loss: f64, gradient: Gradient) {
-        self.say(&ToServer::Report {
-            number,
-            compute: paceline_core::Span(1),
-            cpu: None,
-            memory: None,
-            loss,
-            gradient,
-        });
+        self.say(&ToServer::Report { number, words: Words::default(), loss, gradient });
+    }
+
+    fn ask(&mut self, number: u64, iterations: u32) {
+        self.say(&ToServer::Asked { number, iterations, words: Words::default() });
     }
 
     fn values(&mut self, count: usize) {
-        self.to.chunk(&vec![0.0; count], Encoding::F32).unwrap();
+        self.to.chunk(&vec![1.0; count], Encoding::F32).unwrap();
     }
 
     /// Why the server refuses it.
@@ -203,11 +200,13 @@ fn strangers_are_told_why_and_do_no_harm() {
 #[test]
 fn liars_are_dismissed_and_the_others_go_on() {
     type Lie = fn(&mut Puppet);
-    let lies: [(Lie, &str); 9] = [
+    let lies: [(Lie, &str); 11] = [
         (|puppet| puppet.report(99, 1.0, Gradient::Withheld), "task 99, which was never assigned"),
         (|puppet| puppet.say(&ToServer::Dropped { number: 0 }), "nobody had called it off"),
         (|puppet| puppet.report(0, f64::NAN, Gradient::Withheld), "the loss of task 0 of worker 1 is NaN"),
         (|puppet| puppet.report(0, 1.0, Gradient::InPlace), "not where it should be"),
+        (|puppet| puppet.report(0, 1.0, Gradient::Withheld), "not where it should be"),
+        (|puppet| puppet.ask(0, 1), "task 0 of worker 1 asks after 1 iterations; it is not to ask"),
         (|puppet| puppet.say(&ToServer::Hello { rank: None, emulated: None }), "a second hello"),
         (|puppet| puppet.values(3), "belongs to nothing"),
         (
@@ -234,8 +233,22 @@ fn liars_are_dismissed_and_the_others_go_on() {
             "ready twice",
         ),
     ];
-    for (lie, expected) in lies {
-        let job = job("bsp", 2, 20);
+    let lies = lies.map(|(lie, expected)| ("bsp", lie, expected));
+    let local_lies: [(Lie, &str); 4] = [
+        (|puppet| puppet.ask(7, 1), "task 7, which was never assigned"),
+        (|puppet| puppet.ask(0, 2), "asks after 2 iterations; it is to ask after each"),
+        (|puppet| puppet.ask(0, 0), "asks after 0 iterations; none is done"),
+        (
+            |puppet| {
+                puppet.report(0, 1.0, Gradient::Follows);
+                puppet.values(puppet.length);
+            },
+            "task 0 of worker 1 was not told to send what it has",
+        ),
+    ];
+    let local_lies = local_lies.map(|(lie, expected)| ("esync", lie, expected));
+    for (scheme, lie, expected) in lies.into_iter().chain(local_lies) {
+        let job = job(scheme, 2, 20);
         let (outcome, notices) = serve(&job, |address, _, _| {
             thread::scope(|scope| {
                 let honest = scope.spawn(|| work(address, 0, job.workload.clone()));
@@ -249,6 +262,25 @@ fn liars_are_dismissed_and_the_others_go_on() {
         });
         assert_eq!(outcome.summary.iterations, 20, "{expected}");
         assert!(notices.iter().any(|notice| notice.starts_with("worker 1 left: ") && notice.contains(expected)));
+    }
+}
+
+#[test]
+fn stale_gradients_are_corrected_for_the_steps_since() {
+    let job = job("dc-asgd:lambda=2", 2, 2);
+    let (outcome, _) = serve(&job, |address, _, _| {
+        let mut puppets = [0, 1].map(|rank| Puppet::join(address, &job, rank));
+        puppets.iter_mut().for_each(|puppet| assert_eq!(puppet.task(), 0));
+        for mut puppet in puppets {
+            puppet.report(0, 1.0, Gradient::Follows);
+            puppet.values(puppet.length);
+            // The new model comes when the gradient is applied; or the end, with the second.
+            assert!(puppet.from.message::<ToWorker>().is_ok());
+        }
+    });
+    // All gradients are 1: the first step is −0.01, the second's gradient 1 + 2·1·1·(−0.01).
+    for (initial, trained) in job.workload.initial(job.seed).iter().zip(outcome.parameters) {
+        assert!((initial - 0.01 - 0.0098 - trained).abs() < 1e-6, "{initial} became {trained}");
     }
 }
 
@@ -297,7 +329,7 @@ fn await_notice(notices: &Notices<String>, beginning: &str) {
 
 #[test]
 fn who_dies_in_the_middle_of_anything_is_replaced() {
-    for scheme in ["bsp", "backup:k=1,handout=push-interrupt", "asp", "ssp:staleness=1"] {
+    for scheme in ["bsp", "backup:k=1,handout=push-interrupt", "asp", "ssp:staleness=1", "local-sgd:tau=2"] {
         let job = job(scheme, 2, u64::MAX);
         let (outcome, _) = serve(&job, |address, notices, stopper| {
             thread::scope(|scope| {

@@ -6,19 +6,21 @@ use std::time::{Duration, Instant};
 
 use paceline_core::{Assignment, Version};
 
+use crate::message::Terms;
 use crate::region::Region;
 
 /// A task to do.
 #[derive(Debug, Clone)]
-pub(super) struct Work {
+pub(super) struct Task {
     pub(super) assignment: Assignment,
+    pub(super) terms: Terms,
     /// The model to use, once it is there: shared, or received.
     pub(super) parameters: Option<Arc<Region>>,
     /// Where the gradient goes, if it is shared; one task at a time writes it.
     pub(super) gradient: Option<Arc<Mutex<Region>>>,
 }
 
-impl Work {
+impl Task {
     fn number(&self) -> u64 {
         self.assignment.task.number
     }
@@ -46,11 +48,22 @@ pub(super) enum Use {
     None,
 }
 
+/// The server's answer to a question.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// One more local iteration.
+    Continue,
+    /// Send what there is.
+    Collect,
+}
+
 #[derive(Debug, Default)]
 struct State {
     running: Option<Assignment>,
     called_off: bool,
-    pending: VecDeque<Work>,
+    /// What the server has answered to the present task's question.
+    verdict: Option<Verdict>,
+    pending: VecDeque<Task>,
     model: Option<(Version, Arc<Region>)>,
     end: Option<End>,
 }
@@ -70,18 +83,18 @@ impl Mailbox {
     // --- what the reader tells ---
 
     /// Takes work in. Everything else, but `after`, is called off: returns the tasks that will not even begin.
-    pub(super) fn assign(&self, mut work: Work, after: Option<u64>) -> Vec<u64> {
+    pub(super) fn assign(&self, mut task: Task, after: Option<u64>) -> Vec<u64> {
         let mut state = self.lock();
         if let Some((version, model)) = &state.model
-            && *version == work.assignment.version
+            && *version == task.assignment.version
         {
-            work.parameters.get_or_insert_with(|| model.clone());
+            task.parameters.get_or_insert_with(|| model.clone());
         }
         if state.running.is_some_and(|running| Some(running.task.number) != after) {
             state.called_off = true;
         }
         let dropped = take_pending(&mut state, |number| Some(number) != after);
-        state.pending.push_back(work);
+        state.pending.push_back(task);
         self.changed.notify_all();
         dropped
     }
@@ -96,11 +109,20 @@ impl Mailbox {
         take_pending(&mut state, |pending| pending == number)
     }
 
+    /// The server answers a question about a task; one that is done needs no answer.
+    pub(super) fn answer(&self, number: u64, verdict: Verdict) {
+        let mut state = self.lock();
+        if state.running.is_some_and(|running| running.task.number == number) {
+            state.verdict = Some(verdict);
+            self.changed.notify_all();
+        }
+    }
+
     /// A model has arrived, for the tasks that wait for it and those that will come.
     pub(super) fn model(&self, version: Version, parameters: Arc<Region>) {
         let mut state = self.lock();
-        for work in state.pending.iter_mut().filter(|work| work.assignment.version == version) {
-            work.parameters.get_or_insert_with(|| parameters.clone());
+        for task in state.pending.iter_mut().filter(|task| task.assignment.version == version) {
+            task.parameters.get_or_insert_with(|| parameters.clone());
         }
         state.model = Some((version, parameters));
         self.changed.notify_all();
@@ -117,18 +139,19 @@ impl Mailbox {
     // --- what the computing thread asks ---
 
     /// Waits for the next task and its parameters, and begins it.
-    pub(super) fn begin(&self) -> Result<(Work, Arc<Region>), End> {
+    pub(super) fn begin(&self) -> Result<(Task, Arc<Region>), End> {
         let mut state = self.lock();
         loop {
             if let Some(end) = &state.end {
                 return Err(end.clone());
             }
-            if let Some(parameters) = state.pending.front().and_then(|work| work.parameters.clone())
-                && let Some(work) = state.pending.pop_front()
+            if let Some(parameters) = state.pending.front().and_then(|task| task.parameters.clone())
+                && let Some(task) = state.pending.pop_front()
             {
-                state.running = Some(work.assignment);
+                state.running = Some(task.assignment);
                 state.called_off = false;
-                return Ok((work, parameters));
+                state.verdict = None;
+                return Ok((task, parameters));
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -145,23 +168,39 @@ impl Mailbox {
         }
     }
 
-    /// Sleeps so long, or until the present task is called off.
-    pub(super) fn sleep(&self, pause: Duration) {
-        let Some(until) = Instant::now().checked_add(pause) else { return };
+    /// Sleeps so long, or until the present task is called off or what there is of it is called for. Says whether
+    /// neither happened.
+    pub(super) fn sleep(&self, pause: Duration) -> bool {
+        let Some(until) = Instant::now().checked_add(pause) else { return true };
         let mut state = self.lock();
-        while !state.called_off {
+        while !state.called_off && state.verdict != Some(Verdict::Collect) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                break;
+                return true;
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+        false
+    }
+
+    /// Waits for the answer to a question of the present task. Says whether it is to go on.
+    pub(super) fn wait_for_answer(&self) -> bool {
+        let mut state = self.lock();
+        while !state.called_off && state.verdict.is_none() {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        !state.called_off && state.verdict.take_if(|verdict| *verdict == Verdict::Continue).is_some()
+    }
+
+    /// Whether what there is of the present task is called for.
+    pub(super) fn is_collected(&self) -> bool {
+        self.lock().verdict == Some(Verdict::Collect)
     }
 
     /// What the present task's result is good for now.
     pub(super) fn usefulness(&self) -> Use {
         let state = self.lock();
-        let newer = |work: &Work| state.running.is_some_and(|running| work.assignment.version > running.version);
+        let newer = |task: &Task| state.running.is_some_and(|running| task.assignment.version > running.version);
         if state.called_off {
             Use::None
         } else if state.pending.iter().any(newer) {
@@ -179,10 +218,10 @@ impl Mailbox {
 
 fn take_pending(state: &mut State, called_off: impl Fn(u64) -> bool) -> Vec<u64> {
     let mut dropped = Vec::new();
-    state.pending.retain(|work| {
-        let off = called_off(work.number());
+    state.pending.retain(|task| {
+        let off = called_off(task.number());
         if off {
-            dropped.push(work.number());
+            dropped.push(task.number());
         }
         !off
     });
@@ -194,11 +233,11 @@ mod tests {
     use super::*;
     use paceline_core::{TaskId, WorkerId};
 
-    fn work(number: u64, version: u64) -> Work {
+    fn work(number: u64, version: u64) -> Task {
         let task = TaskId { worker: WorkerId(0), number };
         let work = paceline_core::Work::Gradient;
         let assignment = Assignment { task, version: Version(version), work, samples: 1, offset: 0, queued: false };
-        Work { assignment, parameters: None, gradient: None }
+        Task { assignment, terms: Terms { rate: 0.1, committed: None }, parameters: None, gradient: None }
     }
 
     fn model(mailbox: &Mailbox, version: u64) {
@@ -248,6 +287,27 @@ mod tests {
         // The server had not heard yet that task 0 was done.
         assert!(mailbox.assign(work(2, 2), Some(0)).is_empty());
         assert_eq!(mailbox.usefulness(), Use::None);
+    }
+
+    #[test]
+    fn answers_are_for_the_present_task_and_its_collection_ends_the_sleep() {
+        let mailbox = Mailbox::default();
+        model(&mailbox, 0);
+        mailbox.assign(work(4, 0), None);
+        assert_eq!(begin(&mailbox), 4);
+        mailbox.answer(3, Verdict::Collect);
+        assert!(mailbox.sleep(Duration::ZERO) && !mailbox.is_collected(), "that was for another");
+        mailbox.answer(4, Verdict::Continue);
+        assert!(mailbox.wait_for_answer());
+        mailbox.answer(4, Verdict::Collect);
+        assert!(mailbox.is_collected() && !mailbox.wait_for_answer());
+        assert!(!mailbox.sleep(Duration::from_secs(1_000_000)));
+        mailbox.finish();
+        mailbox.assign(work(5, 0), None);
+        assert_eq!(begin(&mailbox), 5);
+        assert!(!mailbox.is_collected());
+        mailbox.interrupt(5);
+        assert!(!mailbox.wait_for_answer());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! A worker: computes what the server asks for, until the run is over.
 
+mod computer;
 mod connect;
 mod emulation;
 mod load;
@@ -10,10 +11,10 @@ use std::io;
 use std::net::Shutdown;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use paceline_core::{Span, Version, WorkerId};
-use paceline_workload::{Draw, Replica, Workload};
+use paceline_core::{Version, WorkerId};
+use paceline_workload::Workload;
 use thiserror::Error;
 
 pub use emulation::Emulation;
@@ -21,13 +22,14 @@ pub use emulation::Emulation;
 use crate::address::Address;
 use crate::encoding::Encoding;
 use crate::fingerprint::Fingerprint;
-use crate::frame::{self, Kind};
+use crate::frame::Kind;
 use crate::link::{Incoming, Receiver, Sender, Traffic, unexpected};
-use crate::message::{Buffer, Buffers, Gradient, ToServer, ToWorker};
+use crate::message::{Buffer, Buffers, ToServer, ToWorker};
 use crate::region::{Region, Writer};
+use computer::Computer;
 use connect::connect;
 use load::Load;
-use mailbox::{End, Mailbox, Use, Work};
+use mailbox::{End, Mailbox, Task, Verdict};
 
 /// How a worker joins.
 #[derive(Debug)]
@@ -133,8 +135,8 @@ impl Worker {
 
         let emulated = self.emulation.as_ref().map(ToString::to_string);
         sender.message(&ToServer::Hello { rank: self.rank, emulated }).map_err(lost)?;
-        let (rank, recipe, seed, encoding) = match receiver.message().map_err(lost)? {
-            ToWorker::Welcome { rank, recipe, seed, encoding } => (rank, recipe, seed, encoding),
+        let (rank, recipe, seed, encoding, optimizer) = match receiver.message().map_err(lost)? {
+            ToWorker::Welcome { rank, recipe, seed, encoding, optimizer } => (rank, recipe, seed, encoding, optimizer),
             ToWorker::Refuse { reason } => return Err(WorkError::Refused { address, reason }),
             _ => return Err(WorkError::Lost { address, reason: "it did not answer the hello".into() }),
         };
@@ -165,15 +167,19 @@ impl Worker {
             };
             scope.spawn(|| reader.read());
             let gradient = if shared { Ok(None) } else { Region::private(length).map(Some) };
+            let gradient = gradient.map_err(lost)?.map(|region| Arc::new(Mutex::new(region)));
             let mut computer = Computer {
                 replica: workload.replica(),
+                layout: workload.layout(),
+                optimizer,
                 mailbox: &mailbox,
                 sender: &sender,
                 encoding,
-                gradient: gradient.map_err(lost)?,
+                gradient,
                 emulation: self.emulation.as_mut(),
                 load: Load::default(),
                 tasks: 0,
+                replicas: BTreeMap::new(),
             };
             let end = computer.compute();
             // The reader may still wait for the server.
@@ -228,11 +234,19 @@ impl Reader<'_> {
 
     fn hear(&mut self, message: ToWorker) -> io::Result<()> {
         let dropped = match message {
-            ToWorker::Assign { assignment, after, buffers } => {
+            ToWorker::Assign { assignment, after, buffers, terms } => {
                 let (parameters, gradient) = buffers.map(|buffers| self.shared(buffers)).transpose()?.unzip();
-                self.mailbox.assign(Work { assignment, parameters, gradient }, after)
+                self.mailbox.assign(Task { assignment, terms, parameters, gradient }, after)
             }
             ToWorker::Interrupt { number } => self.mailbox.interrupt(number),
+            ToWorker::Continue { number } => {
+                self.mailbox.answer(number, Verdict::Continue);
+                Vec::new()
+            }
+            ToWorker::Collect { number } => {
+                self.mailbox.answer(number, Verdict::Collect);
+                Vec::new()
+            }
             ToWorker::Map { buffer, length } => {
                 self.map(buffer, length)?;
                 Vec::new()
@@ -294,10 +308,10 @@ impl Reader<'_> {
                     self.mailbox.end(End::Bye(reason));
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
-                Incoming::Message(message @ (ToWorker::Interrupt { .. } | ToWorker::Map { .. })) => {
-                    self.hear(message)?
+                Incoming::Message(ToWorker::Assign { .. } | ToWorker::Model { .. }) => {
+                    return Err(invalid("a message in the middle of a model".into()));
                 }
-                Incoming::Message(_) => return Err(invalid("a message in the middle of a model".into())),
+                Incoming::Message(message) => self.hear(message)?,
                 Incoming::End => return Err(io::ErrorKind::UnexpectedEof.into()),
             }
         }
@@ -309,78 +323,6 @@ impl Reader<'_> {
 
 fn invalid(text: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
-}
-
-/// The thread that computes.
-struct Computer<'a> {
-    replica: Box<dyn Replica>,
-    mailbox: &'a Mailbox,
-    sender: &'a Mutex<Sender>,
-    encoding: Encoding,
-    /// Where gradients lie before they are sent, if they are.
-    gradient: Option<Region>,
-    emulation: Option<&'a mut Emulation>,
-    load: Load,
-    tasks: u64,
-}
-
-impl Computer<'_> {
-    /// Does one task after another until the end.
-    fn compute(&mut self) -> End {
-        loop {
-            let (work, parameters) = match self.mailbox.begin() {
-                Ok(begun) => begun,
-                Err(end) => return end,
-            };
-            if let Err(error) = self.carry_out(work, &parameters) {
-                // If the server said why it hung up, the reader will still find it.
-                lock(self.sender).socket().shutdown(Shutdown::Both);
-                return match self.mailbox.wait_for_end() {
-                    End::Lost(_) => End::Lost(error.to_string()),
-                    told => told,
-                };
-            }
-            drop(parameters);
-            self.mailbox.finish();
-        }
-    }
-
-    fn carry_out(&mut self, Work { assignment, gradient, .. }: Work, parameters: &Region) -> io::Result<()> {
-        let draw = Draw { worker: assignment.task.worker.0, offset: assignment.offset, samples: assignment.samples };
-        let began = Instant::now();
-        let loss = match (gradient, &mut self.gradient) {
-            (Some(shared), _) => {
-                let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
-                self.replica.gradient(parameters.values(), draw, shared.values_mut())
-            }
-            (None, Some(own)) => self.replica.gradient(parameters.values(), draw, own.values_mut()),
-            (None, None) => return Err(invalid("an assignment without its shared buffers".into())),
-        };
-        if let Some(emulation) = &mut self.emulation {
-            let pause = emulation.pause(began.elapsed());
-            self.mailbox.sleep(pause);
-        }
-        let compute = Span(began.elapsed().as_nanos() as u64);
-        let number = assignment.task.number;
-        let (cpu, memory) = self.load.shares();
-        let report = |gradient| ToServer::Report { number, compute, cpu, memory, loss, gradient };
-        match (self.mailbox.usefulness(), &self.gradient) {
-            (Use::None, _) => return lock(self.sender).message(&ToServer::Dropped { number }),
-            (_, None) => lock(self.sender).message(&report(Gradient::InPlace))?,
-            (Use::Late, Some(_)) => lock(self.sender).message(&report(Gradient::Withheld))?,
-            (Use::Wanted, Some(gradient)) => {
-                lock(self.sender).announce(&frame::encode(&report(Gradient::Follows))?);
-                for part in gradient.values().chunks(self.encoding.values_per_chunk()) {
-                    if self.mailbox.usefulness() == Use::None {
-                        return lock(self.sender).message(&ToServer::Dropped { number });
-                    }
-                    lock(self.sender).chunk(part, self.encoding)?;
-                }
-            }
-        }
-        self.tasks += 1;
-        Ok(())
-    }
 }
 
 #[cfg(test)]
