@@ -53,6 +53,7 @@ enum Command {
     Reproduce(commands::reproduce::Reproduce),
     Fit(commands::fit::Fit),
     Data(commands::data::Data),
+    Torture(commands::torture::Torture),
 }
 
 fn main() -> ExitCode {
@@ -66,6 +67,7 @@ fn main() -> ExitCode {
         Command::Reproduce(command) => command.run(),
         Command::Fit(command) => command.run(),
         Command::Data(command) => command.run(),
+        Command::Torture(command) => command.run(),
     });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

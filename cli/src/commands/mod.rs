@@ -7,5 +7,6 @@ pub mod replay;
 pub mod reproduce;
 pub mod serve;
 pub mod simulate;
+pub mod torture;
 pub mod train;
 pub mod work;

@@ -12,10 +12,12 @@
 //! - [`rounds`] and [`free_running`]: what schemes that exchange gradients are made of.
 //! - [`local_rounds`]: what schemes with local iterations are made of; [`StateServer`]: how many of them.
 //! - [`RoundTripTable`]: how long until k gradients are in.
+//! - [`Deadlines`]: when silence means that a worker is gone.
 
 pub mod barrier;
 pub mod batching;
 mod contract;
+mod deadlines;
 pub mod free_running;
 mod gain;
 mod handout;
@@ -39,6 +41,7 @@ pub use contract::{
     Action, Aggregate, Assignment, Decision, Event, Question, Report, Scheme, Share, TaskId, Until, Update, Version,
     WorkerId,
 };
+pub use deadlines::Deadlines;
 pub use handout::Handout;
 pub use ledger::{Expected, Law, LawBroken, Ledger, LedgerError, Refusal, Samples, Turn};
 pub use reason::{Choice, Estimate, Reason};

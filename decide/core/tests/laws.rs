@@ -285,8 +285,8 @@ impl Drive {
     /// Whatever the worker is at is done.
     fn finish(&mut self, worker: WorkerId, choice: usize) -> Result<(), LedgerError> {
         let task = self.world.running[&worker];
-        // Any time at all, none included; some say what else goes on, not always sensibly.
-        let compute = Span(choice as u64 % 500);
+        // Any time at all, none and endless ones included; some say what else goes on, not always sensibly.
+        let compute = Span(if choice.is_multiple_of(31) { u64::MAX } else { choice as u64 % 500 });
         let cpu = [None, Some(0.5), Some(f32::NAN)][task.assignment.task.number as usize % 3];
         let report = Report { compute, cpu, memory: cpu, ..Report::default() };
         let goes_on = match task.course() {

@@ -253,3 +253,26 @@ fn questions_come_after_each_iteration_and_reports_when_told() {
         assert_eq!(ledger.samples(), Samples { issued: 4, used: 2, stale: 0, dropped: 0, reissued: 1, outstanding: 1 });
     }
 }
+
+#[test]
+fn an_update_with_newer_work_queued_behind_it_is_never_committed() {
+    // The second worker's update makes a version; the first, still at the old one, is queued the new one behind it.
+    let on_reported = |turn: &mut Turn<'_>, update: &Update| {
+        turn.commit(&[update.task], Reason::OnArrival);
+        turn.assign(ZERO, 1, Reason::NewVersion);
+        if turn.is_idle(ONE) {
+            turn.assign(ONE, 1, Reason::NewVersion);
+        }
+    };
+    let mut ledger = ledger(work, on_reported);
+    for event in [Event::Joined { worker: ZERO }, Event::Joined { worker: ONE }, reported(ONE, 0)] {
+        ledger.handle(Time(1), event).unwrap();
+    }
+    ledger.handle(Time(1), Event::Committed { version: Version(1), aggregate: None }).unwrap();
+    match ledger.handle(Time(2), reported(ZERO, 0)) {
+        Err(LedgerError::Broken(broken)) => {
+            assert_eq!(broken.law, Law::Withheld { task: TaskId { worker: ZERO, number: 0 } });
+        }
+        other => panic!("{other:?}"),
+    }
+}

@@ -63,13 +63,21 @@ fn update_samples(update: &Update) -> u64 {
     u64::from(update.samples) * u64::from(update.iterations)
 }
 
+/// An update that waits to be settled.
+#[derive(Debug, Clone, Copy)]
+struct Arrived {
+    update: Update,
+    /// Newer work was queued behind it, so that the worker may have kept it.
+    withheld: bool,
+}
+
 /// One worker's page.
 #[derive(Debug, Default)]
 struct Seat {
     present: bool,
     running: Option<Running>,
     queued: Option<Assignment>,
-    arrived: Vec<Update>,
+    arrived: Vec<Arrived>,
     hold: Option<Until>,
     /// Workers that are held until this one reports or leaves. May name some that are held no longer.
     waiters: Vec<WorkerId>,
@@ -125,6 +133,10 @@ impl Books {
         self.seats.get(worker.index())?.hold
     }
 
+    pub(super) fn is_settled(&self) -> bool {
+        self.seats.iter().all(|seat| seat.arrived.is_empty())
+    }
+
     pub(super) fn slots(&self) -> u32 {
         self.seats.len() as u32
     }
@@ -151,7 +163,7 @@ impl Books {
         }
         let seat = self.seat(worker);
         let queued = seat.queued.take().map_or(0, |assignment| queued_samples(&assignment));
-        let lost = queued + seat.arrived.drain(..).map(|update| update_samples(&update)).sum::<u64>();
+        let lost = queued + seat.arrived.drain(..).map(|arrived| update_samples(&arrived.update)).sum::<u64>();
         seat.present = false;
         seat.hold = None;
         self.samples.outstanding -= lost;
@@ -176,7 +188,8 @@ impl Books {
         self.samples.reissued += void;
         let seat = self.seat(task.worker);
         seat.drawn -= void;
-        seat.arrived.push(update);
+        let withheld = seat.queued.is_some_and(|queued| queued.version > version);
+        seat.arrived.push(Arrived { update, withheld });
         self.vacate(now, task.worker);
         self.release_waiters(task.worker);
         Ok(update)
@@ -327,7 +340,10 @@ impl Books {
         let mut total = 0_u64;
         let mut taken = Vec::with_capacity(tasks.len());
         for &task in tasks {
-            let update = self.take_arrived(task)?;
+            let Arrived { update, withheld } = self.take_arrived(task)?;
+            if withheld {
+                return Err(Law::Withheld { task });
+            }
             let local = matches!(update.work, Work::Local(_));
             if local != matches!(step, Step::Average { .. }) {
                 return Err(Law::WrongStep { task, local });
@@ -345,7 +361,7 @@ impl Books {
     }
 
     pub(super) fn discard(&mut self, task: TaskId) -> Result<(), Law> {
-        let update = self.take_arrived(task)?;
+        let update = self.take_arrived(task)?.update;
         if update.version < self.version {
             self.samples.stale += update_samples(&update);
         } else {
@@ -460,14 +476,14 @@ impl Books {
         }
     }
 
-    fn take_arrived(&mut self, task: TaskId) -> Result<Update, Law> {
+    fn take_arrived(&mut self, task: TaskId) -> Result<Arrived, Law> {
         let arrived = self.seats.get_mut(task.worker.index()).map(|seat| &mut seat.arrived);
-        let update = arrived.and_then(|arrived| {
-            let position = arrived.iter().position(|update| update.task == task)?;
+        let arrived = arrived.and_then(|arrived| {
+            let position = arrived.iter().position(|arrived| arrived.update.task == task)?;
             Some(arrived.remove(position))
         });
-        let update = update.ok_or(Law::NothingToSettle { task })?;
-        self.samples.outstanding -= update_samples(&update);
-        Ok(update)
+        let arrived = arrived.ok_or(Law::NothingToSettle { task })?;
+        self.samples.outstanding -= update_samples(&arrived.update);
+        Ok(arrived)
     }
 }

@@ -15,6 +15,12 @@ pub enum Law {
         /// The update.
         task: TaskId,
     },
+    /// A worker that has newer work in its queue when it is done keeps what it computed: it is late.
+    #[error("{task} was committed, but newer work was queued behind it, so it was never sent")]
+    Withheld {
+        /// The update.
+        task: TaskId,
+    },
     /// A version is made of updates.
     #[error("a commit without updates")]
     EmptyCommit,

@@ -149,6 +149,12 @@ impl Ledger {
         self.books.samples
     }
 
+    /// Whether no arrived update waits to be settled. What has happened up to such a moment can be
+    /// [handled](Ledger::handle) again by a fresh ledger without the updates' gradients: the run can go on from there.
+    pub fn is_settled(&self) -> bool {
+        self.books.is_settled()
+    }
+
     /// What an idle worker waits for; `None` if it works or is not there.
     pub fn waits_for(&self, worker: WorkerId) -> Option<Until> {
         self.books.hold(worker)

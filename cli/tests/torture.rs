@@ -1,0 +1,29 @@
+//! `paceline torture` as its users see it.
+
+mod common;
+
+use common::{json, paceline, refused};
+
+#[test]
+fn seeds_are_survived_and_replay_whatever_the_threads() {
+    let run = |threads: &str| {
+        let mut told = json(&["torture", "--seeds", "3", "--threads", threads, "--json"]).remove(0);
+        told.as_object_mut().unwrap().remove("seconds");
+        told
+    };
+    let told = run("1");
+    assert_eq!(told["seeds"], 3);
+    assert!(told["histories"].as_u64().unwrap() > 3 * 20 && told["versions"].as_u64().unwrap() > 100, "{told}");
+    assert_eq!(told, run("3"));
+    let one = ["torture", "--seed", "11", "--scheme", "backup:k=5", "--json"];
+    assert_eq!(json(&one)[0]["events"], json(&one)[0]["events"]);
+}
+
+#[test]
+fn what_cannot_be_is_refused_in_a_line() {
+    assert!(refused(&["torture", "--scheme", "backup:k=2000"]).contains("k=2000 in scheme 'backup'"));
+    assert!(refused(&["torture", "--seeds", "0"]).contains("0 is not in"));
+    assert!(refused(&["torture", "--seeds", "5", "--seed", "1"]).contains("cannot be used with"));
+    let help = paceline(&["torture", "--help"]);
+    assert!(String::from_utf8(help.stdout).unwrap().contains("paceline torture --seeds 10000"));
+}
