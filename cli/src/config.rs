@@ -105,6 +105,12 @@ impl Settings {
         Settings(table)
     }
 
+    /// Leaves settings out, e.g. those of another command.
+    pub fn without(mut self, keys: &[&str]) -> Self {
+        self.0.retain(|key, _| !keys.contains(&key));
+        self
+    }
+
     /// Replaces one setting, e.g. the seed of one of several runs.
     pub fn with(mut self, key: &str, value: impl ToString) -> Self {
         self.0.insert(key.into(), plain(&value.to_string()));

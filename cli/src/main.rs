@@ -8,6 +8,7 @@ mod attendance;
 mod batch;
 mod commands;
 mod config;
+mod contest;
 mod failure;
 mod options;
 mod output;
@@ -16,6 +17,7 @@ mod recipe;
 mod run_folder;
 mod serving;
 mod speeds;
+mod statistics;
 
 use std::process::ExitCode;
 
@@ -40,7 +42,9 @@ Examples:
   paceline train                           4 worker processes on this machine
   paceline simulate                        8 uneven workers, on a virtual clock
   paceline simulate --scheme backup:k=6    the same, waiting for the first six only
-  paceline simulate --help                 all schemes, times and settings";
+  paceline simulate --help                 all schemes, times and settings
+  paceline race                            which scheme is first, and why
+  paceline whatif times.csv                which scheme suits these times";
 
 #[derive(Subcommand)]
 enum Command {
@@ -48,6 +52,8 @@ enum Command {
     Serve(commands::serve::Serve),
     Work(commands::work::Work),
     Simulate(commands::simulate::Simulate),
+    Race(commands::race::Race),
+    Whatif(commands::whatif::Whatif),
     Plan(commands::plan::Plan),
     Replay(commands::replay::Replay),
     Reproduce(commands::reproduce::Reproduce),
@@ -62,6 +68,8 @@ fn main() -> ExitCode {
         Command::Serve(command) => command.run(&settings),
         Command::Work(command) => command.run(),
         Command::Simulate(command) => command.run(&settings),
+        Command::Race(command) => command.run(&settings),
+        Command::Whatif(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Replay(command) => command.run(),
         Command::Reproduce(command) => command.run(),

@@ -20,7 +20,7 @@ const PNG_SCALE: u32 = 2;
 const FONT: &str = "sans-serif";
 
 /// Colours by scheme: Okabe and Ito's, then Tol's muted ones.
-const COLOURS: [(&str, RGBColor); 15] = [
+const COLOURS: [(&str, RGBColor); 16] = [
     ("bsp", RGBColor(0, 0, 0)),
     ("asp", RGBColor(230, 159, 0)),
     ("ssp", RGBColor(86, 180, 233)),
@@ -36,13 +36,16 @@ const COLOURS: [(&str, RGBColor); 15] = [
     ("local-sgd", RGBColor(153, 153, 51)),
     ("easgd", RGBColor(68, 170, 153)),
     ("dc-asgd", RGBColor(204, 102, 119)),
+    ("adacomm", RGBColor(221, 204, 119)),
 ];
+
+const UNKNOWN: RGBColor = RGBColor(90, 90, 90);
 
 /// A scheme's colour, whatever its settings; a dark grey for one without a colour of its own.
 pub fn colour_of(scheme: &str) -> RGBColor {
     let name = scheme.split(':').next().unwrap_or(scheme);
     let found = COLOURS.iter().find(|(known, _)| *known == name);
-    found.map_or(RGBColor(90, 90, 90), |&(_, colour)| colour)
+    found.map_or(UNKNOWN, |&(_, colour)| colour)
 }
 
 /// A colour for each of several schemes: where one stands there with several settings, the later ones are paler.
@@ -248,6 +251,18 @@ mod tests {
     fn nothing_to_see_is_no_failure() {
         let folder = tempfile::tempdir().unwrap();
         save(&folder.path().join("empty.png"), &[Figure::default()]).unwrap();
+    }
+
+    #[test]
+    fn every_scheme_has_a_colour_of_its_own() {
+        let colours: Vec<RGBColor> = paceline_core::CATALOGUE.iter().map(|entry| colour_of(entry.name)).collect();
+        for (index, colour) in colours.iter().enumerate() {
+            assert!(
+                *colour != UNKNOWN && !colours[..index].contains(colour),
+                "{}",
+                paceline_core::CATALOGUE[index].name
+            );
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use paceline_run::{EventLog, Header, Iteration, Monitor, Observer, Summary};
 use paceline_store::{Layout, export_model};
+use serde::{Deserialize, Serialize};
 
 use crate::config::Settings;
 
@@ -30,6 +31,39 @@ pub fn check_free(path: &Path) -> anyhow::Result<()> {
     }
 }
 
+/// A folder in `runs/` that there is not yet: its name and the next free number.
+pub fn next_free(name: &str) -> anyhow::Result<PathBuf> {
+    let numbered = (1..).map(|number: u32| Path::new("runs").join(format!("{name}{number}")));
+    numbered.into_iter().find(|path| !path.exists()).context("runs/ is full")
+}
+
+/// A line of a run folder's `metrics.csv`: an iteration.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// Counts from 1.
+    pub iteration: u64,
+    /// When it ended, in seconds.
+    pub time: f64,
+    /// How long it took, in seconds.
+    pub duration: f64,
+    /// How many updates it was made of.
+    pub waited_for: u64,
+    /// Their mean training loss.
+    pub loss: Option<f64>,
+    /// The held-out accuracy, where it was measured.
+    pub accuracy: Option<f64>,
+    /// Why it ended then.
+    pub reason: String,
+}
+
+/// What a run folder's `metrics.csv` holds.
+pub fn metrics(folder: &Path) -> anyhow::Result<Vec<Measured>> {
+    let path = folder.join("metrics.csv");
+    let told = || path.display().to_string();
+    let mut reader = csv::Reader::from_path(&path).with_context(told)?;
+    reader.deserialize().collect::<Result<_, _>>().with_context(told)
+}
+
 impl RunFolder {
     /// Makes the folder and begins its files.
     pub fn create(path: &Path, settings: &Settings, header: &Header) -> anyhow::Result<Self> {
@@ -37,8 +71,7 @@ impl RunFolder {
         fs::create_dir_all(path).with_context(told)?;
         fs::write(path.join("config.toml"), settings.to_string()).with_context(told)?;
         let events = File::create_new(path.join("events.jsonl")).with_context(told)?;
-        let mut metrics = csv::Writer::from_writer(File::create_new(path.join("metrics.csv")).with_context(told)?);
-        metrics.write_record(["iteration", "time", "duration", "waited_for", "loss", "accuracy", "reason"])?;
+        let metrics = csv::Writer::from_writer(File::create_new(path.join("metrics.csv")).with_context(told)?);
         let events = EventLog::new(BufWriter::new(events), header).with_context(told)?;
         Ok(RunFolder { path: path.into(), events, metrics, failed: None })
     }
@@ -70,18 +103,17 @@ impl Observer for RunFolder {
     }
 
     fn on_iteration(&mut self, iteration: &Iteration, monitor: &Monitor) {
-        let or_empty = |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
-        let row = [
-            iteration.iteration.to_string(),
-            iteration.time.to_string(),
-            iteration.duration.to_string(),
-            iteration.waited_for.to_string(),
-            or_empty(iteration.loss),
-            or_empty(monitor.fresh_evaluation().map(|found| found.accuracy)),
-            iteration.reason.to_string(),
-        ];
+        let row = Measured {
+            iteration: iteration.iteration,
+            time: iteration.time,
+            duration: iteration.duration,
+            waited_for: iteration.waited_for as u64,
+            loss: iteration.loss,
+            accuracy: monitor.fresh_evaluation().map(|found| found.accuracy),
+            reason: iteration.reason.to_string(),
+        };
         if self.failed.is_none() {
-            self.failed = self.metrics.write_record(row).err();
+            self.failed = self.metrics.serialize(row).err();
         }
     }
 }

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::Context;
 use indicatif::MultiProgress;
 use paceline_core::{Decision, Event, Span, TaskId, Time};
 use paceline_net::{Job, Notice, Outcome, Server, Watcher};
@@ -16,7 +15,7 @@ use serde_json::json;
 use crate::config::Settings;
 use crate::failure::Failure;
 use crate::output::{Progress, bars, table};
-use crate::run_folder::{RunFolder, check_free};
+use crate::run_folder::{RunFolder, check_free, next_free};
 
 /// Where results go.
 #[derive(Debug, Clone, clap::Args)]
@@ -44,10 +43,7 @@ impl ServingOutput {
     pub fn folder(&self) -> anyhow::Result<PathBuf> {
         match &self.out {
             Some(out) => check_free(out).map(|()| out.clone()),
-            None => {
-                let numbered = (1..).map(|number| Path::new("runs").join(number.to_string()));
-                numbered.into_iter().find(|path| !path.exists()).context("runs/ is full")
-            }
+            None => next_free(""),
         }
     }
 }

@@ -152,7 +152,7 @@ fn bad_input_is_one_clear_line_and_leaves_nothing_behind() {
         (&["--times", &ragged], "row 3 has 1 cells, the first has 2"),
         (&["--times", &not_a_number], "row 2, column 'b': 'NaN' is not a number of seconds"),
         (&["--times", "trace:/no/such/file.csv"], "/no/such/file.csv"),
-        (&["--times", &one, "--workers", "2"], "is a trace of 1"),
+        (&["--times", &one, "--workers", "2"], "--workers 2, but the trace is of 1"),
         (&["--times", "uniform:2,1"], "times 'uniform:2,1'"),
         (&["--slow", "9=2"], "--slow names worker 9, but there are 8 workers, 0 to 7"),
         (&["--script", &script], "line 1: worker 77 can't go"),

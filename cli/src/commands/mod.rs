@@ -3,10 +3,12 @@
 pub mod data;
 pub mod fit;
 pub mod plan;
+pub mod race;
 pub mod replay;
 pub mod reproduce;
 pub mod serve;
 pub mod simulate;
 pub mod torture;
 pub mod train;
+pub mod whatif;
 pub mod work;

@@ -46,13 +46,12 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Reads the files and checks that everything is about workers that there are.
-    pub fn load(&self) -> anyhow::Result<(usize, Times, Script)> {
-        let times = Times::load(&self.times)?;
+    /// Reads the script and checks that everything is about workers that there are.
+    pub fn load(&self, times: &Times) -> anyhow::Result<(usize, Script)> {
         let traced = times.traced_workers();
         let workers = self.workers.map_or(traced.unwrap_or(WORKERS), |workers| workers as usize);
         if let Some(traced) = traced.filter(|&traced| traced < workers) {
-            bail!("--workers {workers}, but {} is a trace of {traced}", self.times);
+            bail!("--workers {workers}, but the trace is of {traced}");
         }
         if let Some(last) = self.slow.last().filter(|last| last.index() >= workers) {
             bail!("--slow names {last}, but there are {workers} workers, 0 to {}", workers - 1);
@@ -61,6 +60,6 @@ impl Cluster {
             Some(path) => Script::read(path, workers)?,
             None => Script::default(),
         };
-        Ok((workers, times, script))
+        Ok((workers, script))
     }
 }

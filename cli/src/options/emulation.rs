@@ -73,3 +73,9 @@ impl FromStr for Late {
         Ok(Late { ranks: ranks.parse()?, lateness: lateness.parse()? })
     }
 }
+
+impl std::fmt::Display for Late {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}={}", self.ranks, self.lateness)
+    }
+}

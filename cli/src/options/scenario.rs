@@ -1,5 +1,6 @@
 //! What is simulated, whatever the scheme.
 
+use std::fmt;
 use std::str::FromStr;
 
 use anyhow::{anyhow, bail};
@@ -24,6 +25,15 @@ impl FromStr for Model {
         match text {
             "none" => Ok(Model(None)),
             _ => Ok(Model(Some(text.parse().map_err(|error| anyhow!("{error}, or none"))?))),
+        }
+    }
+}
+
+impl fmt::Display for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(kind) => write!(f, "{kind}"),
+            None => write!(f, "none"),
         }
     }
 }
@@ -73,8 +83,13 @@ impl Scenario {
 
     /// Reads and checks everything before anything is run or written.
     pub fn prepare(&self) -> anyhow::Result<Prepared<'_>> {
+        self.prepare_with(Times::load(&self.cluster.times)?)
+    }
+
+    /// The same, with these times instead of its own.
+    pub fn prepare_with(&self, times: Times) -> anyhow::Result<Prepared<'_>> {
         let goals = Goals::any(&self.until);
-        let (workers, times, script) = self.cluster.load()?;
+        let (workers, script) = self.cluster.load(&times)?;
         let setup = Setup { workers, batch: self.training.batch, handout: self.handout };
         let model = match self.model.0 {
             Some(kind) => {
@@ -97,6 +112,11 @@ impl Scenario {
 }
 
 impl Prepared<'_> {
+    /// When a run is over.
+    pub fn goals(&self) -> &Goals {
+        &self.goals
+    }
+
     /// What a scheme is built for.
     pub fn setup(&self) -> &Setup {
         &self.setup

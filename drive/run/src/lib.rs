@@ -18,5 +18,5 @@ pub use events::{EventLog, Header, ReplayError, Replayed, recall, replay};
 pub use goal::{Goal, GoalError, Goals, LOSS_WINDOW, Standing};
 pub use local::{LocalReplica, drawn_to, replica_at};
 pub use monitor::{Iteration, Monitor, Observer, Run, Summary, WorkerTimes};
-pub use trace::{Recorder, Trace, TraceError, TraceErrorKind};
+pub use trace::{PROFILER_STEP, Recorder, Trace, TraceError, TraceErrorKind};
 pub use trainer::{Contribution, Stepper, Trainer, compensate};

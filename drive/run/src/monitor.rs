@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use paceline_core::{Action, Decision, Event, Reason, Report, Samples, Span, TaskId, Time, WorkerId};
 use paceline_workload::Evaluation;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::goal::{Goal, Goals, LOSS_WINDOW, Standing};
 
@@ -37,7 +37,7 @@ fn in_words<S: serde::Serializer>(reason: &Reason, serializer: S) -> Result<S::O
 }
 
 /// A finished run in numbers. Times are seconds.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// The scheme as written.
     pub scheme: String,

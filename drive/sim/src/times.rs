@@ -294,9 +294,14 @@ impl Times {
             TimesSpec::Hosts { hosts, mean, deviation, pattern } => Law::Hosts { hosts, mean, deviation, pattern },
             TimesSpec::Contention { cluster, seconds } => Law::Contention(cluster, seconds),
             TimesSpec::Gpu { seconds } => Law::Gpu(seconds),
-            TimesSpec::Trace { ref path } => Law::Trace(Arc::new(Trace::read(path)?)),
+            TimesSpec::Trace { ref path } => return Ok(Times::of_trace(Trace::read(path)?)),
         };
         Ok(Times { law })
+    }
+
+    /// The times of a trace that is at hand.
+    pub fn of_trace(trace: Trace) -> Self {
+        Times { law: Law::Trace(Arc::new(trace)) }
     }
 
     /// How many workers a trace is of.

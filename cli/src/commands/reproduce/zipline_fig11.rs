@@ -11,6 +11,7 @@ use crate::failure::Failure;
 use crate::options::{Prepared, Scenario};
 use crate::output::{Progress, aligned, bars};
 use crate::plot::{Figure, Mark, Series, colours_of};
+use crate::statistics::{deviation, mean};
 
 const SCENARIO: &str = include_str!("../../../../experiments/zipline/fig11.toml");
 const FULL_SCENARIO: &str = include_str!("../../../../experiments/zipline/fig11-full.toml");
@@ -134,16 +135,6 @@ fn findings(runs: &[(Run, Summary)]) -> Findings {
         aligned(rows)
     );
     Findings { text, records: runs.iter().map(record).collect(), panels: vec![figure] }
-}
-
-fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len() as f64
-}
-
-fn deviation(values: &[f64]) -> f64 {
-    let mean = mean(values);
-    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
-    (squares / (values.len() - 1).max(1) as f64).sqrt()
 }
 
 #[cfg(test)]

@@ -1,23 +1,29 @@
 //! Run-time traces: how long each worker's tasks took, one row per step, one column per worker.
 
 mod delimited;
+mod recalled;
+mod spans;
 mod table;
 
 use std::fs::File;
-use std::io;
+use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 
 use paceline_core::{Span, TaskId};
 use tempfile::NamedTempFile;
 use thiserror::Error;
 
+use crate::events::ReplayError;
 use crate::monitor::Observer;
+
+pub use spans::PROFILER_STEP;
 
 /// The seconds that each worker's tasks took, in the order they were done.
 ///
 /// In a file, a column may end early, in empty cells: that worker did fewer tasks. A column called `step`, `iteration`
-/// or `time` is passed over. Files that end in `.parquet` are Parquet, all others comma-separated values, with or
-/// without a line of names.
+/// or `time` is passed over. Files that end in `.parquet` are Parquet, in `.json` spans as Chrome and PyTorch write them,
+/// in `.jsonl` the event stream of a run (as is a run folder); all others are comma-separated values, with or without a
+/// line of names.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Trace {
     workers: Vec<Vec<f64>>,
@@ -45,6 +51,28 @@ pub enum TraceErrorKind {
     /// It is no Parquet table.
     #[error("{0}")]
     Parquet(#[from] parquet::errors::ParquetError),
+    /// It is no JSON of spans.
+    #[error("it is no trace of spans as Chrome or PyTorch writes them: {0}")]
+    Json(#[from] serde_json::Error),
+    /// It is no event stream.
+    #[error("{0}")]
+    Events(#[from] ReplayError),
+    /// No span has the name that was looked for.
+    #[error("there are no spans called '{wanted}'; name others with --span")]
+    NoSpans {
+        /// The name.
+        wanted: String,
+    },
+    /// A span has no length.
+    #[error("span '{name}' at {start} µs takes {duration} µs; expected a time above 0")]
+    NotASpan {
+        /// Its name.
+        name: String,
+        /// When it starts.
+        start: f64,
+        /// How long it takes.
+        duration: f64,
+    },
     /// There is no worker or no step in it.
     #[error("the trace is empty: it needs a column per worker and a row per step")]
     Empty,
@@ -89,15 +117,37 @@ impl Trace {
         &self.workers
     }
 
-    /// Reads a file.
+    /// Reads a file, or a run folder.
     ///
     /// # Errors
     /// If it can't be read, or is empty, ragged, or holds anything but times.
     pub fn read(path: &Path) -> Result<Self, TraceError> {
-        let failed = |kind| TraceError { path: path.into(), kind };
-        let file = File::open(path).map_err(|error| failed(error.into()))?;
-        let read = if is_parquet(path) { table::read(file) } else { delimited::read(file) };
-        read.and_then(Columns::finish).map_err(failed)
+        Self::read_ranked(path, PROFILER_STEP).map(|(_, trace)| trace)
+    }
+
+    /// Reads several files as one: the workers of all of them, those of files that say their rank in that order. `span`
+    /// names the spans that are steps in traces of spans.
+    ///
+    /// # Errors
+    /// As [`read`](Trace::read), of the first file with an error.
+    pub fn read_all(paths: &[PathBuf], span: &str) -> Result<Self, TraceError> {
+        let mut parts = paths.iter().map(|path| Self::read_ranked(path, span)).collect::<Result<Vec<_>, _>>()?;
+        parts.sort_by_key(|(rank, _)| rank.unwrap_or(u64::MAX));
+        Ok(Trace::new(parts.into_iter().flat_map(|(_, trace)| trace.workers).collect()))
+    }
+
+    fn read_ranked(path: &Path, span: &str) -> Result<(Option<u64>, Self), TraceError> {
+        let path = if path.is_dir() { path.join("events.jsonl") } else { path.into() };
+        let read = || {
+            let file = File::open(&path)?;
+            match ending(&path).as_str() {
+                "parquet" => Ok((None, table::read(file)?.finish()?)),
+                "json" => spans::read(file, span),
+                "jsonl" => Ok((None, recalled::read(BufReader::new(file))?)),
+                _ => Ok((None, delimited::read(file)?.finish()?)),
+            }
+        };
+        read().map_err(|kind| TraceError { path: path.clone(), kind })
     }
 
     /// Writes a file that [`read`](Trace::read) gives back, whole or not at all.
@@ -124,7 +174,11 @@ impl Trace {
 }
 
 fn is_parquet(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("parquet"))
+    ending(path) == "parquet"
+}
+
+fn ending(path: &Path) -> String {
+    path.extension().map(|ending| ending.to_string_lossy().to_ascii_lowercase()).unwrap_or_default()
 }
 
 /// The columns of a file while it is read.

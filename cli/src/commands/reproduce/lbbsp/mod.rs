@@ -18,6 +18,7 @@ use paceline_run::{Iteration, Monitor, Observer};
 use super::Conditions;
 use crate::failure::Failure;
 use crate::options::Scenario;
+use crate::statistics::mean;
 
 const CLUSTER_A: &str = include_str!("../../../../../experiments/lb-bsp/cluster-a.toml");
 const CLUSTER_B: &str = include_str!("../../../../../experiments/lb-bsp/cluster-b.toml");
@@ -80,8 +81,4 @@ impl Observer for Pace {
             self.warm = Some(self.last);
         }
     }
-}
-
-fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len() as f64
 }

@@ -1,0 +1,99 @@
+//! Racing with worker processes: `paceline train`, one run after another.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use paceline_core::SchemeSpec;
+use paceline_run::Summary;
+
+use super::{Race, folder_name};
+use crate::config::Settings;
+use crate::contest::{LiveTable, Showing, Shown, Standing};
+use crate::failure::Failure;
+use crate::run_folder::{Measured, metrics};
+
+/// How often the live table looks at a run.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Settings that are not those of `train`.
+const NOT_OF_TRAIN: &[&str] = &["schemes", "seeds", "threads", "real", "emulate", "times", "slow", "script", "network"];
+
+/// Trains with every scheme and seed, each run in a folder of its own.
+pub fn race(race: &Race, settings: &Settings, out: &Path) -> Result<Vec<Showing>, Failure> {
+    let setup = race.real_setup();
+    let schemes = race.schemes.specs(&setup, false).map_err(Failure::Input)?;
+    let settings = settings.clone().without(NOT_OF_TRAIN).with("workers", setup.workers);
+    std::fs::create_dir_all(out).map_err(Failure::run)?;
+    let config = out.join("train.toml");
+    std::fs::write(&config, settings.to_string()).map_err(Failure::run)?;
+    let live = LiveTable::new(&schemes, race.seeds.0.len());
+    let mut showings = Vec::new();
+    for (index, scheme) in schemes.iter().enumerate() {
+        let mut runs = Vec::new();
+        for (number, &seed) in race.seeds.0.iter().enumerate() {
+            let name = folder_name(scheme);
+            let folder = out.join(if number == 0 { name } else { format!("{name}-seed-{seed}") });
+            let run = Run { race, config: &config, scheme, seed, folder };
+            let shown = run.train(|standing| live.show(index, standing)).map_err(Failure::Run)?;
+            live.done(index, &shown.summary);
+            runs.push(shown);
+        }
+        showings.push(Showing { scheme: scheme.clone(), runs });
+    }
+    Ok(showings)
+}
+
+struct Run<'a> {
+    race: &'a Race,
+    config: &'a Path,
+    scheme: &'a SchemeSpec,
+    seed: u64,
+    folder: PathBuf,
+}
+
+impl Run<'_> {
+    fn train(&self, show: impl Fn(&Standing)) -> anyhow::Result<Shown> {
+        let program = std::env::current_exe().context("this program's own file")?;
+        let mut command = Command::new(program);
+        command.arg("train").arg("--json").arg("--config").arg(self.config).arg("--out").arg(&self.folder);
+        command.args(["--scheme", &self.scheme.to_string(), "--seed", &self.seed.to_string()]);
+        for late in &self.race.emulate {
+            command.args(["--emulate", &late.to_string()]);
+        }
+        // Its summary is a line, its complaints are few: neither fills a pipe before the run is over.
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        while child.try_wait()?.is_none() {
+            std::thread::sleep(LOOK);
+            standing(&self.folder).iter().for_each(&show);
+        }
+        let output = child.wait_with_output()?;
+        if !output.status.success() {
+            let told = String::from_utf8_lossy(&output.stderr);
+            bail!("{} with seed {}: {}", self.scheme, self.seed, told.trim().trim_start_matches("error: "));
+        }
+        let summary: Summary = serde_json::from_slice(&output.stdout).context("the summary of `paceline train`")?;
+        let point = |line: &Measured| line.accuracy.map(|accuracy| (line.time, accuracy));
+        let curve = metrics(&self.folder)?.iter().filter_map(point).collect();
+        Ok(Shown { summary, curve })
+    }
+}
+
+/// Where a run stands by what there is of its metrics; nothing if there is nothing yet.
+fn standing(folder: &Path) -> Option<Standing> {
+    let mut text = String::new();
+    File::open(folder.join("metrics.csv")).ok()?.read_to_string(&mut text).ok()?;
+    // The last line may be half written.
+    let whole = &text[..text.rfind('\n')?];
+    let lines: Vec<Measured> =
+        csv::Reader::from_reader(whole.as_bytes()).deserialize().filter_map(Result::ok).collect();
+    Some(Standing {
+        time: lines.last()?.time,
+        updates: lines.iter().map(|line| line.waited_for).sum(),
+        loss: lines.last()?.loss,
+        accuracy: lines.iter().rev().find_map(|line| line.accuracy),
+    })
+}

@@ -1,0 +1,128 @@
+//! `paceline whatif`: what would have been under another scheme?
+
+mod stragglers;
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use clap::Args;
+use paceline_run::{PROFILER_STEP, Trace};
+use paceline_sim::Times;
+use serde_json::json;
+
+use crate::batch;
+use crate::contest::{self, Contenders, Ranking};
+use crate::failure::Failure;
+use crate::options::{Scenario, Seeds};
+
+use stragglers::Analysis;
+
+/// Say who straggles in a recorded trace, what it costs, and which scheme would have made most of it
+#[derive(Args)]
+#[command(
+    mut_arg("times", |arg| arg.hide(true).conflicts_with("trace")),
+    mut_arg("model", |arg| arg.default_value("mlp")),
+    mut_arg("data", |arg| arg.default_value("digits:4000,1000")),
+    mut_arg("until", |arg| arg.default_value("accuracy>0.88,samples=400000")),
+    mut_arg("lr", |arg| arg.default_value("0.2")),
+    mut_arg("lr_rule", |arg| arg.default_value("proportional")),
+    mut_arg("evaluate_every", |arg| arg.default_value("2")),
+    after_help = "A TRACE is one of
+  a table, CSV or .parquet: a row per step, a column per worker, seconds (`--record` of train and simulate writes it)
+  a run folder, or its events.jsonl
+  a .json of spans as PyTorch's profiler and Chrome write it: ProfilerStep#N of every process. Give one file per rank,
+  or one with all. Spans that include waiting for the other workers hide who is slow: name better ones with --span
+
+Every scheme is simulated on these times with a small model, to the same target: what counts is which is there first.
+
+Examples:
+  paceline whatif times.csv
+  paceline whatif runs/1 --network latency=0.001,bandwidth=1e8,bytes=1e8
+  paceline whatif rank0.json rank1.json --span forward_backward --json"
+)]
+pub struct Whatif {
+    /// What was recorded (see below); several files together are one trace
+    #[arg(required = true, value_name = "TRACE")]
+    trace: Vec<PathBuf>,
+
+    /// In traces of spans: the spans that are steps, NAME or NAME#N
+    #[arg(long, value_name = "NAME", default_value = PROFILER_STEP)]
+    span: String,
+
+    /// The schemes to try: all, or several with commas
+    #[arg(long, value_name = "SCHEMES", default_value = "all")]
+    schemes: Contenders,
+
+    /// Seeds of what is simulated: 7, 1..20 (both ends included) or 1,5,9
+    #[arg(long, value_name = "SEEDS", default_value = "1..3")]
+    seeds: Seeds,
+
+    /// Threads that compute; results are the same for any number [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+
+    #[command(flatten)]
+    scenario: Scenario,
+
+    /// Print JSON: an object with the recommendation and the workers, then one per scheme
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+}
+
+impl Whatif {
+    pub fn run(self) -> Result<(), Failure> {
+        self.check_target().map_err(Failure::Input)?;
+        let trace = Trace::read_all(&self.trace, &self.span).map_err(|error| Failure::Input(error.into()))?;
+        let analysis = Analysis::new(&trace);
+        let prepared = self.scenario.prepare_with(Times::of_trace(trace)).map_err(Failure::Input)?;
+        let schemes = self.schemes.specs(prepared.setup(), true).map_err(Failure::Input)?;
+        let threads = batch::threads(self.threads);
+        let showings =
+            contest::simulate(&prepared, &schemes, &self.seeds.0, threads, |_| Ok(None)).map_err(Failure::Run)?;
+        let ranking = Ranking::new(&showings, prepared.goals());
+        if self.json {
+            self.print_json(&analysis, &ranking)
+        } else {
+            self.print(&analysis, &ranking)
+        }
+        Ok(())
+    }
+
+    fn check_target(&self) -> anyhow::Result<()> {
+        contest::check_target(&self.scenario)?;
+        if self.scenario.cluster.workers.is_some() {
+            bail!("--workers can't be chosen: the trace says how many there are");
+        }
+        Ok(())
+    }
+
+    fn print(&self, analysis: &Analysis, ranking: &Ranking) {
+        if let Some(winner) = ranking.winner() {
+            println!("Recommended: {} (paceline train --scheme {})", winner.scheme, winner.scheme);
+        }
+        println!("{}", ranking.verdict());
+        println!("{}", analysis.verdict());
+        if analysis.in_step() {
+            println!(
+                "All workers' steps take alike. If they include waiting for each other, they do not show who is slow: record \
+                 the computing alone."
+            );
+        }
+        println!("\n{} steps of {} workers\n{}", analysis.steps, analysis.workers.len(), analysis.table());
+        let Scenario { model, training, .. } = &self.scenario;
+        println!(
+            "\nSimulated on these times: {model} on {}, {} seeds; a task's time is in proportion to its samples\n{}",
+            training.data,
+            self.seeds.0.len(),
+            ranking.table()
+        );
+    }
+
+    fn print_json(&self, analysis: &Analysis, ranking: &Ranking) {
+        let recommended = ranking.winner().map(|winner| winner.scheme.as_str());
+        println!("{}", json!({ "recommended": recommended, "why": ranking.verdict(), "trace": analysis }));
+        for place in &ranking.places {
+            println!("{}", json!(place));
+        }
+    }
+}

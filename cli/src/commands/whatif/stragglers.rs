@@ -1,0 +1,204 @@
+//! Who straggles in a trace, how, and what it costs.
+
+use std::fmt;
+
+use paceline_run::Trace;
+use serde::Serialize;
+
+use crate::output::aligned;
+use crate::statistics::{mean, median};
+
+/// A step is slow if it takes so many times as long as the other workers' median.
+const SLOW: f64 = 1.25;
+
+/// A worker with fewer slow steps than this share does not straggle.
+const RARE: f64 = 0.01;
+
+/// Whether a worker straggles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Straggling {
+    /// In at least half of its steps.
+    Persistent,
+    /// Now and then.
+    Transient,
+    /// Not at all.
+    Steady,
+}
+
+impl fmt::Display for Straggling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Straggling::Persistent => "persistent straggler",
+            Straggling::Transient => "transient straggler",
+            Straggling::Steady => "steady",
+        })
+    }
+}
+
+/// One worker in a trace.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Worker {
+    /// Its rank.
+    pub worker: usize,
+    /// Whether it straggles.
+    pub straggling: Straggling,
+    /// Mean seconds of its steps.
+    pub mean_step: f64,
+    /// The median of its steps, each as a multiple of the other workers' median at that step.
+    pub slowness: f64,
+    /// Share of its steps that are slow.
+    pub slow_steps: f64,
+    /// How long it would wait for others under `bsp`, as a share of the time.
+    pub waits: f64,
+    /// How much of `bsp`'s time would be saved if it were never the last one.
+    pub holds_back: f64,
+}
+
+/// A trace as `bsp` would have it: every step takes as long as its slowest worker.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Analysis {
+    /// Steps that all workers did.
+    pub steps: usize,
+    /// How long they would take under `bsp`, in seconds.
+    pub bsp_time: f64,
+    /// Share of all workers' time that `bsp` would spend waiting.
+    pub waiting_share: f64,
+    /// The workers, by rank.
+    pub workers: Vec<Worker>,
+}
+
+impl Analysis {
+    /// Looks at the steps that all workers did.
+    pub fn new(trace: &Trace) -> Self {
+        let columns = trace.workers();
+        let steps = columns.iter().map(Vec::len).min().unwrap_or(0);
+        let last = |step: usize, without: Option<usize>| {
+            let others = columns.iter().enumerate().filter(|(worker, _)| Some(*worker) != without);
+            others.map(|(_, times)| times[step]).fold(0.0, f64::max)
+        };
+        let total = |without: Option<usize>| (0..steps).map(|step| last(step, without)).sum::<f64>();
+        let bsp_time = total(None);
+        let worker = |worker: usize| {
+            let times = &columns[worker][..steps];
+            let ratio = |step: usize| {
+                let others = columns.iter().enumerate().filter(|(other, _)| *other != worker);
+                times[step] / median(others.map(|(_, times)| times[step]).collect())
+            };
+            // A worker by itself has nobody to be compared with.
+            let ratios: Vec<f64> = if columns.len() > 1 { (0..steps).map(ratio).collect() } else { vec![1.0; steps] };
+            let slow_steps = ratios.iter().filter(|ratio| **ratio >= SLOW).count() as f64 / steps as f64;
+            let straggling = match slow_steps {
+                share if share >= 0.5 => Straggling::Persistent,
+                share if share >= RARE => Straggling::Transient,
+                _ => Straggling::Steady,
+            };
+            let saved = if columns.len() > 1 { bsp_time - total(Some(worker)) } else { 0.0 };
+            Worker {
+                worker,
+                straggling,
+                mean_step: mean(times),
+                slowness: median(ratios),
+                slow_steps,
+                waits: 1.0 - times.iter().sum::<f64>() / bsp_time,
+                holds_back: saved / bsp_time,
+            }
+        };
+        let workers: Vec<Worker> = (0..columns.len()).map(worker).collect();
+        let waiting_share = mean(&workers.iter().map(|worker| worker.waits).collect::<Vec<_>>());
+        Analysis { steps, bsp_time, waiting_share, workers }
+    }
+
+    /// The workers of a kind, in words with how slow they are.
+    fn named(&self, kind: Straggling) -> Vec<String> {
+        let those = self.workers.iter().filter(|worker| worker.straggling == kind);
+        let named = |worker: &Worker| match kind {
+            Straggling::Persistent => format!("worker {} ({:.1}×)", worker.worker, worker.slowness),
+            _ => format!("worker {} ({:.0} % of its steps)", worker.worker, 100.0 * worker.slow_steps),
+        };
+        those.map(named).collect()
+    }
+
+    /// Who straggles, in a sentence or two.
+    pub fn verdict(&self) -> String {
+        let list = |names: Vec<String>| {
+            let more = names.len().saturating_sub(4);
+            let told = names[..names.len() - more].join(", ");
+            if more > 0 { format!("{told} and {more} others") } else { told }
+        };
+        let mut told = Vec::new();
+        for (kind, how) in [(Straggling::Persistent, "persistently"), (Straggling::Transient, "now and then")] {
+            let names = self.named(kind);
+            let verb = if names.len() == 1 { "straggles" } else { "straggle" };
+            if !names.is_empty() {
+                told.push(format!("{} {verb} {how}", list(names)));
+            }
+        }
+        let who = if told.is_empty() { "Nobody straggles".into() } else { told.join("; ") };
+        let mut who = who.chars();
+        let first = who.next().map(|first| first.to_uppercase().collect::<String>()).unwrap_or_default();
+        format!(
+            "{first}{}. Under bsp, waiting takes {:.1} % of the workers' time.",
+            who.as_str(),
+            100.0 * self.waiting_share
+        )
+    }
+
+    /// Whether all workers' steps take alike, as they do when each includes waiting for the others.
+    pub fn in_step(&self) -> bool {
+        self.workers.len() > 1 && self.waiting_share < 0.01
+    }
+
+    /// The workers as a table.
+    pub fn table(&self) -> String {
+        let names = ["worker", "mean step", "× others", "slow steps", "waits", "holds back", ""].map(String::from);
+        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+        let row = |worker: &Worker| {
+            [
+                format!("worker {}", worker.worker),
+                format!("{:.3} s", worker.mean_step),
+                format!("{:.2}", worker.slowness),
+                percent(worker.slow_steps),
+                percent(worker.waits),
+                percent(worker.holds_back),
+                format!("{:<20}", worker.straggling),
+            ]
+        };
+        aligned(std::iter::once(names).chain(self.workers.iter().map(row)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_by_hand() {
+        // Worker 0 is always twice as slow; worker 2 is slow once in four steps, and then the last.
+        let trace = Trace::new(vec![vec![2.0; 4], vec![1.0; 4], vec![1.0, 1.0, 4.0, 1.0, 9.0]]);
+        let found = Analysis::new(&trace);
+        assert_eq!((found.steps, found.bsp_time), (4, 10.0));
+        let kinds: Vec<Straggling> = found.workers.iter().map(|worker| worker.straggling).collect();
+        assert_eq!(kinds, [Straggling::Persistent, Straggling::Steady, Straggling::Transient]);
+        // Worker 0 waits for worker 2 once, 2 s of 10; worker 1 for all but its own 4 s.
+        let waits: Vec<f64> = found.workers.iter().map(|worker| worker.waits).collect();
+        assert!((waits[0] - 0.2).abs() < 1e-12 && (waits[1] - 0.6).abs() < 1e-12 && (waits[2] - 0.3).abs() < 1e-12);
+        assert!((found.waiting_share - 1.1 / 3.0).abs() < 1e-12);
+        // Without worker 0: 1 + 1 + 4 + 1 instead of 2 + 2 + 4 + 2.
+        assert!((found.workers[0].holds_back - 0.3).abs() < 1e-12);
+        assert!((found.workers[2].holds_back - 0.2).abs() < 1e-12);
+        let verdict = found.verdict();
+        assert!(
+            verdict.starts_with("Worker 0 (2.0×) straggles persistently; worker 2 (25 % of its steps) straggles now"),
+            "{verdict}"
+        );
+    }
+
+    #[test]
+    fn equal_workers_and_one_alone() {
+        let equal = Analysis::new(&Trace::new(vec![vec![1.0, 2.0]; 3]));
+        assert!(equal.in_step() && equal.verdict().starts_with("Nobody straggles. Under bsp, waiting takes 0.0 %"));
+        let alone = Analysis::new(&Trace::new(vec![vec![1.0, 5.0]]));
+        assert_eq!((alone.workers[0].straggling, alone.waiting_share), (Straggling::Steady, 0.0));
+    }
+}

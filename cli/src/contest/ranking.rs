@@ -1,0 +1,268 @@
+//! Who won, by how much, and why.
+
+use paceline_run::{Goals, Summary};
+use serde::Serialize;
+
+use super::Showing;
+use crate::output::aligned;
+use crate::statistics::{deviation, mean};
+
+/// What every scheme is compared with, where it takes part.
+const BASELINE: &str = "bsp";
+
+/// A scheme's place, with means over its runs. Times are seconds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Place {
+    /// Counts from 1.
+    pub place: usize,
+    /// The scheme as written.
+    pub scheme: String,
+    /// How many runs there were, one per seed.
+    pub runs: usize,
+    /// How many of them reached the target.
+    pub reached: usize,
+    /// When they did.
+    pub time_to_target: Option<f64>,
+    /// The standard deviation of that over the seeds.
+    pub spread: Option<f64>,
+    /// How many times as fast as under the baseline.
+    pub speedup: Option<f64>,
+    /// Share of the workers' time in which they had nothing to do.
+    pub idle_share: f64,
+    /// Updates that entered the model.
+    pub updates: f64,
+    /// Samples in them.
+    pub samples_used: f64,
+    /// Samples worked on for nothing.
+    pub samples_lost: f64,
+    /// Parameters and gradients moved.
+    pub bytes: f64,
+    /// Held-out accuracy at the end.
+    pub accuracy: f64,
+    /// The standard deviation of that over the seeds.
+    pub accuracy_spread: f64,
+    /// How long a run took.
+    pub time: f64,
+}
+
+impl Place {
+    fn new(showing: &Showing) -> Self {
+        let column =
+            |value: fn(&Summary) -> f64| showing.runs.iter().map(|run| value(&run.summary)).collect::<Vec<_>>();
+        let times: Vec<f64> = showing.runs.iter().filter_map(|run| run.summary.time_to_target).collect();
+        let accuracy = column(|summary| summary.accuracy.unwrap_or(f64::NAN));
+        Place {
+            place: 0,
+            scheme: showing.scheme.to_string(),
+            runs: showing.runs.len(),
+            reached: times.len(),
+            time_to_target: (!times.is_empty()).then(|| mean(&times)),
+            spread: (!times.is_empty()).then(|| deviation(&times)),
+            speedup: None,
+            idle_share: mean(&column(|summary| summary.idle_share)),
+            updates: mean(&column(|summary| summary.updates_committed as f64)),
+            samples_used: mean(&column(|summary| summary.samples_used as f64)),
+            samples_lost: mean(&column(|summary| summary.samples_lost as f64)),
+            bytes: mean(&column(|summary| summary.bytes as f64)),
+            accuracy: mean(&accuracy),
+            accuracy_spread: deviation(&accuracy),
+            time: mean(&column(|summary| summary.time)),
+        }
+    }
+
+    /// Whether every run reached the target.
+    pub fn finished(&self) -> bool {
+        self.reached == self.runs
+    }
+
+    /// Samples that entered the model per second.
+    fn throughput(&self) -> f64 {
+        self.samples_used / self.time
+    }
+
+    fn cells(&self) -> [String; 10] {
+        let reached = match (self.time_to_target, self.spread) {
+            (Some(time), Some(spread)) if self.finished() => format!("{time:.1} ± {spread:.1} s"),
+            (Some(time), _) => format!("{time:.1} s in {} of {}", self.reached, self.runs),
+            _ => "not reached".into(),
+        };
+        [
+            self.scheme.clone(),
+            reached,
+            self.speedup.map_or("-".into(), |speedup| format!("{speedup:.2}")),
+            format!("{:.1} %", 100.0 * self.idle_share),
+            format!("{:.0}", self.updates),
+            format!("{:.0}", self.samples_used),
+            format!("{:.0}", self.samples_lost),
+            format!("{:.0}", self.bytes / 1e6),
+            format!("{:.4}", self.accuracy),
+            format!("{:.4}", self.accuracy_spread),
+        ]
+    }
+}
+
+/// The schemes by their time to the target: first those that reached it in every run, then those that did in some.
+pub struct Ranking {
+    /// All of them, the winner first.
+    pub places: Vec<Place>,
+    target: String,
+}
+
+impl Ranking {
+    /// Ranks what was shown on the way to these goals.
+    pub fn new(showings: &[Showing], goals: &Goals) -> Self {
+        let mut places: Vec<Place> = showings.iter().map(Place::new).collect();
+        let misses = |place: &Place| place.runs - place.reached;
+        let time = |place: &Place| place.time_to_target.unwrap_or(f64::INFINITY);
+        places.sort_by(|a, b| {
+            let order = misses(a).cmp(&misses(b)).then(time(a).total_cmp(&time(b)));
+            order.then(b.accuracy.total_cmp(&a.accuracy))
+        });
+        let baseline = places.iter().find(|place| place.scheme == BASELINE && place.finished());
+        let baseline = baseline.and_then(|place| place.time_to_target);
+        for (index, place) in places.iter_mut().enumerate() {
+            place.place = index + 1;
+            place.speedup = baseline.zip(place.time_to_target).map(|(baseline, own)| baseline / own);
+        }
+        let targets: Vec<String> = goals.iter().filter(|goal| goal.is_target()).map(|goal| goal.to_string()).collect();
+        Ranking { places, target: targets.join(" or ") }
+    }
+
+    /// The first, if it reached the target in every run.
+    pub fn winner(&self) -> Option<&Place> {
+        self.places.first().filter(|place| place.finished())
+    }
+
+    /// All places as a table.
+    pub fn table(&self) -> String {
+        let time = format!("time to {}", self.target);
+        let names = [
+            "scheme",
+            &time,
+            "× bsp",
+            "idle",
+            "updates",
+            "samples used",
+            "lost",
+            "MB moved",
+            "accuracy",
+            "± over seeds",
+        ];
+        aligned(std::iter::once(names.map(String::from)).chain(self.places.iter().map(Place::cells)))
+    }
+
+    /// Who won and why, in a few sentences. A run's time is samples over samples per second: a scheme wins by needing
+    /// fewer or by getting through them faster, and the latter because it waits, discards or moves less.
+    pub fn verdict(&self) -> String {
+        let Some(winner) = self.winner() else {
+            return format!("No scheme reached {} in every run: aim lower with --until.", self.target);
+        };
+        let time = winner.time_to_target.unwrap_or(winner.time);
+        let spread = winner.spread.unwrap_or(0.0);
+        let mut text = format!("{} wins: {} after {time:.1} s", winner.scheme, self.target);
+        let others = || self.places.iter().skip(1);
+        match others().find(|place| place.scheme == BASELINE).or(others().next()) {
+            Some(other) => text += &compared(winner, other),
+            None => text.push('.'),
+        }
+        let close = others().filter(|place| place.finished()).filter(|place| {
+            place.time_to_target.is_some_and(|other| other - time < spread.max(place.spread.unwrap_or(0.0)))
+        });
+        let close: Vec<&str> = close.map(|place| place.scheme.as_str()).collect();
+        if !close.is_empty() {
+            text += &format!(" Too close to tell over these seeds: {}.", close.join(", "));
+        }
+        text
+    }
+}
+
+fn compared(winner: &Place, other: &Place) -> String {
+    let mut text = match (winner.time_to_target, other.time_to_target.filter(|_| other.finished())) {
+        (Some(own), Some(theirs)) => format!(", {:.1} times as fast as {}", theirs / own, other.scheme),
+        _ => format!(", which {} did not reach in every run", other.scheme),
+    };
+    text += &format!(
+        ". Why: it got through {:.1} times as many samples a second (its workers waited for {:.0} % of the time, under {} \
+         for {:.0} %",
+        winner.throughput() / other.throughput(),
+        100.0 * winner.idle_share,
+        other.scheme,
+        100.0 * other.idle_share
+    );
+    let moved = (winner.bytes / winner.samples_used) / (other.bytes / other.samples_used);
+    let lost = winner.samples_lost / (winner.samples_used + winner.samples_lost);
+    if moved < 0.7 {
+        text += &format!("; it moved {moved:.1} times the bytes per sample");
+    }
+    if lost > 0.005 {
+        text += &format!("; {:.0} % of its samples were for nothing", 100.0 * lost);
+    }
+    text + &format!("), and needed {:.1} times as many.", winner.samples_used / other.samples_used)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contest::Shown;
+
+    fn shown(scheme: &str, seed: u64, time: f64, reached: bool, idle_share: f64) -> Shown {
+        let summary = Summary {
+            scheme: scheme.into(),
+            seed,
+            workers: 4,
+            iterations: 100,
+            time,
+            reached,
+            time_to_target: reached.then_some(time),
+            stopped_by: String::new(),
+            loss: Some(0.4),
+            accuracy: Some(0.9),
+            updates_committed: 400,
+            updates_discarded: 0,
+            tasks_interrupted: 0,
+            samples_used: 25_600,
+            samples_lost: 0,
+            idle_share,
+            bytes: 1_000_000,
+            samples_per_second: 1.0,
+            bytes_per_second: 1.0,
+        };
+        Shown { summary, curve: Vec::new() }
+    }
+
+    fn showing(scheme: &str, times: [Option<f64>; 2], idle: f64) -> Showing {
+        let run = |(seed, time): (u64, Option<f64>)| shown(scheme, seed, time.unwrap_or(500.0), time.is_some(), idle);
+        Showing { scheme: scheme.parse().unwrap(), runs: (1..).zip(times).map(run).collect() }
+    }
+
+    #[test]
+    fn the_fastest_of_those_that_always_get_there() {
+        let showings = [
+            showing("bsp", [Some(100.0), Some(102.0)], 0.5),
+            showing("asp", [Some(10.0), None], 0.0),
+            showing("ssp", [None, None], 0.1),
+            showing("dssp", [Some(50.0), Some(51.0)], 0.05),
+            showing("dbw", [Some(50.0), Some(51.5)], 0.05),
+        ];
+        let ranking = Ranking::new(&showings, &"accuracy>0.9,samples=1000".parse().unwrap());
+        let order: Vec<&str> = ranking.places.iter().map(|place| place.scheme.as_str()).collect();
+        assert_eq!(order, ["dssp", "dbw", "bsp", "asp", "ssp"]);
+        assert_eq!(ranking.places[0].speedup, Some(2.0));
+        let verdict = ranking.verdict();
+        assert!(
+            verdict.starts_with("dssp wins: accuracy>0.9 after 50.5 s, 2.0 times as fast as bsp. Why: "),
+            "{verdict}"
+        );
+        assert!(verdict.contains("waited for 5 % of the time, under bsp for 50 %"), "{verdict}");
+        assert!(verdict.ends_with("Too close to tell over these seeds: dbw."), "{verdict}");
+        let table = ranking.table();
+        assert!(table.contains("10.0 s in 1 of 2") && table.contains("not reached"), "{table}");
+    }
+
+    #[test]
+    fn nobody_may_win() {
+        let ranking = Ranking::new(&[showing("bsp", [Some(1.0), None], 0.5)], &"loss<0.1".parse().unwrap());
+        assert!(ranking.winner().is_none());
+        assert!(ranking.verdict().starts_with("No scheme reached loss<0.1 in every run"), "{}", ranking.verdict());
+    }
+}
