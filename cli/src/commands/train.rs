@@ -96,7 +96,7 @@ impl Train {
         let program = std::env::current_exe().context("this program's own file")?;
         let mut command = Command::new(program);
         command.args(["work", "--quiet", "--join", &server.to_string(), "--rank", &worker.0.to_string()]);
-        command.args(["--device", &self.job.training.device]);
+        command.args(["--device", &self.job.training.device, "--parent", &std::process::id().to_string()]);
         let emulated = self.emulate.iter().rev().find(|late| late.ranks.workers().any(|late| late == worker));
         if let Some(late) = emulated {
             command.args(["--emulate", &late.lateness.to_string()]);

@@ -29,7 +29,7 @@ pub struct Work {
     #[arg(long, value_name = "RANK")]
     rank: Option<u32>,
 
-    /// How long to try while no server is there, in seconds
+    /// How long to try while no server is there, at first and whenever it is lost, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     patience: u32,
 
@@ -41,6 +41,10 @@ pub struct Work {
     /// What computes the gradients: cpu, cuda[:N] or wgpu[:N]
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: String,
+
+    /// End with the process of this number, which started this one
+    #[arg(long, value_name = "PID", hide = true)]
+    parent: Option<i32>,
 
     /// Say nothing unless something goes wrong
     #[arg(long)]
@@ -84,6 +88,9 @@ impl Launched {
 
 impl Work {
     pub fn run(self) -> Result<(), Failure> {
+        if let Some(parent) = self.parent {
+            end_with(parent).map_err(Failure::run)?;
+        }
         let (address, rank) = self.place(&Launched::read(|name| std::env::var(name).ok())).map_err(Failure::Input)?;
         let emulation = match &self.emulate {
             // Times are drawn by rank; without one, the process tells workers apart.
@@ -108,6 +115,7 @@ impl Work {
             Progress::Waiting { error } => {
                 eprintln!("no server at {address} yet ({error}); trying for {} s", self.patience);
             }
+            Progress::Out { reason } => eprintln!("out: {reason}; trying to join again for {} s", self.patience),
             Progress::Welcomed { worker } => eprintln!("joined {address} as {worker}"),
         };
         let make = |recipe: &str| Recipe::make(recipe, &self.device).map_err(|error| format!("{error:#}"));
@@ -137,6 +145,15 @@ impl Work {
             None => launched.rank()?,
         };
         Ok((address, rank))
+    }
+}
+
+/// Has the system end this process when its parent ends; at once if it has ended already.
+fn end_with(parent: i32) -> std::io::Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
+    match rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get()) {
+        Some(pid) if pid == parent => Ok(()),
+        _ => Err(std::io::Error::other(format!("process {parent}, which started this one, is gone"))),
     }
 }
 

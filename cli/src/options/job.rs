@@ -1,12 +1,12 @@
 //! A run on real workers.
 
 use clap::Args;
-use paceline_core::{Handout, SchemeSpec, Setup};
+use paceline_core::{Handout, SchemeSpec, Setup, Span};
 use paceline_models::ModelKind;
 use paceline_net::{Encoding, Job, Transport};
 use paceline_run::Goals;
 
-use super::{Training, count};
+use super::{Training, count, seconds};
 use crate::recipe::Recipe;
 
 /// What is trained, how, and until when.
@@ -28,6 +28,11 @@ pub struct JobOptions {
     /// time=SECONDS, samples=N; may be given several times
     #[arg(long, value_name = "GOAL,…", default_value = "accuracy>0.97,iterations=3000")]
     pub until: Vec<Goals>,
+
+    /// How long a worker may be silent at work at the very most before it is given up, in seconds; usually its own
+    /// history says so sooner
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = seconds)]
+    pub silence: f64,
 
     /// The seed of everything random
     #[arg(long, value_name = "SEED", default_value_t = 1)]
@@ -75,6 +80,7 @@ impl JobOptions {
             shards: self.shards as usize,
             evaluate_every: self.evaluate_every,
             goals,
+            silence: Span::from_seconds(self.silence),
             seed: self.seed,
         })
     }

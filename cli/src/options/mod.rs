@@ -14,6 +14,12 @@ pub use scenario::{Prepared, Scenario};
 pub use seeds::Seeds;
 pub use training::{DATA_SEED, Training};
 
+/// A length of time, in seconds.
+pub fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds: &f64| seconds.is_finite() && *seconds > 0.0);
+    seconds.ok_or_else(|| "expected seconds, more than 0".into())
+}
+
 /// A whole number from 1.
 pub fn count(text: &str) -> Result<u32, String> {
     let count = text.parse().ok().filter(|&count: &u32| count > 0);

@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn too_long_is_refused_on_both_sides() {
-        let long = ToWorker::Refuse { reason: "x".repeat(MESSAGE_LIMIT) };
+        let long = ToWorker::Refuse { reason: "x".repeat(MESSAGE_LIMIT), again: false };
         assert!(matches!(encode(&long), Err(FrameError::TooLong { .. })));
         let mut chunk = Header::of_chunk(CHUNK_LIMIT);
         assert_eq!(Header::decode(&chunk).unwrap().length, CHUNK_LIMIT);

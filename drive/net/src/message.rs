@@ -155,6 +155,8 @@ pub enum ToWorker {
     Refuse {
         /// Why, in a line.
         reason: String,
+        /// Whether it may come again: it is fine, or will be soon.
+        again: bool,
     },
     /// The run is over.
     Bye {

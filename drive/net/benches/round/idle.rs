@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{process, thread};
 
-use paceline_core::Setup;
+use paceline_core::{Setup, Span};
 use paceline_net::{Address, Emulation, Job, Server, Transport, Watcher, Worker};
 use paceline_store::Layout;
 use paceline_workload::{Draw, Evaluation, Replica, Workload};
@@ -61,6 +61,7 @@ pub fn job(scheme: &str, length: usize, workers: usize, iterations: usize, shard
         shards,
         evaluate_every: 0,
         goals: format!("iterations={iterations}").parse().expect("a goal"),
+        silence: Span::from_seconds(60.0),
         seed: 0,
     }
 }

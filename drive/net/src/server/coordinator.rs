@@ -8,7 +8,7 @@ use std::thread::Scope;
 use std::time::{Duration, Instant};
 
 use paceline_core::{
-    Action, Aggregate, Course, Event, Ledger, LedgerError, Report, Share, Span, Step, TaskId, Time, WorkerId,
+    Action, Aggregate, Course, Deadlines, Event, Ledger, LedgerError, Report, Share, Span, Step, TaskId, Time, WorkerId,
 };
 use paceline_run::{Contribution, Goal, Monitor, Run, Stepper, compensate};
 
@@ -65,6 +65,7 @@ pub(super) struct Coordinator<'a> {
     watcher: &'a mut dyn Watcher,
     fingerprint: Fingerprint,
     ledger: Ledger,
+    deadlines: Deadlines,
     monitor: Monitor,
     stepper: Stepper,
     ring: Ring,
@@ -93,6 +94,7 @@ impl<'a> Coordinator<'a> {
             watcher,
             fingerprint: Fingerprint::of(job.workload.as_ref(), job.seed),
             ledger: Ledger::new(job.scheme.build(&job.setup)?),
+            deadlines: Deadlines::new(job.silence),
             monitor: Monitor::default(),
             stepper: Stepper::new(layout, job.optimizer, job.schedule, job.rate, job.shards),
             ring: Ring::new(&initial, shared).map_err(no_memory(layout.len()))?,
@@ -140,15 +142,21 @@ impl<'a> Coordinator<'a> {
         self.began.map_or(Time::START, |began| Time(began.elapsed().as_nanos() as u64))
     }
 
-    /// When the run must go on even if nothing is heard: at a timer, or at the end of the time allowed.
+    /// When the run must go on even if nothing is heard: at a timer, when somebody has been silent for too long, or at the
+    /// end of the time allowed.
     fn due(&self) -> Option<Time> {
-        [self.ledger.next_timer(), self.job.goals.time_limit()].into_iter().flatten().min()
+        [self.ledger.next_timer(), self.deadlines.next(), self.job.goals.time_limit()].into_iter().flatten().min()
     }
 
     fn on_time(&mut self) -> Result<Option<Stop>, ServeError> {
         let now = self.now();
         if let Some(limit) = self.job.goals.time_limit().filter(|&limit| now >= limit) {
             return Ok(Some(Stop::Goal(Goal::Time(limit.since(Time::START)))));
+        }
+        if let Some((worker, silent)) = self.deadlines.give_up(now) {
+            let session = self.members.get(&worker).map(|member| member.session);
+            let reason = format!("silent for {silent}, longer than ever; it may come back");
+            return session.map_or(Ok(None), |session| self.dismiss(session, reason, true));
         }
         if self.ledger.next_timer().is_some_and(|at| at <= now) { self.feed(Event::Timer) } else { Ok(None) }
     }
@@ -166,7 +174,7 @@ impl<'a> Coordinator<'a> {
                 self.on_report(session, number, report, loss, gradient)
             }
             Input::Dropped { session, number } => self.on_dropped(session, number),
-            Input::Lost { session, reason } => self.dismiss(session, reason),
+            Input::Lost { session, reason } => self.dismiss(session, reason, false),
             Input::TurnedAway { peer, reason } => {
                 self.watcher.on_notice(&Notice::Refused { peer, reason });
                 Ok(None)
@@ -185,17 +193,20 @@ impl<'a> Coordinator<'a> {
     /// Gives a newcomer a rank and tells it what to train.
     fn admit(&mut self, rank: Option<u32>, member: Member) {
         let rank = match rank {
-            Some(rank) if rank >= RANKS => Err(format!("rank {rank} is too high; ranks go from 0 to {}", RANKS - 1)),
-            Some(rank) if self.members.contains_key(&WorkerId(rank)) => Err(format!("rank {rank} is taken")),
+            Some(rank) if rank >= RANKS => {
+                Err((format!("rank {rank} is too high; ranks go from 0 to {}", RANKS - 1), false))
+            }
+            // It may be the same worker, whose old connection is not known to be dead yet.
+            Some(rank) if self.members.contains_key(&WorkerId(rank)) => Err((format!("rank {rank} is taken"), true)),
             Some(rank) => Ok(rank),
             None => {
                 let free = (0..RANKS).find(|&rank| !self.members.contains_key(&WorkerId(rank)));
-                free.ok_or_else(|| format!("all {RANKS} ranks are taken"))
+                free.ok_or_else(|| (format!("all {RANKS} ranks are taken"), true))
             }
         };
         match rank {
-            Err(reason) => {
-                member.refuse(reason.clone());
+            Err((reason, again)) => {
+                member.refuse(reason.clone(), again);
                 self.watcher.on_notice(&Notice::Refused { peer: member.peer, reason });
             }
             Ok(rank) => {
@@ -217,10 +228,10 @@ impl<'a> Coordinator<'a> {
         if !self.fingerprint.agrees_with(&theirs) {
             let ours = self.fingerprint;
             let reason = format!("another workload: the server has {ours}; the worker has {theirs}");
-            return self.dismiss(session, reason);
+            return self.dismiss(session, reason, false);
         }
         if member.ready {
-            return self.dismiss(session, "ready twice".into());
+            return self.dismiss(session, "ready twice".into(), false);
         }
         member.ready = true;
         let (peer, emulated) = (member.peer.clone(), member.emulated.clone());
@@ -239,20 +250,30 @@ impl<'a> Coordinator<'a> {
         Ok(None)
     }
 
-    /// A worker is gone, or has to go.
-    fn dismiss(&mut self, session: u64, reason: String) -> Result<Option<Stop>, ServeError> {
+    /// A worker is gone, or has to go; it may come `again`.
+    fn dismiss(&mut self, session: u64, reason: String, again: bool) -> Result<Option<Stop>, ServeError> {
         let Some(worker) = self.ranks.remove(&session) else { return Ok(None) };
         let Some(member) = self.members.remove(&worker) else { return Ok(None) };
         // If it is gone, this reaches nobody and does no harm.
-        member.refuse(reason.clone());
+        member.refuse(reason.clone(), again);
         let lost: Vec<TaskId> = self.arrived.keys().copied().filter(|task| task.worker == worker).collect();
         lost.into_iter().for_each(|task| self.forget(task));
-        if member.ready {
-            self.watcher.on_notice(&Notice::Left { worker, reason });
-        } else {
+        if !member.ready {
             self.watcher.on_notice(&Notice::Refused { peer: member.peer, reason });
+            return Ok(None);
         }
-        if member.ready && self.began.is_some() { self.feed(Event::Left { worker }) } else { Ok(None) }
+        let before = self.ledger.samples().dropped;
+        let stop = if self.began.is_some() { self.feed(Event::Left { worker })? } else { None };
+        let (lost, left) = (self.ledger.samples().dropped - before, self.ledger.live());
+        self.watcher.on_notice(&Notice::Left { worker, reason, lost, left });
+        Ok(stop)
+    }
+
+    /// A worker's update is no number. Where it is the only worker, that is the model's fault.
+    fn undefined(&mut self, session: u64, reason: String) -> Result<Option<Stop>, ServeError> {
+        let alone = self.ledger.live() <= 1;
+        let stop = self.dismiss(session, reason, false)?;
+        Ok(stop.or_else(|| alone.then(|| Stop::Because("the gradient is no longer finite".into()))))
     }
 
     // --- what workers do ---
@@ -268,9 +289,9 @@ impl<'a> Coordinator<'a> {
         let Some((&worker, member)) = member(&mut self.members, &self.ranks, session) else { return Ok(None) };
         let task = TaskId { worker, number };
         let answer = match member.reported(number) {
-            Ok(_) if !loss.is_finite() => return self.dismiss(session, format!("the loss of {task} is {loss}")),
+            Ok(_) if !loss.is_finite() => return self.undefined(session, format!("the loss of {task} is {loss}")),
             Ok(answer) => answer,
-            Err(nonsense) => return self.dismiss(session, nonsense.to_string()),
+            Err(nonsense) => return self.dismiss(session, nonsense.to_string(), false),
         };
         let late = member.is_at_work();
         member.go_on().map_err(no_memory(self.context.length))?;
@@ -284,7 +305,8 @@ impl<'a> Coordinator<'a> {
             (Some(region), Landed::InPlace) => Gradient::Shared(region),
             (None, Landed::Here(region)) => Gradient::Received(region),
             (_, Landed::Nowhere) if late => Gradient::Withheld,
-            _ => return self.dismiss(session, format!("the gradient of {task} is not where it should be")),
+            (_, Landed::Undefined) => return self.undefined(session, format!("the gradient of {task} is not finite")),
+            _ => return self.dismiss(session, format!("the gradient of {task} is not where it should be"), false),
         };
         self.arrived.insert(task, Arrived { gradient, loss, parameters });
         match assignment.work.course() {
@@ -310,7 +332,7 @@ impl<'a> Coordinator<'a> {
         match member.asked(number) {
             Ok(true) => {}
             Ok(false) => return Ok(None),
-            Err(nonsense) => return self.dismiss(session, nonsense.to_string()),
+            Err(nonsense) => return self.dismiss(session, nonsense.to_string(), false),
         }
         let task = TaskId { worker, number };
         self.watcher.on_task(task, report.compute);
@@ -319,8 +341,14 @@ impl<'a> Coordinator<'a> {
 
     /// Tells the scheme what a worker says. One that says what can't be has to go.
     fn hear_of(&mut self, session: u64, event: Event) -> Result<Option<Stop>, ServeError> {
+        if let Event::Reported { task, report } | Event::Asked { task, report, .. } = event
+            && self.deadlines.is_absurd(task.worker, self.now(), &report)
+        {
+            let reason = format!("{task} can't have taken {}: it was not at it for so long", report.compute);
+            return self.dismiss(session, reason, false);
+        }
         match self.feed(event) {
-            Err(ServeError::Ledger(LedgerError::Refused(refusal))) => self.dismiss(session, refusal.to_string()),
+            Err(ServeError::Ledger(LedgerError::Refused(refusal))) => self.dismiss(session, refusal.to_string(), false),
             told => told,
         }
     }
@@ -329,7 +357,7 @@ impl<'a> Coordinator<'a> {
         let Some((_, member)) = member(&mut self.members, &self.ranks, session) else { return Ok(None) };
         match member.dropped(number) {
             Ok(()) => member.go_on().map_err(no_memory(self.context.length)).map(|()| None),
-            Err(nonsense) => self.dismiss(session, nonsense.to_string()),
+            Err(nonsense) => self.dismiss(session, nonsense.to_string(), false),
         }
     }
 
@@ -343,6 +371,7 @@ impl<'a> Coordinator<'a> {
             let now = self.now();
             let live = self.ledger.live();
             let decisions = self.ledger.handle(now, event)?.to_vec();
+            self.deadlines.observe(now, &event, &decisions);
             self.watcher.on_turn(now, &event, &decisions);
             let iteration = self.monitor.observe(now, &event, &decisions);
             for decision in &decisions {

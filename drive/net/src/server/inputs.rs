@@ -69,6 +69,8 @@ pub(super) enum Landed {
     Here(Region),
     /// Nowhere: the worker kept it, or it was called off.
     Nowhere,
+    /// Received, but not all of it is numbers.
+    Undefined,
 }
 
 #[derive(Debug)]

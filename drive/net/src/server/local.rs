@@ -66,7 +66,7 @@ impl LocalReader {
 
     /// Tells a stranger why. One that is gone can't be told.
     fn refuse(&self, reason: &str) {
-        Outbox::new(self.socket.clone()).close(&ToWorker::Refuse { reason: reason.into() });
+        Outbox::new(self.socket.clone()).close(&ToWorker::Refuse { reason: reason.into(), again: false });
     }
 
     /// Says whether the peer has closed.

@@ -137,10 +137,10 @@ impl Member {
         self.outbox.send(message);
     }
 
-    /// Says why the worker has to go, and hears no more from it.
-    pub(super) fn refuse(&self, reason: String) {
+    /// Says why the worker has to go, and whether it may come again, and hears no more from it.
+    pub(super) fn refuse(&self, reason: String, again: bool) {
         self.desk.refused.store(true, Ordering::Relaxed);
-        self.outbox.close(&ToWorker::Refuse { reason });
+        self.outbox.close(&ToWorker::Refuse { reason, again });
     }
 
     /// Says that the run is over; the worker will hang up.

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::thread;
 
-use paceline_core::{SchemeSpec, Setup, WorkerId};
+use paceline_core::{SchemeSpec, Setup, Span, WorkerId};
 use paceline_run::{Goals, Observer, Summary};
 use paceline_store::{OptimizerSpec, Schedule};
 use paceline_workload::Workload;
@@ -56,6 +56,8 @@ pub struct Job {
     pub evaluate_every: u64,
     /// When the run is over.
     pub goals: Goals,
+    /// How long a worker may be silent at work at the very most. Usually its own history says so sooner.
+    pub silence: Span,
     /// The seed of everything random.
     pub seed: u64,
 }
@@ -98,6 +100,10 @@ pub enum Notice {
         worker: WorkerId,
         /// Why.
         reason: String,
+        /// Samples of its work that are lost with it.
+        lost: u64,
+        /// How many workers are left.
+        left: usize,
     },
     /// Somebody was turned away.
     Refused {
@@ -115,7 +121,14 @@ impl fmt::Display for Notice {
             Notice::Joined { worker, peer, emulated: Some(how) } => {
                 write!(f, "{worker} joined ({peer}; straggling emulated: {how})")
             }
-            Notice::Left { worker, reason } => write!(f, "{worker} left: {reason}"),
+            Notice::Left { worker, reason, lost, left } => {
+                write!(f, "{worker} left: {reason}; {lost} samples are lost with it, ")?;
+                match left {
+                    0 => write!(f, "and nobody is left to go on"),
+                    1 => write!(f, "one other goes on"),
+                    _ => write!(f, "{left} others go on"),
+                }
+            }
             Notice::Refused { peer, reason } => write!(f, "{peer} was refused: {reason}"),
         }
     }

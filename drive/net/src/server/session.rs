@@ -75,7 +75,7 @@ fn listen(context: &Context, session: u64, peer: String, outbox: Outbox, mut rec
     let (rank, emulated) = match hello(&mut receiver) {
         Ok(hello) => hello,
         Err(error) => {
-            outbox.close(&ToWorker::Refuse { reason: error.to_string() });
+            outbox.close(&ToWorker::Refuse { reason: error.to_string(), again: false });
             turned_away(context, peer, error.to_string());
             return linger(receiver);
         }
@@ -206,6 +206,13 @@ impl Reader<'_> {
                 Incoming::End => return Err(io::ErrorKind::UnexpectedEof.into()),
             }
         }
-        Ok(Some(region.map_or(Landed::Nowhere, Landed::Here)))
+        Ok(Some(match region {
+            // Looked through here, where it delays nobody else.
+            Some(region) if !region.values().iter().all(|value| value.is_finite()) => {
+                pool.give(region);
+                Landed::Undefined
+            }
+            region => region.map_or(Landed::Nowhere, Landed::Here),
+        }))
     }
 }

@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, Receiver as Notices};
 use std::thread;
 use std::time::Duration;
 
-use paceline_core::Setup;
+use paceline_core::{Setup, Span};
 use paceline_run::Observer;
 use paceline_workload::{Order, Partition, Sampler, SoftmaxRegression, Workload, synthetic_digits};
 
@@ -16,7 +16,7 @@ use crate::fingerprint::Fingerprint;
 use crate::frame::{self, Header};
 use crate::link::{Incoming, Receiver as From, Sender as To, Socket};
 use crate::message::{Gradient, ToServer, ToWorker, Words};
-use crate::worker::{WorkDone, WorkError, Worker};
+use crate::worker::{Progress, WorkDone, WorkError, Worker};
 
 fn workload(seed: u64) -> Arc<dyn Workload> {
     let splits = synthetic_digits(seed, 400, 50).unwrap();
@@ -37,6 +37,7 @@ fn job(scheme: &str, workers: usize, iterations: u64) -> Job {
         shards: 1,
         evaluate_every: 0,
         goals: format!("iterations={iterations}").parse().unwrap(),
+        silence: Span::from_seconds(60.0),
         seed: 1,
     }
 }
@@ -83,7 +84,7 @@ fn serve(job: &Job, play: impl FnOnce(&Address, &Notices<String>, &Stopper) + Se
 fn work(address: &Address, rank: u32, workload: Arc<dyn Workload>) -> Result<WorkDone, WorkError> {
     let address = address.clone();
     let worker = Worker { address, rank: Some(rank), patience: Duration::ZERO, emulation: None, congestion: None };
-    worker.run(|_| Ok(workload), &mut |_| {})
+    worker.run(|_| Ok(workload.clone()), &mut |_| {})
 }
 
 fn connect(address: &Address) -> TcpStream {
@@ -148,7 +149,7 @@ impl Puppet {
     fn refusal(mut self) -> String {
         loop {
             match self.from.next().unwrap() {
-                Incoming::Message(ToWorker::Refuse { reason }) => return reason,
+                Incoming::Message(ToWorker::Refuse { reason, .. }) => return reason,
                 Incoming::Message(_) => {}
                 Incoming::Chunk(bytes) => self.from.skip(bytes).unwrap(),
                 Incoming::End => panic!("closed without a word"),
@@ -200,12 +201,29 @@ fn strangers_are_told_why_and_do_no_harm() {
 #[test]
 fn liars_are_dismissed_and_the_others_go_on() {
     type Lie = fn(&mut Puppet);
-    let lies: [(Lie, &str); 11] = [
+    let lies: [(Lie, &str); 13] = [
         (|puppet| puppet.report(99, 1.0, Gradient::Withheld), "task 99, which was never assigned"),
         (|puppet| puppet.say(&ToServer::Dropped { number: 0 }), "nobody had called it off"),
         (|puppet| puppet.report(0, f64::NAN, Gradient::Withheld), "the loss of task 0 of worker 1 is NaN"),
         (|puppet| puppet.report(0, 1.0, Gradient::InPlace), "not where it should be"),
         (|puppet| puppet.report(0, 1.0, Gradient::Withheld), "not where it should be"),
+        (
+            |puppet| {
+                puppet.report(0, 1.0, Gradient::Follows);
+                let mut values = vec![1.0; puppet.length];
+                values[puppet.length / 2] = f32::NAN;
+                puppet.to.chunk(&values, Encoding::F32).unwrap();
+            },
+            "the gradient of task 0 of worker 1 is not finite",
+        ),
+        (
+            |puppet| {
+                let words = Words { compute: Span::from_seconds(1e6), ..Words::default() };
+                puppet.say(&ToServer::Report { number: 0, words, loss: 1.0, gradient: Gradient::Follows });
+                puppet.values(puppet.length);
+            },
+            "task 0 of worker 1 can't have taken 1000000.000 s",
+        ),
         (|puppet| puppet.ask(0, 1), "task 0 of worker 1 asks after 1 iterations; it is not to ask"),
         (|puppet| puppet.say(&ToServer::Hello { rank: None, emulated: None }), "a second hello"),
         (|puppet| puppet.values(3), "belongs to nothing"),
@@ -312,7 +330,7 @@ fn ranks_are_given_once() {
             let first = scope.spawn(|| work(address, 1, job.workload.clone()));
             assert!(notices.recv().unwrap().starts_with("worker 1 joined"));
             let taken = work(address, 1, job.workload.clone()).unwrap_err().to_string();
-            assert!(taken.ends_with("refused this worker: rank 1 is taken"), "{taken}");
+            assert!(taken.ends_with("rank 1 is taken"), "{taken}");
             let high = work(address, 70_000, job.workload.clone()).unwrap_err().to_string();
             assert!(high.ends_with("ranks go from 0 to 65535"), "{high}");
             assert_eq!(work(address, 0, job.workload.clone()).unwrap().worker, WorkerId(0));
@@ -351,6 +369,68 @@ fn who_dies_in_the_middle_of_anything_is_replaced() {
         assert_eq!(outcome.summary.stopped_by, "seen enough", "{scheme}");
         assert!(!outcome.summary.reached);
     }
+}
+
+/// A worker that comes again and again for a while.
+fn patient(address: &Address, rank: u32) -> Worker {
+    let patience = Duration::from_secs(60);
+    Worker { address: address.clone(), rank: Some(rank), patience, emulation: None, congestion: None }
+}
+
+#[test]
+fn who_is_silent_at_work_is_given_up_and_welcome_again() {
+    for scheme in ["bsp", "esync", "elastic-bsp"] {
+        let job = Job { silence: Span::from_seconds(1.0), ..job(scheme, 2, u64::MAX) };
+        serve(&job, |address, notices, stopper| {
+            thread::scope(|scope| {
+                let workers = [0, 1].map(|rank| patient(address, rank));
+                let run = |worker: Worker| worker.run(|_| Ok(job.workload.clone()), &mut |_| {});
+                let [honest, heir] = workers;
+                let honest = scope.spawn(move || run(honest));
+                let mut frozen = Puppet::join(address, &job, 1);
+                frozen.task();
+                // Meanwhile its place is taken; whoever wants it comes again until it is free.
+                let heir = scope.spawn(move || run(heir));
+                await_notice(notices, "worker 1 left: silent for 1.");
+                await_notice(notices, "worker 1 joined");
+                assert!(frozen.refusal().ends_with("it may come back"));
+                stopper.stop("seen enough");
+                for worker in [honest, heir] {
+                    assert_eq!(worker.join().unwrap().unwrap().reason, "seen enough");
+                }
+            });
+        });
+    }
+}
+
+#[test]
+fn a_server_that_comes_back_is_joined_again() {
+    let job = job("bsp", 1, 5);
+    let server = Server::bind(&["127.0.0.1:0".parse().unwrap()], Transport::default()).unwrap();
+    let address = server.addresses()[0].clone();
+    thread::scope(|scope| {
+        let mut lost = Vec::new();
+        let worker = patient(&address, 0);
+        let worker = scope.spawn(|| {
+            let mut follow = |progress: Progress<'_>| {
+                if let Progress::Out { reason } = progress {
+                    lost.push(reason.to_string());
+                }
+            };
+            (worker.run(|_| Ok(job.workload.clone()), &mut follow), lost)
+        });
+        // The first server takes the worker and is gone in the middle of everything.
+        let Listener::Tcp(listener) = &server.listeners[0] else { unreachable!("it listens on TCP") };
+        let (stream, _) = listener.accept().unwrap();
+        let mut puppet = Puppet::stranger(stream, &job);
+        assert!(matches!(puppet.from.message(), Ok(ToServer::Hello { .. })));
+        drop((puppet, server));
+        let second = Server::bind(std::slice::from_ref(&address), Transport::default()).unwrap();
+        assert_eq!(second.run(&job, &mut ()).unwrap().summary.iterations, 5);
+        let (done, lost) = worker.join().unwrap();
+        assert!(done.unwrap().tasks >= 5);
+        assert_eq!(lost.len(), 1, "{lost:?}");
+    });
 }
 
 #[test]

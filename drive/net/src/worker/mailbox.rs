@@ -33,6 +33,8 @@ pub(super) enum End {
     Bye(String),
     /// The server wants no more of this worker.
     Refused(String),
+    /// The server does not want this worker now; it may come again.
+    Later(String),
     /// The connection is gone.
     Lost(String),
 }

@@ -11,7 +11,7 @@ use std::io;
 use std::net::Shutdown;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use paceline_core::{Version, WorkerId};
 use paceline_workload::Workload;
@@ -38,7 +38,7 @@ pub struct Worker {
     pub address: Address,
     /// The rank to ask for; the server chooses if there is none.
     pub rank: Option<u32>,
-    /// How long to try while no server is there.
+    /// How long to try while no server is there, at first and whenever it is lost.
     pub patience: Duration,
     /// How to be late on purpose.
     pub emulation: Option<Emulation>,
@@ -53,6 +53,11 @@ pub enum Progress<'a> {
     Waiting {
         /// What came of the first try.
         error: &'a io::Error,
+    },
+    /// The server is lost, or has no place for this worker at present; it will be tried again.
+    Out {
+        /// Why.
+        reason: &'a str,
     },
     /// The server takes this worker.
     Welcomed {
@@ -101,6 +106,9 @@ pub enum WorkError {
         /// Why.
         reason: String,
     },
+    /// There is no memory for gradients.
+    #[error("no memory for a gradient: {0}")]
+    Memory(io::Error),
     /// The workload can't be made here.
     #[error("can't make the server's workload: {reason}")]
     Workload {
@@ -113,35 +121,95 @@ fn tried_for(waited: &Option<Duration>) -> String {
     waited.map_or(String::new(), |waited| format!(" (tried for {:.0} s)", waited.as_secs_f64()))
 }
 
+/// How long a worker waits before it comes again; each time twice as long as the time before, until it did something.
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+const LONGEST_WAIT: Duration = Duration::from_secs(2);
+
+/// Turns a recipe into a workload, or says in a line why not.
+type Make<'a> = dyn FnMut(&str) -> Result<Arc<dyn Workload>, String> + 'a;
+
+/// What a worker keeps from one connection to the next.
+#[derive(Default)]
+struct Career {
+    /// The workload and the recipe it was made of.
+    workload: Option<(String, Arc<dyn Workload>)>,
+    tasks: u64,
+}
+
 impl Worker {
-    /// Takes part in a run until it is over.
+    /// Takes part in a run until it is over. A server that is lost is joined again when it is back.
     ///
     /// `make` turns the server's recipe into the workload; its error, in a line, is told to both sides.
     ///
     /// # Errors
-    /// If there is no server, it refuses this worker or goes away, or the workload can't be made.
+    /// If there is no server, it refuses this worker or stays away, or the workload can't be made.
     pub fn run(
         mut self,
-        make: impl FnOnce(&str) -> Result<Arc<dyn Workload>, String>,
+        mut make: impl FnMut(&str) -> Result<Arc<dyn Workload>, String>,
         progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<WorkDone, WorkError> {
-        let mut announce = |error: &io::Error| progress(Progress::Waiting { error });
-        let socket = connect(&self.address, self.congestion.as_deref(), self.patience, &mut announce)?;
         let address = self.address.clone();
-        let lost = |error: io::Error| WorkError::Lost { address: address.clone(), reason: error.to_string() };
+        let mut career = Career::default();
+        let mut wait = FIRST_WAIT;
+        let mut out: Option<(Instant, String)> = None;
+        loop {
+            let left = out.as_ref().map_or(self.patience, |(since, _)| self.patience.saturating_sub(since.elapsed()));
+            let before = career.tasks;
+            let reason = match (self.attend(left, &mut career, &mut make, progress), out.take()) {
+                (Ok(End::Bye(reason)), _) => {
+                    let worker = WorkerId(self.rank.unwrap_or_default());
+                    return Ok(WorkDone { worker, tasks: career.tasks, reason });
+                }
+                (Ok(End::Refused(reason)), _) => return Err(WorkError::Refused { address, reason }),
+                (Ok(End::Lost(reason) | End::Later(reason)), known) => {
+                    out = known.filter(|_| career.tasks == before);
+                    reason
+                }
+                (Err(WorkError::Connect { .. }), Some((_, reason))) => return Err(WorkError::Lost { address, reason }),
+                (Err(error), _) => return Err(error),
+            };
+            if career.tasks > before {
+                wait = FIRST_WAIT;
+            }
+            let (since, _) = out.get_or_insert_with(|| (Instant::now(), reason.clone()));
+            if since.elapsed() >= self.patience {
+                return Err(WorkError::Lost { address, reason });
+            }
+            progress(Progress::Out { reason: &reason });
+            thread::sleep(wait);
+            wait = (wait * 2).min(LONGEST_WAIT);
+        }
+    }
+
+    /// Joins the server and does what it says until one of both has enough.
+    fn attend(
+        &mut self,
+        patience: Duration,
+        career: &mut Career,
+        make: &mut Make<'_>,
+        progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<End, WorkError> {
+        let mut announce = |error: &io::Error| progress(Progress::Waiting { error });
+        let socket = connect(&self.address, self.congestion.as_deref(), patience, &mut announce)?;
+        let lost = |error: io::Error| End::Lost(error.to_string());
         let shared = socket.is_local();
         let mut receiver = Receiver::new(socket.clone(), Traffic::default());
         let mut sender = Sender::new(socket, Traffic::default());
 
         let emulated = self.emulation.as_ref().map(ToString::to_string);
-        sender.message(&ToServer::Hello { rank: self.rank, emulated }).map_err(lost)?;
-        let (rank, recipe, seed, encoding, optimizer) = match receiver.message().map_err(lost)? {
-            ToWorker::Welcome { rank, recipe, seed, encoding, optimizer } => (rank, recipe, seed, encoding, optimizer),
-            ToWorker::Refuse { reason } => return Err(WorkError::Refused { address, reason }),
-            _ => return Err(WorkError::Lost { address, reason: "it did not answer the hello".into() }),
+        let greeted = sender.message(&ToServer::Hello { rank: self.rank, emulated }).and_then(|()| receiver.message());
+        let (rank, recipe, seed, encoding, optimizer) = match greeted {
+            Ok(ToWorker::Welcome { rank, recipe, seed, encoding, optimizer }) => {
+                (rank, recipe, seed, encoding, optimizer)
+            }
+            Ok(ToWorker::Refuse { reason, again }) => return Ok(refused(reason, again)),
+            Ok(_) => return Ok(End::Lost("it did not answer the hello".into())),
+            Err(error) => return Ok(lost(error)),
         };
+        self.rank = Some(rank);
         progress(Progress::Welcomed { worker: WorkerId(rank) });
-        let workload = match make(&recipe) {
+        let known = career.workload.take().filter(|(known, _)| *known == recipe);
+        let workload = match known.map_or_else(|| make(&recipe), |(_, workload)| Ok(workload)) {
             Ok(workload) => workload,
             Err(reason) => {
                 // The server is told as far as it still listens; this side knows anyway.
@@ -149,12 +217,15 @@ impl Worker {
                 return Err(WorkError::Workload { reason });
             }
         };
+        career.workload = Some((recipe, workload.clone()));
         let fingerprint = Fingerprint::of(workload.as_ref(), seed);
-        sender.message(&ToServer::Ready { fingerprint }).map_err(lost)?;
+        if let Err(error) = sender.message(&ToServer::Ready { fingerprint }) {
+            return Ok(lost(error));
+        }
 
         let (mailbox, sender) = (Mailbox::default(), Mutex::new(sender));
         let length = workload.layout().len();
-        let (tasks, end) = thread::scope(|scope| {
+        let (tasks, end) = thread::scope(|scope| -> io::Result<(u64, End)> {
             let reader = Reader {
                 receiver,
                 sender: &sender,
@@ -167,7 +238,7 @@ impl Worker {
             };
             scope.spawn(|| reader.read());
             let gradient = if shared { Ok(None) } else { Region::private(length).map(Some) };
-            let gradient = gradient.map_err(lost)?.map(|region| Arc::new(Mutex::new(region)));
+            let gradient = gradient?.map(|region| Arc::new(Mutex::new(region)));
             let mut computer = Computer {
                 replica: workload.replica(),
                 layout: workload.layout(),
@@ -185,13 +256,15 @@ impl Worker {
             // The reader may still wait for the server.
             lock(&sender).socket().shutdown(Shutdown::Both);
             Ok((computer.tasks, end))
-        })?;
-        match end {
-            End::Bye(reason) => Ok(WorkDone { worker: WorkerId(rank), tasks, reason }),
-            End::Refused(reason) => Err(WorkError::Refused { address, reason }),
-            End::Lost(reason) => Err(WorkError::Lost { address, reason }),
-        }
+        })
+        .map_err(WorkError::Memory)?;
+        career.tasks += tasks;
+        Ok(end)
     }
+}
+
+fn refused(reason: String, again: bool) -> End {
+    if again { End::Later(reason) } else { End::Refused(reason) }
 }
 
 fn lock(sender: &Mutex<Sender>) -> MutexGuard<'_, Sender> {
@@ -218,7 +291,7 @@ impl Reader<'_> {
         let end = loop {
             match self.receiver.next() {
                 Ok(Incoming::Message(ToWorker::Bye { reason })) => break End::Bye(reason),
-                Ok(Incoming::Message(ToWorker::Refuse { reason })) => break End::Refused(reason),
+                Ok(Incoming::Message(ToWorker::Refuse { reason, again })) => break refused(reason, again),
                 Ok(Incoming::Message(message)) => {
                     if let Err(error) = self.hear(message) {
                         break End::Lost(error.to_string());

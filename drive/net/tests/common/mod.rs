@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use paceline_core::Setup;
+use paceline_core::{Setup, Span};
 use paceline_net::{Address, Emulation, Job, Outcome, Server, Transport, Watcher, WorkDone, WorkError, Worker};
 use paceline_workload::{Order, Partition, Sampler, SoftmaxRegression, Workload, synthetic_digits};
 
@@ -30,6 +30,7 @@ pub fn job(scheme: &str, workers: usize, goals: &str) -> Job {
         shards: 2,
         evaluate_every: 0,
         goals: goals.parse().unwrap(),
+        silence: Span::from_seconds(60.0),
         seed: 3,
     }
 }
@@ -67,7 +68,7 @@ pub fn worker(address: Address, rank: u32) -> Worker {
 /// Runs `worker` on the workload of `job`.
 pub fn work(worker: Worker, job: &Job) -> Result<WorkDone, WorkError> {
     let workload = job.workload.clone();
-    worker.run(|_| Ok(workload), &mut |_| {})
+    worker.run(|_| Ok(workload.clone()), &mut |_| {})
 }
 
 /// Runs `job` with one worker per road; the last is `slower` times slower.
