@@ -14,10 +14,12 @@ mod options;
 mod output;
 mod plot;
 mod recipe;
+mod report;
 mod run_folder;
 mod serving;
 mod speeds;
 mod statistics;
+mod tensorboard;
 
 use std::process::ExitCode;
 
@@ -54,6 +56,7 @@ enum Command {
     Simulate(commands::simulate::Simulate),
     Race(commands::race::Race),
     Whatif(commands::whatif::Whatif),
+    Report(commands::report::Report),
     Plan(commands::plan::Plan),
     Replay(commands::replay::Replay),
     Reproduce(commands::reproduce::Reproduce),
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
         Command::Simulate(command) => command.run(&settings),
         Command::Race(command) => command.run(&settings),
         Command::Whatif(command) => command.run(),
+        Command::Report(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Replay(command) => command.run(),
         Command::Reproduce(command) => command.run(),

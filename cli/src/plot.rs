@@ -12,6 +12,7 @@ use std::sync::Once;
 use anyhow::{Context, anyhow, bail};
 use plotters::coord::Shift;
 use plotters::prelude::*;
+pub use plotters::style::RGBColor;
 use plotters::style::register_font;
 
 /// Pixels of a panel in an SVG; a PNG has [`PNG_SCALE`] times as many.

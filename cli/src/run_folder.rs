@@ -10,13 +10,19 @@ use paceline_store::{Layout, export_model};
 use serde::{Deserialize, Serialize};
 
 use crate::config::Settings;
+use crate::report;
+use crate::tensorboard::ScalarLog;
+
+/// TensorBoard looks for files with `tfevents` in their names.
+const SCALARS: &str = "events.out.tfevents.paceline";
 
 /// A run folder while the run goes on.
 pub struct RunFolder {
     path: PathBuf,
     events: EventLog<BufWriter<File>>,
     metrics: csv::Writer<File>,
-    failed: Option<csv::Error>,
+    scalars: ScalarLog<BufWriter<File>>,
+    failed: Option<anyhow::Error>,
 }
 
 /// Refuses a folder that holds something already: nothing is ever overwritten.
@@ -73,22 +79,27 @@ impl RunFolder {
         let events = File::create_new(path.join("events.jsonl")).with_context(told)?;
         let metrics = csv::Writer::from_writer(File::create_new(path.join("metrics.csv")).with_context(told)?);
         let events = EventLog::new(BufWriter::new(events), header).with_context(told)?;
-        Ok(RunFolder { path: path.into(), events, metrics, failed: None })
+        let scalars = File::create_new(path.join(SCALARS)).with_context(told)?;
+        let scalars = ScalarLog::new(BufWriter::new(scalars)).with_context(told)?;
+        Ok(RunFolder { path: path.into(), events, metrics, scalars, failed: None })
     }
 
-    /// Ends the files and adds the model and the summary.
+    /// Ends the files and adds the model, the summary and the report.
     pub fn finish(mut self, summary: &Summary, model: Option<(&Layout, &[f32])>) -> anyhow::Result<()> {
         let told = self.path.display().to_string();
         if let Some(error) = self.failed.take() {
-            return Err(error).context(told);
+            return Err(error.context(told));
         }
         self.events.finish().with_context(|| told.clone())?;
         self.metrics.flush().with_context(|| told.clone())?;
+        self.scalars.finish().with_context(|| told.clone())?;
         if let Some((layout, parameters)) = model {
             export_model(&self.path.join("model.safetensors"), layout, parameters).with_context(|| told.clone())?;
         }
         let text = serde_json::to_string_pretty(summary)?;
-        fs::write(self.path.join("summary.json"), text + "\n").context(told)
+        fs::write(self.path.join("summary.json"), text + "\n").context(told)?;
+        report::write(&self.path.join("report.html"), std::slice::from_ref(&self.path))?;
+        Ok(())
     }
 }
 
@@ -103,17 +114,22 @@ impl Observer for RunFolder {
     }
 
     fn on_iteration(&mut self, iteration: &Iteration, monitor: &Monitor) {
+        let accuracy = monitor.fresh_evaluation().map(|found| found.accuracy);
         let row = Measured {
             iteration: iteration.iteration,
             time: iteration.time,
             duration: iteration.duration,
             waited_for: iteration.waited_for as u64,
             loss: iteration.loss,
-            accuracy: monitor.fresh_evaluation().map(|found| found.accuracy),
+            accuracy,
             reason: iteration.reason.to_string(),
         };
+        let mut scalars = vec![("updates per step", row.waited_for as f64), ("seconds per step", row.duration)];
+        scalars.extend(row.loss.map(|loss| ("loss", loss)));
+        scalars.extend(accuracy.map(|accuracy| ("accuracy", accuracy)));
         if self.failed.is_none() {
-            self.failed = self.metrics.serialize(row).err();
+            let written = self.scalars.write(row.iteration, row.time, &scalars).map_err(anyhow::Error::from);
+            self.failed = written.and_then(|()| Ok(self.metrics.serialize(&row)?)).err();
         }
     }
 }

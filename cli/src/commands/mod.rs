@@ -5,6 +5,7 @@ pub mod fit;
 pub mod plan;
 pub mod race;
 pub mod replay;
+pub mod report;
 pub mod reproduce;
 pub mod serve;
 pub mod simulate;

@@ -19,6 +19,7 @@ use crate::contest::{self, Contenders, Ranking, Showing};
 use crate::failure::Failure;
 use crate::options::{Late, Scenario, Seeds};
 use crate::plot;
+use crate::report;
 use crate::run_folder::{RunFolder, check_free, next_free};
 
 /// Let schemes race to the same target, under the same conditions
@@ -81,7 +82,7 @@ struct Output {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Write pictures, and the run folder of every scheme's first seed, here [default: a new folder in runs/]
+    /// Write pictures, a report, and the run folder of every scheme's first seed here [default: a new folder in runs/]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 
@@ -135,6 +136,7 @@ impl Race {
         for ending in ["png", "svg"] {
             plot::save(&out.join("race").with_extension(ending), &panels)?;
         }
+        report::write(&out.join("report.html"), &report::run_folders(&[out.to_path_buf()])?)?;
         if self.output.json {
             let winner = ranking.winner().map(|winner| winner.scheme.as_str());
             println!("{}", json!({ "winner": winner, "why": ranking.verdict(), "folder": out }));
@@ -147,7 +149,7 @@ impl Race {
         for late in &self.emulate {
             println!("Straggling was emulated: {late}");
         }
-        println!("Pictures and run folders: {}", out.display());
+        println!("A picture, a report and the run folders: {}", out.display());
         Ok(())
     }
 }

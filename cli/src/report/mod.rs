@@ -1,0 +1,104 @@
+//! A page that explains one run, or compares several: a single HTML file that needs no network.
+
+mod run;
+mod thin;
+mod timeline;
+
+use std::fs::Permissions;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use serde::Serialize;
+use tempfile::Builder;
+
+use run::{Room, Run};
+
+const PAGE: &str = include_str!("page.html");
+const STYLE: &str = include_str!("page.css");
+const SCRIPT: &str = include_str!("page.js");
+
+/// Most stretches of all timelines together, and most bytes of reasons: what keeps a page under 3 MB.
+const STRETCHES: usize = 120_000;
+const REASONS: usize = 900_000;
+
+/// What the page is made of.
+#[derive(Serialize)]
+struct Contents {
+    title: String,
+    runs: Vec<Run>,
+}
+
+/// The run folders meant by `paths`: themselves, or those inside them.
+///
+/// # Errors
+/// If one is no run folder and holds none.
+pub fn run_folders(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+    let is_run = |path: &Path| path.join("events.jsonl").is_file();
+    let mut folders = Vec::new();
+    for path in paths {
+        if is_run(path) {
+            folders.push(path.clone());
+            continue;
+        }
+        let entries = std::fs::read_dir(path).with_context(|| path.display().to_string())?;
+        let mut inside: Vec<PathBuf> =
+            entries.flatten().map(|entry| entry.path()).filter(|path| is_run(path)).collect();
+        if inside.is_empty() {
+            bail!("{} is no run folder and holds none: there is no events.jsonl", path.display());
+        }
+        inside.sort();
+        folders.append(&mut inside);
+    }
+    Ok(folders)
+}
+
+/// Writes a page about these run folders, whole or not at all. Returns its size in bytes.
+///
+/// # Errors
+/// If a folder can't be read or the file can't be written.
+pub fn write(file: &Path, folders: &[PathBuf]) -> anyhow::Result<usize> {
+    let page = page(folders)?;
+    let told = || file.display().to_string();
+    let beside = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // Unlike other temporary files, this one is to be read by whoever may read its folder.
+    let readable = Permissions::from_mode(0o644);
+    let mut unfinished = Builder::new().permissions(readable).tempfile_in(beside).with_context(told)?;
+    unfinished.write_all(page.as_bytes()).with_context(told)?;
+    unfinished.persist(file).with_context(told)?;
+    Ok(page.len())
+}
+
+fn page(folders: &[PathBuf]) -> anyhow::Result<String> {
+    let runs = folders.len().max(1);
+    let room = Room { stretches: STRETCHES / runs, reasons: REASONS / runs };
+    let name = |folder: &Path| folder.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy().into());
+    let runs = folders.iter().map(|folder| Run::read(folder, name(folder), room));
+    let runs = runs.collect::<anyhow::Result<Vec<Run>>>()?;
+    let title = match folders {
+        [folder] => format!("Run {}", name(folder)),
+        _ => format!("{} runs", folders.len()),
+    };
+    // Inside a script element only its own end matters; as JSON, the slash may be escaped.
+    let data = serde_json::to_string(&Contents { title, runs })?.replace("</", "<\\/");
+    Ok(PAGE.replace("/*style*/", STYLE).replace("/*script*/", SCRIPT).replace("/*data*/", &data))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_asks_for_nothing_from_elsewhere() {
+        let page = page(&[]).unwrap();
+        for outside in ["http://", "https://", "src=", "@import", "url(", "<link"] {
+            // The namespace of SVG is a name, not an address.
+            let left = page.replace("http://www.w3.org/2000/svg", "");
+            assert!(!left.contains(outside), "{outside}");
+        }
+        for placeholder in ["/*style*/", "/*script*/", "/*data*/"] {
+            assert!(!page.contains(placeholder), "{placeholder}");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! A run as the page shows it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::io::BufReader;
+use std::path::Path;
+
+use anyhow::Context;
+use paceline_core::{Action, Course, Decision, Event, Reason, TaskId, Time, Work};
+use paceline_run::{Observer, Summary, recall};
+use serde::Serialize;
+
+use super::thin::{bucketed, coarse};
+use super::timeline::{Stretch, Timeline};
+use crate::plot;
+use crate::run_folder::{Measured, metrics};
+
+/// Most points of a curve.
+const POINTS: usize = 700;
+
+/// A curve: name, times and values.
+#[derive(Debug, Serialize)]
+pub struct Curve {
+    name: String,
+    points: Vec<(f64, f64)>,
+}
+
+/// Everything that the page shows of a run. Times are seconds.
+#[derive(Debug, Serialize)]
+pub struct Run {
+    name: String,
+    scheme: String,
+    colour: String,
+    duration: f64,
+    summary: Option<Summary>,
+    configuration: String,
+    /// Every reason there is, named by its place in what follows.
+    reasons: Vec<String>,
+    /// How many seconds a tick of the stretches is.
+    tick: f64,
+    /// By worker: of each stretch its length in ticks, its state and its reason, one after another.
+    workers: Vec<Vec<i64>>,
+    /// Of each step of the model: the ticks since the last, its updates and its reason.
+    steps: Vec<i64>,
+    loss: Vec<(f64, f64)>,
+    accuracy: Vec<(f64, f64)>,
+    /// What the scheme sets in the course of the run, by name.
+    settings: BTreeMap<&'static str, Vec<Curve>>,
+    /// Whether short stretches were put together to keep the page small.
+    thinned: bool,
+}
+
+/// How much a page may hold of a run.
+#[derive(Debug, Clone, Copy)]
+pub struct Room {
+    /// So many stretches.
+    pub stretches: usize,
+    /// So many bytes of reasons; those that come later are left out.
+    pub reasons: usize,
+}
+
+impl Run {
+    /// Reads a run folder.
+    ///
+    /// # Errors
+    /// If its event stream or metrics can't be read.
+    pub fn read(folder: &Path, name: String, room: Room) -> anyhow::Result<Self> {
+        let path = folder.join("events.jsonl");
+        let told = || path.display().to_string();
+        let file = File::open(&path).with_context(told)?;
+        let mut follower = Follower::default();
+        let header = recall(BufReader::new(file), &mut follower).with_context(told)?;
+        let Follower { mut timeline, mut chosen } = follower;
+        timeline.finish();
+        let end = timeline.end.seconds();
+        let measured = metrics(folder)?;
+        let steps = measured.iter().map(|line| (line.time, line.waited_for as f64)).collect();
+        chosen
+            .by_name
+            .insert("updates per step (k)", vec![Curve { name: "k".into(), points: bucketed(steps, POINTS) }]);
+
+        let all: usize = timeline.workers.iter().map(Vec::len).sum();
+        let most = room.stretches;
+        let thinned = all > most;
+        let mut words = Words { room: room.reasons, ..Words::default() };
+        let tick = (end / f64::from(1 << 20)).max(1e-9);
+        let workers = timeline.workers.iter().map(|stretches| {
+            let coarse = thinned.then(|| coarse(stretches, timeline.end, most / timeline.workers.len().max(1)));
+            words.stretches(coarse.as_deref().unwrap_or(stretches), tick)
+        });
+        let workers = workers.collect();
+        let every = timeline.steps.len().div_ceil(most / 4 + 1);
+        let mut last = 0;
+        let steps = timeline.steps.iter().step_by(every.max(1)).flat_map(|step| {
+            let at = ticks(step.at, tick);
+            let since = at - last;
+            last = at;
+            [since, step.updates as i64, words.of(Some(step.reason))]
+        });
+        let steps = steps.collect();
+        let values = |value: fn(&Measured) -> Option<f64>| {
+            let points = measured.iter().filter_map(|line| Some((line.time, value(line)?))).collect();
+            bucketed(points, POINTS)
+        };
+        // A run that was cut short has no summary; what there is of it is shown all the same.
+        let summary = fs::read_to_string(folder.join("summary.json")).ok();
+        let scheme = header.scheme.to_string();
+        let plot::RGBColor(red, green, blue) = plot::colour_of(&scheme);
+        Ok(Run {
+            name,
+            colour: format!("#{red:02x}{green:02x}{blue:02x}"),
+            scheme,
+            duration: end,
+            summary: summary.and_then(|text| serde_json::from_str(&text).ok()),
+            configuration: fs::read_to_string(folder.join("config.toml")).unwrap_or_default(),
+            reasons: words.reasons,
+            tick,
+            workers,
+            steps,
+            loss: values(|line| line.loss),
+            accuracy: values(|line| line.accuracy),
+            settings: chosen.finish(header.batch),
+            thinned,
+        })
+    }
+}
+
+fn ticks(at: Time, tick: f64) -> i64 {
+    (at.seconds() / tick).round() as i64
+}
+
+/// Reasons in words, each once.
+#[derive(Default)]
+struct Words {
+    reasons: Vec<String>,
+    places: HashMap<String, i64>,
+    /// How many bytes of new reasons are still taken.
+    room: usize,
+}
+
+impl Words {
+    /// The place of a reason; -1 for none.
+    fn of(&mut self, reason: Option<Reason>) -> i64 {
+        let Some(reason) = reason else { return -1 };
+        let text = reason.to_string();
+        if let Some(&place) = self.places.get(&text) {
+            return place;
+        }
+        let Some(room) = self.room.checked_sub(text.len()) else { return -1 };
+        self.room = room;
+        let place = self.reasons.len() as i64;
+        self.reasons.push(text.clone());
+        self.places.insert(text, place);
+        place
+    }
+
+    fn stretches(&mut self, stretches: &[Stretch], tick: f64) -> Vec<i64> {
+        let mut told = 0;
+        let mut line = Vec::with_capacity(3 * stretches.len());
+        for stretch in stretches {
+            let to = ticks(stretch.to, tick);
+            line.extend([to - told, stretch.state as i64, self.of(stretch.reason)]);
+            told = to;
+        }
+        line
+    }
+}
+
+/// What a scheme sets in the course of a run.
+#[derive(Default)]
+struct Chosen {
+    by_name: BTreeMap<&'static str, Vec<Curve>>,
+    sizes: BTreeMap<u32, Vec<(f64, f64)>>,
+    local: BTreeMap<u32, Vec<(f64, f64)>>,
+    barriers: Vec<(f64, f64)>,
+    working: HashMap<TaskId, (Work, u32)>,
+}
+
+impl Chosen {
+    fn reported(&mut self, task: TaskId, now: Time) {
+        if let Some((Work::Local(local), asked)) = self.working.remove(&task) {
+            let iterations = if let Course::Iterations(count) = local.course { count } else { asked.max(1) };
+            self.local.entry(task.worker.0).or_default().push((now.seconds(), f64::from(iterations)));
+        }
+    }
+
+    fn decided(&mut self, now: Time, decision: &Decision) {
+        if let Action::Assign(assignment) = &decision.action {
+            let worker = assignment.task.worker.0;
+            self.working.insert(assignment.task, (assignment.work, 0));
+            self.sizes.entry(worker).or_default().push((now.seconds(), f64::from(assignment.samples)));
+        }
+        if let Reason::AtBarrier { at, wait, .. } = decision.reason
+            && self.barriers.last().is_none_or(|&(last, _)| last != at.seconds())
+        {
+            self.barriers.push((at.seconds(), wait.seconds()));
+        }
+    }
+
+    /// The curves of what was not always the same.
+    fn finish(mut self, batch: u32) -> BTreeMap<&'static str, Vec<Curve>> {
+        let per_worker = |values: BTreeMap<u32, Vec<(f64, f64)>>| {
+            let most = (4 * POINTS / values.len().max(1)).clamp(20, POINTS);
+            let curve = |(worker, points)| Curve { name: format!("worker {worker}"), points: bucketed(points, most) };
+            values.into_iter().map(curve).collect::<Vec<_>>()
+        };
+        if self.sizes.values().flatten().any(|&(_, samples)| samples != f64::from(batch)) {
+            self.by_name.insert("batch size (samples)", per_worker(self.sizes));
+        }
+        if !self.local.is_empty() {
+            self.by_name.insert("local iterations per round", per_worker(self.local));
+        }
+        if !self.barriers.is_empty() {
+            let points = bucketed(self.barriers, POINTS);
+            self.by_name.insert("barriers: the wait planned for (s)", vec![Curve { name: "wait".into(), points }]);
+        }
+        self.by_name
+    }
+}
+
+/// Follows the event stream.
+#[derive(Default)]
+struct Follower {
+    timeline: Timeline,
+    chosen: Chosen,
+}
+
+impl Observer for Follower {
+    fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
+        self.timeline.on_turn(now, event, decisions);
+        match event {
+            Event::Asked { task, iterations, .. } => {
+                self.chosen.working.entry(*task).and_modify(|(_, asked)| *asked = *iterations);
+            }
+            Event::Reported { task, .. } => self.chosen.reported(*task, now),
+            _ => {}
+        }
+        decisions.iter().for_each(|decision| self.chosen.decided(now, decision));
+    }
+}

@@ -1,0 +1,98 @@
+//! TensorBoard event files: scalars by step.
+//!
+//! A file is a row of records, each a length, the length's checksum, a protocol buffer and its checksum. Of the buffer
+//! (`Event`) only the fields that scalars need are written.
+
+use std::io::{self, Write};
+
+/// Writes an event file.
+pub struct ScalarLog<W: Write> {
+    out: W,
+}
+
+impl<W: Write> ScalarLog<W> {
+    /// Begins a file.
+    pub fn new(mut out: W) -> io::Result<Self> {
+        let mut event = Vec::new();
+        bytes(&mut event, 3, b"brain.Event:2");
+        record(&mut out, &event)?;
+        Ok(ScalarLog { out })
+    }
+
+    /// Writes the values of a step that was made at `time`, in seconds.
+    pub fn write(&mut self, step: u64, time: f64, values: &[(&str, f64)]) -> io::Result<()> {
+        let mut summary = Vec::new();
+        for (name, value) in values {
+            let mut scalar = Vec::new();
+            bytes(&mut scalar, 1, name.as_bytes());
+            key(&mut scalar, 2, 5);
+            scalar.extend((*value as f32).to_le_bytes());
+            bytes(&mut summary, 1, &scalar);
+        }
+        let mut event = Vec::new();
+        double(&mut event, 1, time);
+        key(&mut event, 2, 0);
+        varint(&mut event, step);
+        bytes(&mut event, 5, &summary);
+        record(&mut self.out, &event)
+    }
+
+    /// Ends the file.
+    pub fn finish(mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+fn record(out: &mut impl Write, data: &[u8]) -> io::Result<()> {
+    let length = (data.len() as u64).to_le_bytes();
+    out.write_all(&length)?;
+    out.write_all(&checksum(&length).to_le_bytes())?;
+    out.write_all(data)?;
+    out.write_all(&checksum(data).to_le_bytes())
+}
+
+/// The masked checksum of records: sums of data that hold sums are not to look alike.
+fn checksum(data: &[u8]) -> u32 {
+    crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+fn varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// A field's number, and how its value is written.
+fn key(out: &mut Vec<u8>, field: u64, wire: u64) {
+    varint(out, field << 3 | wire);
+}
+
+fn bytes(out: &mut Vec<u8>, field: u64, value: &[u8]) {
+    key(out, field, 2);
+    varint(out, value.len() as u64);
+    out.extend(value);
+}
+
+fn double(out: &mut Vec<u8>, field: u64, value: f64) {
+    key(out, field, 1);
+    out.extend(value.to_le_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_tensorboards_own_writer_has_it() {
+        let mut file = Vec::new();
+        let mut log = ScalarLog::new(&mut file).unwrap();
+        log.write(300, 1.5, &[("loss", 0.25)]).unwrap();
+        log.finish().unwrap();
+        let text: String = file.iter().map(|byte| format!("{byte:02x}")).collect();
+        let version = "0f000000000000006d532b091a0d627261696e2e4576656e743a32fc985129";
+        let scalar = "1b000000000000001a0d9e1309000000000000f83f10ac022a0d0a0b0a046c6f7373150000803e9908deed";
+        assert_eq!(text, format!("{version}{scalar}"));
+    }
+}

@@ -1,0 +1,124 @@
+//! Run folders' reports and TensorBoard files, as browsers and TensorBoard see them.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use common::{json, paceline, refused};
+use tempfile::tempdir;
+
+fn simulate(out: &Path, more: &[&str]) {
+    let output = paceline(&[&["simulate", "--out", out.to_str().unwrap()], more].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_large_run_makes_a_small_page() {
+    let folder = tempdir().unwrap();
+    for scheme in ["bsp", "esync", "elastic-bsp", "lb-bsp"] {
+        let out = folder.path().join(scheme);
+        let size = ["--workers", "16", "--until", "samples=1024000", "--model", "none", "--slow", "0-3=3"];
+        simulate(
+            &out,
+            &[&size[..], &["--scheme", scheme, "--network", "latency=0.01,bandwidth=1e8,bytes=1e6"]].concat(),
+        );
+        let bytes = fs::metadata(out.join("report.html")).unwrap().len();
+        assert!((100_000..3_000_000).contains(&bytes), "{scheme}: {bytes}");
+    }
+    // All of them together are no larger than one may be.
+    let out = folder.path().join("all.html");
+    let line = json(&["report", folder.path().to_str().unwrap(), "--out", out.to_str().unwrap(), "--json"]).remove(0);
+    assert_eq!(line["runs"].as_array().unwrap().len(), 4);
+    assert!(line["bytes"].as_u64().unwrap() < 3_000_000, "{line}");
+}
+
+#[test]
+fn what_is_no_run_is_refused() {
+    let folder = tempdir().unwrap();
+    assert!(refused(&["report", folder.path().to_str().unwrap()]).contains("is no run folder and holds none"));
+    assert!(refused(&["report", "/no/such/run"]).contains("/no/such/run"));
+    fs::write(folder.path().join("events.jsonl"), "{}").unwrap();
+    assert!(refused(&["report", folder.path().to_str().unwrap()]).contains("line 1 is no line of an event stream"));
+    assert!(!folder.path().join("report.html").exists());
+}
+
+/// A Chromium on this machine, if there is one.
+fn chromium(arguments: &[&str]) -> Option<Output> {
+    ["chromium", "chromium-browser", "google-chrome"].into_iter().find_map(|name| {
+        let flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"];
+        Command::new(name).args(flags).args(arguments).output().ok()
+    })
+}
+
+#[test]
+fn a_browser_shows_it_without_complaint() {
+    let folder = tempdir().unwrap();
+    let quick = ["--data", "digits:600,200", "--until", "iterations=30", "--slow", "0=3"];
+    for scheme in ["backup:k=6", "lb-bsp"] {
+        simulate(&folder.path().join(scheme.replace(':', "_")), &[&quick[..], &["--scheme", scheme]].concat());
+    }
+    let page = folder.path().join("report.html");
+    json(&["report", folder.path().to_str().unwrap(), "--out", page.to_str().unwrap(), "--json"]);
+    let address = format!("file://{}", page.display());
+    let profile = format!("--user-data-dir={}", folder.path().join("profile").display());
+    let Some(output) = chromium(&[&profile, "--virtual-time-budget=2000", "--dump-dom", &address]) else {
+        eprintln!("skipped: there is no Chromium on this machine");
+        return;
+    };
+    let told = String::from_utf8_lossy(&output.stderr);
+    let complaints: Vec<&str> = told.lines().filter(|line| line.contains("CONSOLE")).collect();
+    assert!(complaints.is_empty(), "{complaints:?}");
+    let shown = String::from_utf8_lossy(&output.stdout);
+    // The script is in the page, too: what counts is what it has made.
+    let shown = &shown[..shown.find("<script").expect("the page ends in scripts")];
+    assert_eq!(shown.matches("<tbody>").count(), 1, "{shown}");
+    assert_eq!(shown.matches("<tr>").count(), 3, "a head and two runs");
+    for part in [
+        "2 runs",
+        "<canvas",
+        "training loss",
+        "held-out accuracy",
+        "updates per step (k)",
+        "batch size (samples), lb-bsp",
+    ] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    assert!(shown.matches("<path d=\"M").count() >= 4 + 8, "two runs' curves and eight workers' batch sizes");
+}
+
+#[test]
+fn tensorboard_reads_what_the_run_wrote() {
+    let folder = tempdir().unwrap();
+    let out = folder.path().join("run");
+    simulate(&out, &["--data", "digits:600,200", "--until", "iterations=20", "--scheme", "backup:k=6"]);
+    let script = "
+import sys
+try:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+except ImportError:
+    sys.exit(77)
+events = EventAccumulator(sys.argv[1]).Reload()
+for tag in sorted(events.Tags()['scalars']):
+    for event in events.Scalars(tag):
+        print(tag, event.step, event.wall_time, event.value, sep=',')
+";
+    let python = std::env::var("PACELINE_PYTHON").unwrap_or_else(|_| "python3".into());
+    let output = Command::new(python).args(["-c", script, out.to_str().unwrap()]).output();
+    let Some(output) = output.ok().filter(|output| output.status.code() != Some(77)) else {
+        eprintln!("skipped: there is no Python with TensorBoard on this machine; PACELINE_PYTHON may name one");
+        return;
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let read = |tag: &str| text.lines().filter(|line| line.starts_with(&format!("{tag},"))).collect::<Vec<_>>();
+    assert_eq!((read("loss").len(), read("updates per step").len(), read("accuracy").len()), (20, 20, 2), "{text}");
+    let metrics = fs::read_to_string(out.join("metrics.csv")).unwrap();
+    for (line, scalar) in metrics.lines().skip(1).zip(read("loss")) {
+        let cells: Vec<&str> = line.split(',').collect();
+        let scalar: Vec<f64> = scalar.split(',').skip(1).map(|cell| cell.parse().unwrap()).collect();
+        let expected: [f64; 3] = [0, 1, 4].map(|column: usize| cells[column].parse().unwrap());
+        assert_eq!((scalar[0], scalar[1], scalar[2] as f32), (expected[0], expected[1], expected[2] as f32));
+    }
+}
