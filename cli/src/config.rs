@@ -3,7 +3,7 @@
 //! A file's keys are the command's own flags. Flags given on the command line count more.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use clap::parser::ValueSource;
@@ -12,13 +12,15 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command};
 use crate::failure::Failure;
 
 /// Flags that say where results go, not what is done: no part of a configuration.
-const PLUMBING: &[&str] = &["config", "out", "json", "trace", "record", "help"];
+const PLUMBING: &[&str] = &["config", "out", "resume", "json", "trace", "record", "help"];
 
 /// Reads the arguments, those of a configuration file first.
 pub fn matches(command: Command, arguments: Vec<OsString>) -> Result<ArgMatches, Failure> {
     let given = command.clone().try_get_matches_from(&arguments)?;
     let Some((name, subcommand)) = given.subcommand() else { return Ok(given) };
-    let Ok(Some(path)) = subcommand.try_get_one::<std::path::PathBuf>("config") else { return Ok(given) };
+    let path_of = |id: &str| subcommand.try_get_one::<PathBuf>(id).ok().flatten();
+    let resumed = || path_of("resume").map(|folder| folder.join("config.toml"));
+    let Some(path) = &path_of("config").cloned().or_else(resumed) else { return Ok(given) };
     let place = arguments.iter().position(|argument| *argument == *name).unwrap_or(0);
     let (before, after) = arguments.split_at(place + 1);
     let known: Vec<&Arg> = command.find_subcommand(name).map(Command::get_arguments).into_iter().flatten().collect();

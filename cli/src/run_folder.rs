@@ -1,7 +1,7 @@
 //! The run folder: everything that a run leaves behind.
 
 use std::fs::{self, File};
-use std::io::BufWriter;
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -10,18 +10,30 @@ use paceline_store::{Layout, export_model};
 use serde::{Deserialize, Serialize};
 
 use crate::config::Settings;
+use crate::patient_file::PatientFile;
 use crate::report;
 use crate::tensorboard::ScalarLog;
 
 /// TensorBoard looks for files with `tfevents` in their names.
 const SCALARS: &str = "events.out.tfevents.paceline";
 
+/// The event stream of a run folder.
+pub const EVENTS: &str = "events.jsonl";
+const METRICS: &str = "metrics.csv";
+
+/// How much of the events is written at a time, in bytes; metrics are written as they come.
+const PORTION: usize = 64 * 1024;
+
 /// A run folder while the run goes on.
 pub struct RunFolder {
     path: PathBuf,
-    events: EventLog<BufWriter<File>>,
-    metrics: csv::Writer<File>,
-    scalars: ScalarLog<BufWriter<File>>,
+    events: EventLog<PatientFile>,
+    /// The file of the events.
+    stream: File,
+    /// How many there are.
+    turns: u64,
+    metrics: csv::Writer<PatientFile>,
+    scalars: ScalarLog<PatientFile>,
     failed: Option<anyhow::Error>,
 }
 
@@ -32,7 +44,7 @@ pub fn check_free(path: &Path) -> anyhow::Result<()> {
             Some(_) => bail!("{} exists and is not empty; choose another folder with --out", path.display()),
             None => Ok(()),
         },
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error).with_context(|| path.display().to_string()),
     }
 }
@@ -64,7 +76,7 @@ pub struct Measured {
 
 /// What a run folder's `metrics.csv` holds.
 pub fn metrics(folder: &Path) -> anyhow::Result<Vec<Measured>> {
-    let path = folder.join("metrics.csv");
+    let path = folder.join(METRICS);
     let told = || path.display().to_string();
     let mut reader = csv::Reader::from_path(&path).with_context(told)?;
     reader.deserialize().collect::<Result<_, _>>().with_context(told)
@@ -76,12 +88,36 @@ impl RunFolder {
         let told = || path.display().to_string();
         fs::create_dir_all(path).with_context(told)?;
         fs::write(path.join("config.toml"), settings.to_string()).with_context(told)?;
-        let events = File::create_new(path.join("events.jsonl")).with_context(told)?;
-        let metrics = csv::Writer::from_writer(File::create_new(path.join("metrics.csv")).with_context(told)?);
-        let events = EventLog::new(BufWriter::new(events), header).with_context(told)?;
-        let scalars = File::create_new(path.join(SCALARS)).with_context(told)?;
-        let scalars = ScalarLog::new(BufWriter::new(scalars)).with_context(told)?;
-        Ok(RunFolder { path: path.into(), events, metrics, scalars, failed: None })
+        let stream = File::create_new(path.join(EVENTS)).with_context(told)?;
+        let events = PatientFile::new(stream.try_clone()?, PORTION).with_context(told)?;
+        let events = EventLog::new(events, header).with_context(told)?;
+        let metrics =
+            File::create_new(path.join(METRICS)).and_then(|file| PatientFile::new(file, 1)).with_context(told)?;
+        let metrics = csv::Writer::from_writer(metrics);
+        let scalars = scalars(&path.join(SCALARS)).with_context(told)?;
+        Ok(RunFolder { path: path.into(), events, stream, turns: 0, metrics, scalars, failed: None })
+    }
+
+    /// Goes on with a folder after so many `events` and iterations; whatever came later is taken out of it.
+    pub fn resume(path: &Path, events: u64, iterations: u64) -> anyhow::Result<Self> {
+        let cut = |name: &str, lines: u64| {
+            let path = path.join(name);
+            cut_after(&path, lines).with_context(|| path.display().to_string())
+        };
+        let stream = cut(EVENTS, events + 1)?;
+        let log = EventLog::resumed(PatientFile::new(stream.try_clone()?, PORTION)?);
+        // Before the first iteration there is not even a line of names.
+        let metrics = PatientFile::new(cut(METRICS, if iterations == 0 { 0 } else { iterations + 1 })?, 1)?;
+        let metrics = csv::WriterBuilder::new().has_headers(iterations == 0).from_writer(metrics);
+        // TensorBoard puts the files of a folder together.
+        let scalars = scalars(&path.join(format!("{SCALARS}.{iterations}")))?;
+        Ok(RunFolder { path: path.into(), events: log, stream, turns: events, metrics, scalars, failed: None })
+    }
+
+    /// How many events there are, and the file that holds them all. All metrics so far are written, too.
+    pub fn stream(&mut self) -> (u64, io::Result<File>) {
+        let flushed = self.metrics.flush().and_then(|()| self.events.flush());
+        (self.turns, flushed.and_then(|()| self.stream.try_clone()))
     }
 
     /// Ends the files and adds the model, the summary and the report.
@@ -103,6 +139,22 @@ impl RunFolder {
     }
 }
 
+fn scalars(path: &Path) -> io::Result<ScalarLog<PatientFile>> {
+    ScalarLog::new(PatientFile::new(File::create(path)?, PORTION)?)
+}
+
+/// Cuts a file off after so many lines, and opens it to go on there.
+fn cut_after(path: &Path, lines: u64) -> io::Result<File> {
+    let file = File::options().read(true).write(true).open(path)?;
+    let mut reader = BufReader::new(&file);
+    let mut length = 0;
+    for _ in 0..lines {
+        length += reader.skip_until(b'\n')? as u64;
+    }
+    file.set_len(length)?;
+    Ok(file)
+}
+
 impl Observer for RunFolder {
     fn on_turn(
         &mut self,
@@ -111,6 +163,7 @@ impl Observer for RunFolder {
         decisions: &[paceline_core::Decision],
     ) {
         self.events.on_turn(now, event, decisions);
+        self.turns += 1;
     }
 
     fn on_iteration(&mut self, iteration: &Iteration, monitor: &Monitor) {

@@ -32,9 +32,10 @@ pub struct Serve {
 impl Serve {
     pub fn run(self, settings: &Settings) -> Result<(), Failure> {
         let job = self.job.load().map_err(Failure::Input)?;
+        let resumed = self.output.resumed(&job).map_err(Failure::Input)?;
         let server = Server::bind(&self.listen, self.job.transport()).map_err(|error| Failure::Input(error.into()))?;
         let addresses: Vec<String> = server.addresses().iter().map(Address::to_string).collect();
         eprintln!("waiting for {} workers on {}", job.setup.workers, addresses.join(" and "));
-        serving::run(server, &job, &self.output, settings, Arc::new(AtomicBool::new(false)))
+        serving::run(server, &job, &self.output, settings, resumed, Arc::new(AtomicBool::new(false)))
     }
 }

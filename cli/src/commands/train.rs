@@ -52,6 +52,7 @@ impl Train {
         self.check_emulation().map_err(Failure::Input)?;
         // The folder is refused now rather than after the workers were started.
         self.output.folder().map_err(Failure::Input)?;
+        let resumed = self.output.resumed(&job).map_err(Failure::Input)?;
         let address = match self.road {
             Road::SharedMemory => Address::Local { name: format!("paceline-{}", std::process::id()) },
             Road::Tcp => Address::Tcp { host: "127.0.0.1".into(), port: 0 },
@@ -72,7 +73,7 @@ impl Train {
                 let watch = &watch;
                 scope.spawn(move || watch.wait_for(WorkerId(rank), worker));
             }
-            let outcome = serving::run(server, &job, &self.output, settings, begun);
+            let outcome = serving::run(server, &job, &self.output, settings, resumed, begun);
             // Workers end by themselves when the server is gone.
             watch.over.store(true, Ordering::Relaxed);
             outcome
@@ -96,7 +97,15 @@ impl Train {
         let program = std::env::current_exe().context("this program's own file")?;
         let mut command = Command::new(program);
         command.args(["work", "--quiet", "--join", &server.to_string(), "--rank", &worker.0.to_string()]);
-        command.args(["--device", &self.job.training.device, "--parent", &std::process::id().to_string()]);
+        // If the server is lost it is gone with this process; that it has no place for a worker is soon over.
+        command.args([
+            "--patience",
+            "5",
+            "--device",
+            &self.job.training.device,
+            "--parent",
+            &std::process::id().to_string(),
+        ]);
         let emulated = self.emulate.iter().rev().find(|late| late.ranks.workers().any(|late| late == worker));
         if let Some(late) = emulated {
             command.args(["--emulate", &late.lateness.to_string()]);

@@ -179,6 +179,20 @@ impl Header {
     }
 }
 
+/// The message at the beginning of `bytes`, and how many of them it takes; `None` if it is not all there yet.
+///
+/// # Errors
+/// If they can't become a message.
+pub fn first_message<M: DeserializeOwned>(bytes: &[u8]) -> Result<Option<(M, usize)>, FrameError> {
+    let Some((head, rest)) = bytes.split_first_chunk::<HEADER>() else { return Ok(None) };
+    let header = Header::decode(head)?;
+    if header.kind == Kind::Chunk {
+        return Err(FrameError::Unexpected { expected: Kind::Message.name(), found: Kind::Chunk.name() });
+    }
+    let Some(body) = rest.get(..header.length) else { return Ok(None) };
+    Ok(Some((header.message(head, body)?, HEADER + header.length)))
+}
+
 fn checksum(head: &[u8], body: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(head);
@@ -224,6 +238,26 @@ mod tests {
         Header::decode(head)?.message(head, body)
     }
 
+    /// What a reader makes of bytes that come bit by bit: the messages, and the error that ended it.
+    fn read(bytes: &[u8], portion: usize) -> (Vec<ToServer>, Option<FrameError>) {
+        let (mut pending, mut messages) = (Vec::new(), Vec::new());
+        for part in bytes.chunks(portion) {
+            pending.extend_from_slice(part);
+            loop {
+                match first_message(&pending) {
+                    Ok(Some((message, length))) => {
+                        messages.push(message);
+                        pending.drain(..length);
+                    }
+                    Ok(None) => break,
+                    Err(error) => return (messages, Some(error)),
+                }
+            }
+            assert!(pending.len() < HEADER + MESSAGE_LIMIT, "no more is kept than one message needs");
+        }
+        (messages, None)
+    }
+
     #[test]
     fn peers_that_differ_are_told_so() {
         let frame = encode(&ToServer::Dropped { number: 3 }).unwrap();
@@ -257,6 +291,34 @@ mod tests {
             let frame = [head(Kind::Message, body.len(), &body).to_vec(), body].concat();
             for error in [decode::<ToServer>(&frame).err(), decode::<ToWorker>(&frame).err()].into_iter().flatten() {
                 prop_assert_eq!(error, FrameError::Meaningless);
+            }
+        }
+
+        #[test]
+        fn mutated_streams_give_messages_up_to_the_first_error(
+            numbers in prop::collection::vec(any::<u64>(), 1..20),
+            mutations in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0..3_u8), 0..4),
+            portion in 1..100_usize,
+        ) {
+            let frames: Vec<_> = numbers.iter().map(|&number| encode(&ToServer::Dropped { number }).unwrap()).collect();
+            let sound = frames.concat();
+            prop_assert_eq!(read(&sound, portion).0.len(), numbers.len());
+            let mut stream = sound.clone();
+            for (place, byte, kind) in &mutations {
+                let index = place.index(stream.len());
+                match kind {
+                    0 => stream[index] = *byte,
+                    1 => stream.insert(index, *byte),
+                    _ => { stream.remove(index); }
+                }
+            }
+            let (messages, _) = read(&stream, portion);
+            let intact = sound.iter().zip(&stream).take_while(|(a, b)| a == b).count();
+            let ends = frames.iter().scan(0, |end, frame| { *end += frame.len(); Some(*end) });
+            let untouched = ends.take_while(|&end| end <= intact).count();
+            prop_assert!((untouched..=numbers.len()).contains(&messages.len()), "{} of {untouched}", messages.len());
+            for (message, number) in messages.iter().zip(&numbers) {
+                prop_assert_eq!(message, &ToServer::Dropped { number: *number });
             }
         }
 

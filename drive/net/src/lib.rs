@@ -27,8 +27,15 @@ mod region;
 mod server;
 mod worker;
 
+/// What the fuzzer in `fuzz/` feeds with arbitrary bytes.
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::frame::first_message;
+    pub use crate::message::{ToServer, ToWorker};
+}
+
 pub use address::{Address, AddressError, DEFAULT_PORT};
 pub use encoding::{Encoding, ParseEncodingError};
 pub use frame::PROTOCOL;
-pub use server::{Job, Notice, Outcome, ServeError, Server, Stopper, Transport, Watcher};
+pub use server::{Job, Moment, Notice, Outcome, Resumption, ServeError, Server, Stopper, Transport, Watcher};
 pub use worker::{Emulation, Progress, WorkDone, WorkError, Worker};

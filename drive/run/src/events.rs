@@ -3,13 +3,14 @@
 //! The first line is the [`Header`]; every other holds a time in nanoseconds, an event and the decisions it led to.
 //! Feeding the events to the same scheme again must give the same decisions: [`replay`] checks that.
 
+use std::collections::BTreeSet;
 use std::io::{self, BufRead, Write};
 
-use paceline_core::{Decision, Event, Handout, Ledger, LedgerError, SchemeSpec, Setup, SpecError, Time};
+use paceline_core::{Decision, Event, Handout, Ledger, LedgerError, SchemeSpec, Setup, SpecError, Time, WorkerId};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::monitor::Observer;
+use crate::monitor::{Monitor, Observer};
 
 /// The format written, and the only one read.
 const FORMAT: u32 = 1;
@@ -66,6 +67,22 @@ impl<W: Write> EventLog<W> {
         Ok(EventLog { out, failed: None })
     }
 
+    /// Goes on with a stream that `out` already holds the beginning of.
+    pub fn resumed(out: W) -> Self {
+        EventLog { out, failed: None }
+    }
+
+    /// Sees to it that all of the stream so far is written.
+    ///
+    /// # Errors
+    /// If it can't be, or could not be before.
+    pub fn flush(&mut self) -> io::Result<()> {
+        match &self.failed {
+            Some(error) => Err(io::Error::new(error.kind(), error.to_string())),
+            None => self.out.flush(),
+        }
+    }
+
     /// Ends the stream.
     ///
     /// # Errors
@@ -110,6 +127,14 @@ pub enum ReplayError {
     /// There is no header.
     #[error("the event stream is empty")]
     Empty,
+    /// The stream ends before it should.
+    #[error("the event stream has only {found} events of {expected}")]
+    CutShort {
+        /// How many there are.
+        found: u64,
+        /// How many there should be at least.
+        expected: u64,
+    },
     /// The stream was written by another version.
     #[error("the event stream is of format {found}; this version reads format {FORMAT}")]
     OtherFormat {
@@ -196,21 +221,64 @@ pub fn recall(stream: impl BufRead, observer: &mut dyn Observer) -> Result<Heade
 /// # Errors
 /// At the first line that can't be read or decision that differs.
 pub fn replay(stream: impl BufRead) -> Result<Replayed, ReplayError> {
-    let (header, turns) = turns(stream)?;
-    let mut ledger = Ledger::new(header.scheme.build(&header.setup())?);
-    let mut replayed = Replayed { scheme: header.scheme.to_string(), events: 0, decisions: 0 };
-    for turn in turns {
-        let (line, Line { time, event, decisions }) = turn?;
-        let decided = ledger.handle(time, event).map_err(|error| ReplayError::Ledger { line, error })?;
-        if let Some(position) = first_difference(&decisions, decided) {
-            let at = |list: &[Decision]| list.get(position).cloned().map(Box::new);
-            let (recorded, decided) = (at(&decisions), at(decided));
-            return Err(ReplayError::Differs { line, now: time, position, recorded, decided });
+    let Past { header, events, decisions, .. } = Past::live(stream, None)?;
+    Ok(Replayed { scheme: header.scheme.to_string(), events, decisions })
+}
+
+/// The beginning of a run, lived through again: the state it led to, from which the run can go on.
+pub struct Past {
+    /// What it was a run of.
+    pub header: Header,
+    /// The ledger with its scheme.
+    pub ledger: Ledger,
+    /// The run's metrics.
+    pub monitor: Monitor,
+    /// When the last event was.
+    pub now: Time,
+    /// Who took part then.
+    pub workers: BTreeSet<WorkerId>,
+    events: u64,
+    decisions: u64,
+}
+
+impl Past {
+    /// Feeds the first `events` events of a recorded stream to its scheme, and compares every decision.
+    ///
+    /// # Errors
+    /// At the first line that can't be read or decision that differs, and if there are fewer events.
+    pub fn read(stream: impl BufRead, events: u64) -> Result<Past, ReplayError> {
+        let past = Past::live(stream, Some(events))?;
+        if past.events < events {
+            return Err(ReplayError::CutShort { found: past.events, expected: events });
         }
-        replayed.events += 1;
-        replayed.decisions += decided.len() as u64;
+        Ok(past)
     }
-    Ok(replayed)
+
+    fn live(stream: impl BufRead, most: Option<u64>) -> Result<Past, ReplayError> {
+        let (header, turns) = turns(stream)?;
+        let ledger = Ledger::new(header.scheme.build(&header.setup())?);
+        let (monitor, workers) = (Monitor::default(), BTreeSet::new());
+        let mut past = Past { header, ledger, monitor, now: Time::START, workers, events: 0, decisions: 0 };
+        for turn in turns.take(most.map_or(usize::MAX, |most| most as usize)) {
+            let (line, Line { time, event, decisions }) = turn?;
+            let decided = past.ledger.handle(time, event).map_err(|error| ReplayError::Ledger { line, error })?;
+            if let Some(position) = first_difference(&decisions, decided) {
+                let at = |list: &[Decision]| list.get(position).cloned().map(Box::new);
+                let (recorded, decided) = (at(&decisions), at(decided));
+                return Err(ReplayError::Differs { line, now: time, position, recorded, decided });
+            }
+            past.monitor.observe(time, &event, decided);
+            past.events += 1;
+            past.decisions += decided.len() as u64;
+            past.now = time;
+            match event {
+                Event::Joined { worker } => _ = past.workers.insert(worker),
+                Event::Left { worker } => _ = past.workers.remove(&worker),
+                _ => {}
+            }
+        }
+        Ok(past)
+    }
 }
 
 fn first_difference(recorded: &[Decision], decided: &[Decision]) -> Option<usize> {
@@ -265,6 +333,10 @@ mod tests {
         let other = stream.replacen("\"format\":1", "\"format\":9", 1);
         assert!(replay(other.as_bytes()).unwrap_err().to_string().contains("format 9"));
         assert!(matches!(replay(&b""[..]), Err(ReplayError::Empty)));
+        let past = Past::read(stream.as_bytes(), 2).unwrap();
+        assert_eq!((past.workers.len(), past.ledger.live(), past.now), (2, 2, Time(9)));
+        let short = Past::read(stream.as_bytes(), 4).err().map(|error| error.to_string());
+        assert_eq!(short.as_deref(), Some("the event stream has only 3 events of 4"));
         let twice: Vec<&str> = stream.lines().take(2).chain(stream.lines().nth(1)).collect();
         assert!(replay(twice.join("\n").as_bytes()).unwrap_err().to_string().contains("line 3: event refused"));
     }

@@ -4,7 +4,7 @@
 //! - [`LocalReplica`]: what a worker's local iterations do to its replica.
 //! - [`Goals`]: when a run is over.
 //! - [`Monitor`]: what it has to show; [`Observer`]s follow it as it goes.
-//! - [`EventLog`], [`recall`] and [`replay`]: its event stream.
+//! - [`EventLog`], [`recall`], [`replay`] and [`Past`]: its event stream, and going on from it.
 //! - [`Trace`]: its workers' times.
 
 mod events;
@@ -14,7 +14,7 @@ mod monitor;
 mod trace;
 mod trainer;
 
-pub use events::{EventLog, Header, ReplayError, Replayed, recall, replay};
+pub use events::{EventLog, Header, Past, ReplayError, Replayed, recall, replay};
 pub use goal::{Goal, GoalError, Goals, LOSS_WINDOW, Standing};
 pub use local::{LocalReplica, drawn_to, replica_at};
 pub use monitor::{Iteration, Monitor, Observer, Run, Summary, WorkerTimes};

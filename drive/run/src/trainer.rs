@@ -40,6 +40,23 @@ impl Stepper {
         Stepper { trainable: layout.trainable(), optimizer, schedule, rate, version: 0, shards }
     }
 
+    /// A stepper that goes on with an optimizer after `version` steps.
+    pub fn resumed(
+        optimizer: Optimizer,
+        schedule: Schedule,
+        rate: f32,
+        shards: usize,
+        version: u64,
+        layout: &Layout,
+    ) -> Self {
+        Stepper { trainable: layout.trainable(), optimizer, schedule, rate, version, shards }
+    }
+
+    /// The optimizer with its state.
+    pub fn optimizer(&self) -> &Optimizer {
+        &self.optimizer
+    }
+
     /// Sums the contributions, in the order given, and does to `parameters` what a commit says. `workers` is how many
     /// there are. For [`Compensated`](Commit::Compensated), gradients are [corrected](compensate) already.
     ///

@@ -1,6 +1,6 @@
 //! The coordinator: one thread that owns the ledger, hears the workers and carries out what the scheme decides.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -11,12 +11,13 @@ use paceline_core::{
     Action, Aggregate, Course, Deadlines, Event, Ledger, LedgerError, Report, Share, Span, Step, TaskId, Time, WorkerId,
 };
 use paceline_run::{Contribution, Goal, Monitor, Run, Stepper, compensate};
+use paceline_store::Snapshot;
 
 use super::inputs::{Input, Inputs, Landed};
 use super::member::{Answer, Member, Wanted};
 use super::ring::{Parameters, Ring};
 use super::session::Context;
-use super::{Job, Notice, Outcome, ServeError, Watcher};
+use super::{Job, Moment, Notice, Outcome, Resumption, ServeError, Watcher};
 use crate::fingerprint::Fingerprint;
 use crate::message::ToWorker;
 use crate::region::Region;
@@ -74,8 +75,14 @@ pub(super) struct Coordinator<'a> {
     ranks: HashMap<u64, WorkerId>,
     arrived: HashMap<TaskId, Arrived>,
     emulated: BTreeMap<WorkerId, String>,
-    /// When the run began; `None` while workers are awaited.
+    /// When the run began, or went on; `None` while workers are awaited.
     began: Option<Instant>,
+    /// The run's time then.
+    at_begin: Time,
+    /// Whether the model is still made of numbers.
+    finite: bool,
+    /// Who took part before the run went on, and has to come again.
+    gone: BTreeSet<WorkerId>,
     to_evaluate: Option<SyncSender<Arc<Parameters>>>,
 }
 
@@ -85,24 +92,41 @@ impl<'a> Coordinator<'a> {
         context: &'a Context,
         shared: bool,
         watcher: &'a mut dyn Watcher,
+        from: Option<Resumption>,
     ) -> Result<Self, ServeError> {
-        let initial = job.workload.initial(job.seed);
         let layout = job.workload.layout();
+        let Job { schedule, rate, shards, .. } = *job;
+        let began = from.is_some().then(Instant::now);
+        let (ledger, monitor, stepper, parameters, at_begin, gone) = match from {
+            None => {
+                let stepper = Stepper::new(layout, job.optimizer, schedule, rate, shards);
+                let ledger = Ledger::new(job.scheme.build(&job.setup)?);
+                let initial = job.workload.initial(job.seed);
+                (ledger, Monitor::default(), stepper, initial, Time::START, BTreeSet::new())
+            }
+            Some(Resumption { past, snapshot: Snapshot { version, parameters, optimizer, .. } }) => {
+                let stepper = Stepper::resumed(optimizer, schedule, rate, shards, version, layout);
+                (past.ledger, past.monitor, stepper, parameters, past.now, past.workers)
+            }
+        };
         Ok(Coordinator {
             job,
             context,
             watcher,
             fingerprint: Fingerprint::of(job.workload.as_ref(), job.seed),
-            ledger: Ledger::new(job.scheme.build(&job.setup)?),
+            ledger,
             deadlines: Deadlines::new(job.silence),
-            monitor: Monitor::default(),
-            stepper: Stepper::new(layout, job.optimizer, job.schedule, job.rate, job.shards),
-            ring: Ring::new(&initial, shared).map_err(no_memory(layout.len()))?,
+            monitor,
+            stepper,
+            ring: Ring::new(&parameters, shared).map_err(no_memory(layout.len()))?,
             members: BTreeMap::new(),
             ranks: HashMap::new(),
             arrived: HashMap::new(),
             emulated: BTreeMap::new(),
-            began: None,
+            began,
+            at_begin,
+            finite: true,
+            gone,
             to_evaluate: None,
         })
     }
@@ -117,8 +141,12 @@ impl<'a> Coordinator<'a> {
         'a: 'scope,
     {
         self.start_evaluating(scope);
+        for worker in std::mem::take(&mut self.gone) {
+            self.feed(Event::Left { worker })?;
+        }
         let stop = loop {
-            let deadline = self.due().zip(self.began).map(|(due, began)| began + Duration::from_nanos(due.0));
+            let due = self.due().map(|due| Duration::from_nanos(due.since(self.at_begin).0));
+            let deadline = due.zip(self.began).map(|(due, began)| began + due);
             let stop = match inputs.next(deadline).map_err(ServeError::System)? {
                 Some(input) => self.hear(input)?,
                 None => self.on_time()?,
@@ -133,13 +161,15 @@ impl<'a> Coordinator<'a> {
             Stop::Because(reason) => reason.clone(),
         };
         self.members.values().for_each(|member| member.say_goodbye(reason.clone()));
+        self.show_moment(self.ledger.is_settled());
         let outcome = self.outcome(now, stop);
         self.see_off(inputs)?;
         Ok(outcome)
     }
 
     fn now(&self) -> Time {
-        self.began.map_or(Time::START, |began| Time(began.elapsed().as_nanos() as u64))
+        let passed = self.began.map_or(Span::ZERO, |began| Span(began.elapsed().as_nanos() as u64));
+        self.at_begin + passed
     }
 
     /// When the run must go on even if nothing is heard: at a timer, when somebody has been silent for too long, or at the
@@ -390,11 +420,21 @@ impl<'a> Coordinator<'a> {
                 if let Event::Committed { aggregate: Some(aggregate), .. } = event
                     && !aggregate.square_of_sum.is_finite()
                 {
+                    self.finite = false;
                     stop = stop.or_else(|| Some(Stop::Because("the gradient is no longer finite".into())));
                 }
             }
         }
+        self.show_moment(self.watcher.wants_moment() && self.ledger.is_settled());
         Ok(stop)
+    }
+
+    /// Shows the watcher what the run can go on from, if this is such a moment.
+    fn show_moment(&mut self, is_one: bool) {
+        if is_one && self.finite {
+            let (version, optimizer) = (self.ledger.version().0, self.stepper.optimizer());
+            self.watcher.on_moment(&Moment { version, parameters: self.ring.newest().region.values(), optimizer });
+        }
     }
 
     fn carry_out(&mut self, action: &Action) -> Result<(), ServeError> {

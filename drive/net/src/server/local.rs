@@ -12,8 +12,8 @@ use super::inputs::{Input, Landed};
 use super::member::Desk;
 use super::outbox::Outbox;
 use super::session::{invalid, translate};
-use crate::frame::{HEADER, Header, Kind};
-use crate::link::{Socket, Traffic, unexpected};
+use crate::frame::first_message;
+use crate::link::{Socket, Traffic};
 use crate::message::{Gradient, ToServer, ToWorker};
 
 /// Read at a time, in bytes: dozens of messages.
@@ -86,17 +86,11 @@ impl LocalReader {
 
     fn understand(&mut self, inputs: &mut VecDeque<Input>) -> io::Result<()> {
         let mut understood = 0;
-        while let Some((head, rest)) = self.pending[understood..].split_first_chunk::<HEADER>() {
+        while let Some((message, length)) = first_message(&self.pending[understood..])? {
             if self.desk.as_ref().is_some_and(|desk| desk.is_refused()) {
                 return Err(invalid("it goes on though it was refused"));
             }
-            let header = Header::decode(head)?;
-            if header.kind == Kind::Chunk {
-                return Err(unexpected(Kind::Message, Kind::Chunk));
-            }
-            let Some(body) = rest.get(..header.length) else { break };
-            let message = header.message(head, body)?;
-            understood += HEADER + header.length;
+            understood += length;
             let input = self.hear(message)?;
             inputs.push_back(input);
         }

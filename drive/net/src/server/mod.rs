@@ -18,8 +18,8 @@ use std::sync::atomic::AtomicU64;
 use std::thread;
 
 use paceline_core::{SchemeSpec, Setup, Span, WorkerId};
-use paceline_run::{Goals, Observer, Summary};
-use paceline_store::{OptimizerSpec, Schedule};
+use paceline_run::{Goals, Observer, Past, Summary};
+use paceline_store::{Optimizer, OptimizerSpec, Schedule, Snapshot};
 use paceline_workload::Workload;
 
 pub use error::ServeError;
@@ -134,8 +134,35 @@ impl fmt::Display for Notice {
     }
 }
 
+/// What a run needs to go on from a moment, beside its event stream.
+#[derive(Debug, Clone, Copy)]
+pub struct Moment<'a> {
+    /// How often the model has been stepped.
+    pub version: u64,
+    /// The model.
+    pub parameters: &'a [f32],
+    /// The optimizer with its state.
+    pub optimizer: &'a Optimizer,
+}
+
+/// Where a run goes on.
+pub struct Resumption {
+    /// What has happened.
+    pub past: Past,
+    /// The model and optimizer that came of it.
+    pub snapshot: Snapshot,
+}
+
 /// Follows a run on a server.
 pub trait Watcher: Observer {
+    /// Whether it wants to see the next moment that the run can go on from.
+    fn wants_moment(&self) -> bool {
+        false
+    }
+
+    /// Such a moment has come: the events so far led to it, and no update waits. One comes at the end, if it can.
+    fn on_moment(&mut self, _moment: &Moment<'_>) {}
+
     /// Something happened beside the training.
     fn on_notice(&mut self, _notice: &Notice) {}
 }
@@ -199,6 +226,18 @@ impl Server {
     /// # Errors
     /// If the scheme can't be built or breaks a law, or there is no memory. That a worker fails is no error.
     pub fn run(self, job: &Job, watcher: &mut dyn Watcher) -> Result<Outcome, ServeError> {
+        self.run_from(job, None, watcher)
+    }
+
+    /// Goes on with a run of `job` where it was. Its workers have to come again.
+    ///
+    /// # Errors
+    /// As [`run`](Server::run).
+    pub fn resume(self, job: &Job, from: Resumption, watcher: &mut dyn Watcher) -> Result<Outcome, ServeError> {
+        self.run_from(job, Some(from), watcher)
+    }
+
+    fn run_from(self, job: &Job, from: Option<Resumption>, watcher: &mut dyn Watcher) -> Result<Outcome, ServeError> {
         let Server { listeners, addresses, transport, traffic, door, inputs } = self;
         let shared = addresses.iter().any(|address| matches!(address, Address::Local { .. }));
         let context = Context {
@@ -209,7 +248,7 @@ impl Server {
             length: job.workload.layout().len(),
         };
         let (switchboard, sessions) = (Switchboard::new(), AtomicU64::new(0));
-        let coordinator = Coordinator::new(job, &context, shared, watcher)?;
+        let coordinator = Coordinator::new(job, &context, shared, watcher, from)?;
         thread::scope(|scope| {
             for listener in &listeners {
                 let (context, switchboard, sessions) = (&context, &switchboard, &sessions);

@@ -162,7 +162,8 @@ impl Worker {
                 }
                 (Ok(End::Refused(reason)), _) => return Err(WorkError::Refused { address, reason }),
                 (Ok(End::Lost(reason) | End::Later(reason)), known) => {
-                    out = known.filter(|_| career.tasks == before);
+                    let since = known.filter(|_| career.tasks == before).map(|(since, _)| since);
+                    out = Some((since.unwrap_or_else(Instant::now), reason.clone()));
                     reason
                 }
                 (Err(WorkError::Connect { .. }), Some((_, reason))) => return Err(WorkError::Lost { address, reason }),
@@ -171,8 +172,7 @@ impl Worker {
             if career.tasks > before {
                 wait = FIRST_WAIT;
             }
-            let (since, _) = out.get_or_insert_with(|| (Instant::now(), reason.clone()));
-            if since.elapsed() >= self.patience {
+            if out.as_ref().is_some_and(|(since, _)| since.elapsed() >= self.patience) {
                 return Err(WorkError::Lost { address, reason });
             }
             progress(Progress::Out { reason: &reason });
