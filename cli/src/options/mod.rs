@@ -10,7 +10,7 @@ mod training;
 pub use cluster::Cluster;
 pub use emulation::{Late, Lateness};
 pub use job::JobOptions;
-pub use scenario::{Prepared, Scenario};
+pub use scenario::{Model, Prepared, Scenario};
 pub use seeds::Seeds;
 pub use training::{DATA_SEED, Training};
 

@@ -95,10 +95,14 @@ pub struct WorkerTimes {
 }
 
 impl WorkerTimes {
+    /// All of its time, in seconds.
+    pub fn total(&self) -> f64 {
+        self.computing + self.querying + self.communicating + self.waiting
+    }
+
     /// Share of its time that the worker computed, 0 to 1.
     pub fn computing_share(&self) -> f64 {
-        let total = self.computing + self.querying + self.communicating + self.waiting;
-        if total > 0.0 { self.computing / total } else { 0.0 }
+        if self.total() > 0.0 { self.computing / self.total() } else { 0.0 }
     }
 }
 

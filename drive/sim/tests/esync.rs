@@ -63,10 +63,7 @@ fn long_round_trips_of_questions_cost_little_without_waiting_for_answers() {
     let lost = |mode: &str| {
         let mut simulation = cluster(&format!("esync:mode={mode}"), "deterministic:0.03", "iterations=100");
         simulation.network = Some("latency=0.1,bytes=0".parse().unwrap());
-        let share = |worker: &WorkerTimes| {
-            let total = worker.computing + worker.querying + worker.communicating + worker.waiting;
-            (worker.querying + worker.waiting) / total
-        };
+        let share = |worker: &WorkerTimes| (worker.querying + worker.waiting) / worker.total();
         let run = outcome(&simulation);
         (run.workers.iter().map(share).collect::<Vec<_>>(), run)
     };

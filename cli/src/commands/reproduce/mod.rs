@@ -4,6 +4,7 @@
 //! `experiments/`, as configurations that `paceline simulate --config` takes, too.
 
 mod dbw;
+mod esync;
 mod lbbsp;
 mod target;
 mod zipline_fig11;
@@ -58,6 +59,18 @@ const EXPERIMENTS: &[Experiment] = &[
         name: "zipline-fig11",
         summary: "elastic-bsp against bsp, asp, ssp and dssp when communication takes half the time",
         run: zipline_fig11::run,
+    },
+    Experiment {
+        name: "esync-fig3",
+        summary: "esync against bsp, asp and dc-asgd, with i.i.d. data and by class",
+        run: esync::fig3,
+    },
+    Experiment { name: "esync-fig4", summary: "samples and bytes per second", run: esync::fig4 },
+    Experiment { name: "esync-fig5", summary: "what each worker does with its time", run: esync::fig5 },
+    Experiment {
+        name: "esync-table1",
+        summary: "speedup of esync over bsp, and accuracy beside training alone",
+        run: esync::table1,
     },
     Experiment {
         name: "lbbsp-fig8",
