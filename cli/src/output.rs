@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use paceline_core::{Decision, Event, Time};
-use paceline_run::{Goals, Iteration, Monitor, Observer, Summary};
+use paceline_run::{Goals, Iteration, Monitor, Observer, Summary, WorkerTimes};
 
 use crate::attendance::Attendance;
 
@@ -92,6 +92,23 @@ pub fn table(summaries: &[Summary]) -> String {
     let names =
         ["scheme", "seed", "iterations", "time", "reached", "loss", "accuracy", "idle", "samples lost", "MB moved"];
     aligned(std::iter::once(names.map(String::from)).chain(summaries.iter().map(row)))
+}
+
+/// What the workers of a run did with their time, as a table.
+pub fn workers_table(workers: &[WorkerTimes]) -> String {
+    let head = ["worker", "computing", "querying", "communicating", "waiting", "samples/s"].map(String::from);
+    let row = |times: &WorkerTimes| {
+        let share = |seconds: f64| format!("{:.1} %", 100.0 * seconds / times.total().max(f64::MIN_POSITIVE));
+        [
+            times.worker.to_string(),
+            share(times.computing),
+            share(times.querying),
+            share(times.communicating),
+            share(times.waiting),
+            format!("{:.0}", times.samples_per_second),
+        ]
+    };
+    aligned(std::iter::once(head).chain(workers.iter().map(row)))
 }
 
 /// Rows of equally many cells as a table, the first column to the left, the others to the right.

@@ -16,7 +16,7 @@ use serde_json::json;
 use crate::config::Settings;
 use crate::failure::Failure;
 use crate::keeper::Keeper;
-use crate::output::{Progress, bars, table};
+use crate::output::{Progress, bars, table, workers_table};
 use crate::resumed::Resumed;
 use crate::run_folder::{RunFolder, check_free, next_free};
 
@@ -195,7 +195,8 @@ fn show(outcome: &Outcome, folder: &Path, as_json: bool) -> anyhow::Result<()> {
         println!("{}", serde_json::to_string(&Line { summary: &outcome.summary, emulated, folder })?);
         return Ok(());
     }
-    println!("{}", table(std::slice::from_ref(&outcome.summary)));
+    println!("{}\n", table(std::slice::from_ref(&outcome.summary)));
+    println!("{}\n", workers_table(&outcome.summary.worker_times));
     for (worker, how) in &outcome.emulated {
         println!("{worker}'s straggling was emulated: {how}");
     }

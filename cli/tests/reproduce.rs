@@ -38,3 +38,24 @@ fn who_sees_the_resources_predicts_best() {
     assert!(of("narx", "rmse") < 0.75 * of("ema", "rmse"), "{records:?}");
     assert!(of("narx", "time_against_bsp") < 0.9 * of("ema", "time_against_bsp"), "{records:?}");
 }
+
+#[test]
+fn with_esync_everyone_computes_and_little_is_sent() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap();
+    let throughput = json(&["reproduce", "esync-fig4", "--json", "--out", out]);
+    let of = |scheme: &str, key: &str| {
+        let record = throughput.iter().find(|record| record["scheme"] == scheme);
+        record.and_then(|record| record[key].as_f64()).unwrap()
+    };
+    assert!(of("esync", "bytes_per_second") < 0.5 * of("asp", "bytes_per_second"), "{throughput:?}");
+    assert!(of("esync", "samples_per_second") > 33.0 * of("bsp", "samples_per_second"), "{throughput:?}");
+
+    let shares = json(&["reproduce", "esync-fig5", "--json", "--out", out]);
+    let far_away = |record: &&serde_json::Value| record["question_milliseconds"] == 200.0;
+    for record in shares.iter().filter(far_away).filter(|record| record["scheme"] == "esync:mode=non-blocking") {
+        let lost = record["querying"].as_f64().unwrap() + record["waiting"].as_f64().unwrap();
+        assert!(lost < 0.05, "{record}");
+    }
+    assert!(folder.path().join("esync-fig5.svg").exists());
+}

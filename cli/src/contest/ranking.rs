@@ -226,6 +226,7 @@ mod tests {
             bytes: 1_000_000,
             samples_per_second: 1.0,
             bytes_per_second: 1.0,
+            worker_times: Vec::new(),
         };
         Shown { summary, curve: Vec::new() }
     }

@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use paceline_core::{Action, Decision, Event, Reason, Report, Samples, Span, TaskId, Time, WorkerId};
+use paceline_core::{
+    Action, Assignment, Course, Decision, Event, Reason, Report, Samples, Span, TaskId, Time, WorkerId,
+};
 use paceline_workload::Evaluation;
 use serde::{Deserialize, Serialize};
 
@@ -77,10 +79,13 @@ pub struct Summary {
     pub samples_per_second: f64,
     /// Parameters and gradients moved, per second.
     pub bytes_per_second: f64,
+    /// What each worker did with its time, by rank.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub worker_times: Vec<WorkerTimes>,
 }
 
 /// What a worker did with its time, in seconds. What it is at when the run ends does not count.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct WorkerTimes {
     /// Its rank.
     pub worker: u32,
@@ -92,6 +97,8 @@ pub struct WorkerTimes {
     pub communicating: f64,
     /// Having nothing to do.
     pub waiting: f64,
+    /// Samples in the updates that it sent, used or not, per second of its time.
+    pub samples_per_second: f64,
 }
 
 impl WorkerTimes {
@@ -106,7 +113,17 @@ impl WorkerTimes {
     }
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+/// A task that a worker has been given.
+#[derive(Debug, Clone, Copy)]
+struct Issued {
+    number: u64,
+    /// In each iteration.
+    samples: u32,
+    /// To be done, or done as far as they were asked about.
+    iterations: u32,
+}
+
+#[derive(Debug, Clone, Default)]
 struct Shift {
     present_since: Option<Time>,
     idle_since: Option<Time>,
@@ -116,20 +133,49 @@ struct Shift {
     idle: Span,
     computing: Span,
     querying: Span,
+    /// Oldest first. Tasks are done in their order, so that none is older than the last one reported.
+    issued: VecDeque<Issued>,
+    /// Samples in reported tasks.
+    samples: u64,
 }
 
 impl Shift {
+    fn issue(&mut self, Assignment { task, work, samples, .. }: &Assignment) {
+        let iterations = match work.course() {
+            None => 1,
+            Some(Course::Iterations(count)) => count,
+            Some(Course::AskAndWait | Course::AskAndGoOn) => 0,
+        };
+        self.issued.push_back(Issued { number: task.number, samples: *samples, iterations });
+    }
+
+    fn ask(&mut self, number: u64, iterations: u32) {
+        if let Some(issued) = self.issued.iter_mut().find(|issued| issued.number == number) {
+            issued.iterations = iterations;
+        }
+    }
+
+    fn report(&mut self, number: u64) {
+        while let Some(issued) = self.issued.pop_front_if(|issued| issued.number <= number) {
+            if issued.number == number {
+                self.samples += u64::from(issued.samples) * u64::from(issued.iterations);
+            }
+        }
+    }
+
     fn times(&self, worker: u32, now: Time) -> WorkerTimes {
         let open = |since: Option<Time>, until: Time| since.map_or(Span::ZERO, |since| until.since(since));
         let accounted = if self.idle_since.is_some() { now } else { self.heard };
         let present = self.present + open(self.present_since, accounted);
         let waiting = self.idle + open(self.idle_since, now);
+        let seconds = present.seconds();
         WorkerTimes {
             worker,
             computing: self.computing.seconds(),
             querying: self.querying.seconds(),
             communicating: (present - self.computing - self.querying - waiting).seconds(),
             waiting: waiting.seconds(),
+            samples_per_second: if seconds > 0.0 { self.samples as f64 / seconds } else { 0.0 },
         }
     }
 }
@@ -154,7 +200,7 @@ pub struct Monitor {
 impl Monitor {
     fn shift(&mut self, worker: WorkerId) -> &mut Shift {
         if worker.index() >= self.shifts.len() {
-            self.shifts.resize(worker.index() + 1, Shift::default());
+            self.shifts.resize_with(worker.index() + 1, Shift::default);
         }
         &mut self.shifts[worker.index()]
     }
@@ -199,8 +245,13 @@ impl Monitor {
                 let commit = self.pending.pop_front();
                 done = commit.map(|(updates, reason)| self.stepped(now, updates, loss, reason));
             }
-            Event::Asked { task, report, .. } | Event::Reported { task, report } => {
+            Event::Asked { task, iterations, report } => {
                 self.heard(task.worker, now, report);
+                self.shift(task.worker).ask(task.number, *iterations);
+            }
+            Event::Reported { task, report } => {
+                self.heard(task.worker, now, report);
+                self.shift(task.worker).report(task.number);
             }
             Event::Timer => {}
         }
@@ -209,7 +260,10 @@ impl Monitor {
                 Action::Commit { updates, .. } => self.pending.push_back((updates.len(), decision.reason)),
                 Action::Discard { .. } => self.discarded += 1,
                 Action::Interrupt { .. } => self.interrupted += 1,
-                Action::Assign(assignment) => self.works(assignment.task.worker, now),
+                Action::Assign(assignment) => {
+                    self.works(assignment.task.worker, now);
+                    self.shift(assignment.task.worker).issue(assignment);
+                }
                 Action::Hold { worker, .. } => self.idles(*worker, now),
                 Action::Continue { .. } | Action::Collect { .. } | Action::Wake { .. } => {}
             }
@@ -292,7 +346,7 @@ impl Monitor {
     }
 
     /// What each worker did with its time so far, by rank.
-    pub fn worker_times(&self, now: Time) -> Vec<WorkerTimes> {
+    fn worker_times(&self, now: Time) -> Vec<WorkerTimes> {
         (0..).zip(&self.shifts).map(|(worker, shift)| shift.times(worker, now)).collect()
     }
 
@@ -320,6 +374,7 @@ impl Monitor {
             bytes,
             samples_per_second: per_second(samples.used),
             bytes_per_second: per_second(bytes),
+            worker_times: self.worker_times(now),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use paceline_core::{
     Action, Decision, Event, Ledger, LedgerError, Scheme, SchemeSpec, Setup, SpecError, Time, WorkerId,
 };
-use paceline_run::{Goal, Goals, Monitor, Observer, Run, Summary, WorkerTimes};
+use paceline_run::{Goal, Goals, Monitor, Observer, Run, Summary};
 use paceline_store::{OptimizerSpec, Schedule};
 use paceline_workload::Workload;
 use thiserror::Error;
@@ -71,8 +71,6 @@ pub struct Simulation {
 pub struct Outcome {
     /// The run in numbers.
     pub summary: Summary,
-    /// What each worker did with its time, by rank.
-    pub workers: Vec<WorkerTimes>,
     /// The model.
     pub parameters: Option<Vec<f32>>,
 }
@@ -295,6 +293,6 @@ impl Engine<'_> {
         };
         let summary = self.monitor.summary(&run, now, met, &self.ledger.samples(), self.world.bytes);
         let parameters = self.world.parameters().map(<[f32]>::to_vec);
-        Outcome { summary, workers: self.monitor.worker_times(now), parameters }
+        Outcome { summary, parameters }
     }
 }

@@ -18,7 +18,7 @@ fn cluster(scheme: &str, times: &str, until: &str) -> Simulation {
 }
 
 fn least_computing(outcome: &Outcome) -> f64 {
-    outcome.workers.iter().map(WorkerTimes::computing_share).fold(1.0, f64::min)
+    outcome.summary.worker_times.iter().map(WorkerTimes::computing_share).fold(1.0, f64::min)
 }
 
 /// Log-normal with a median of 0.03 s and a deviation of 10 %.
@@ -28,9 +28,15 @@ const NOISY: &str = "lognormal:-3.506557897319982,0.1";
 fn everyone_computes_nearly_all_the_time() {
     for mode in ["blocking", "non-blocking"] {
         let steady = outcome(&cluster(&format!("esync:mode={mode}"), "deterministic:0.03", "iterations=200"));
-        assert!(least_computing(&steady) >= 0.95, "{mode}: {:?}", steady.workers);
+        assert!(least_computing(&steady) >= 0.95, "{mode}: {:?}", steady.summary.worker_times);
+        for worker in &steady.summary.worker_times {
+            let iteration = if worker.worker < 4 { FAST } else { 3.5 };
+            // One sample in each.
+            let expected = worker.computing_share() / iteration;
+            assert!((worker.samples_per_second / expected - 1.0).abs() < 0.01, "{mode}: {worker:?}");
+        }
         let noisy = outcome(&cluster(&format!("esync:mode={mode}"), NOISY, "iterations=200"));
-        assert!(least_computing(&noisy) >= 0.90, "{mode}: {:?}", noisy.workers);
+        assert!(least_computing(&noisy) >= 0.90, "{mode}: {:?}", noisy.summary.worker_times);
     }
     let bsp = outcome(&cluster("bsp", "deterministic:0.03", "iterations=200"));
     assert!(least_computing(&bsp) < 0.01);
@@ -40,7 +46,7 @@ fn everyone_computes_nearly_all_the_time() {
 fn nobody_is_blocked_for_as_long_as_the_fastest_iteration() {
     let rounds = 200.0;
     let run = outcome(&cluster("esync", "deterministic:0.03", "iterations=200"));
-    for worker in &run.workers {
+    for worker in &run.summary.worker_times {
         // In the first round nobody knows how fast anyone is.
         let blocked = (worker.waiting - (3.5 - FAST)).max(0.0) / (rounds - 1.0);
         assert!(blocked < FAST, "{worker:?}");
@@ -65,13 +71,13 @@ fn long_round_trips_of_questions_cost_little_without_waiting_for_answers() {
         simulation.network = Some("latency=0.1,bytes=0".parse().unwrap());
         let share = |worker: &WorkerTimes| (worker.querying + worker.waiting) / worker.total();
         let run = outcome(&simulation);
-        (run.workers.iter().map(share).collect::<Vec<_>>(), run)
+        (run.summary.worker_times.iter().map(share).collect::<Vec<_>>(), run)
     };
     let (non_blocking, run) = lost("non-blocking");
-    assert!(non_blocking.iter().all(|&share| share < 0.05), "{non_blocking:?} {:?}", run.workers);
+    assert!(non_blocking.iter().all(|&share| share < 0.05), "{non_blocking:?} {:?}", run.summary.worker_times);
     // Waiting for answers, a fast worker computes 0.03 s out of every 0.23 s.
     let (blocking, run) = lost("blocking");
-    assert!(blocking[0] > 0.8, "{blocking:?} {:?}", run.workers);
+    assert!(blocking[0] > 0.8, "{blocking:?} {:?}", run.summary.worker_times);
 }
 
 #[test]

@@ -46,9 +46,7 @@ pub fn fig4(conditions: &Conditions) -> Result<Findings, Failure> {
             format!("{:.3}", bytes / asp_bytes),
         ]
     }));
-    let record = |(scheme, samples, bytes): &(&str, f64, f64)| {
-        json!({ "scheme": scheme, "samples_per_second": samples, "bytes_per_second": bytes })
-    };
+    let record = |(scheme, samples, bytes): &(&str, f64, f64)| json!({ "scheme": scheme, "samples_per_second": samples, "bytes_per_second": bytes });
     let text = format!(
         "ESync, fig. 4: data throughput and traffic. The paper: 33 times the samples of synchronous SGD, 13 times those \
          of asynchronous SGD, a quarter of its traffic.\n\n{}",
@@ -72,7 +70,7 @@ pub fn fig5(conditions: &Conditions) -> Result<Findings, Failure> {
         for (name, ranks) in [("fast", 0..4), ("slow", 4..6)] {
             let part = |value: fn(&WorkerTimes) -> f64| {
                 let share = |worker: &WorkerTimes| value(worker) / worker.total();
-                mean(&outcome.workers[ranks.clone()].iter().map(share).collect::<Vec<_>>())
+                mean(&outcome.summary.worker_times[ranks.clone()].iter().map(share).collect::<Vec<_>>())
             };
             let parts = [
                 part(|worker| worker.computing),
@@ -89,7 +87,8 @@ pub fn fig5(conditions: &Conditions) -> Result<Findings, Failure> {
             }));
         }
         if latency.is_none() {
-            let by_rank = outcome.workers.iter().map(|worker| (f64::from(worker.worker), worker.computing_share()));
+            let by_rank =
+                outcome.summary.worker_times.iter().map(|worker| (f64::from(worker.worker), worker.computing_share()));
             shares.push((scheme, by_rank.collect()));
         }
     }
