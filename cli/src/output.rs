@@ -87,6 +87,33 @@ impl Observer for Progress {
     }
 }
 
+/// A bar that counts steps of anything else.
+pub struct Steps {
+    bar: ProgressBar,
+}
+
+impl Steps {
+    /// Of so many steps at most, each of which is called `name`.
+    pub fn new(bars: &MultiProgress, name: &str, most: usize) -> Self {
+        let bar = ProgressBar::new(most as u64).with_style(style("{prefix} {bar:24} {pos}/{len} {msg} [{elapsed}]"));
+        let bar = bars.add(bar.with_prefix(name.to_string()));
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Steps { bar }
+    }
+
+    /// One more is done, and this is how things stand.
+    pub fn step(&mut self, standing: String) {
+        self.bar.inc(1);
+        self.bar.set_message(standing);
+    }
+}
+
+impl Drop for Steps {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
 /// Finished runs as a table.
 pub fn table(summaries: &[Summary]) -> String {
     let names =

@@ -72,6 +72,8 @@ pub enum Mark {
     Dots,
     /// A larger square for each point.
     Squares,
+    /// What the points go round, filled palely.
+    Area,
 }
 
 /// Points that belong together.
@@ -177,6 +179,9 @@ impl Figure {
             let drawn = match mark {
                 Mark::Line => chart.draw_series(LineSeries::new(points, colour.stroke_width(2 * scale)))?,
                 Mark::Dots => chart.draw_series(points.map(|point| Circle::new(point, 3 * size, colour.filled())))?,
+                Mark::Area => {
+                    chart.draw_series([Polygon::new(points.collect::<Vec<_>>(), colour.mix(0.25).filled())])?
+                }
                 Mark::Squares => chart.draw_series(points.map(|point| {
                     EmptyElement::at(point)
                         + Rectangle::new([(-4 * size, -4 * size), (4 * size, 4 * size)], colour.filled())
@@ -231,7 +236,12 @@ mod tests {
             x: "time (s)".into(),
             y: "loss".into(),
             shaded: Some((0.5, 1.0)),
-            series: vec![series("bsp", Mark::Line), series("asp", Mark::Dots), series("", Mark::Squares)],
+            series: vec![
+                series("", Mark::Area),
+                series("bsp", Mark::Line),
+                series("asp", Mark::Dots),
+                series("", Mark::Squares),
+            ],
         }
     }
 

@@ -3,6 +3,7 @@
 pub mod data;
 pub mod fit;
 pub mod plan;
+pub mod predictor;
 pub mod race;
 pub mod replay;
 pub mod report;

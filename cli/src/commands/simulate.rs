@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::batch;
 use crate::config::Settings;
 use crate::failure::Failure;
-use crate::options::{Prepared, Scenario, Seeds};
+use crate::options::{Prepared, Scenario, Seeds, scheme};
 use crate::output::{Progress, bars, table};
 use crate::run_folder::{RunFolder, check_free};
 
@@ -22,7 +22,7 @@ use crate::run_folder::{RunFolder, check_free};
 #[command(after_help = after_help())]
 pub struct Simulate {
     /// The scheme, as NAME or NAME:KEY=VALUE,… (see below)
-    #[arg(long, value_name = "SCHEME", default_value = "bsp")]
+    #[arg(long, value_name = "SCHEME", default_value = "bsp", value_parser = scheme)]
     scheme: SchemeSpec,
 
     /// Which seeds to run: 7, 1..20 (both ends included) or 1,5,9

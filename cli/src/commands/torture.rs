@@ -14,6 +14,7 @@ use paceline_torture::{History, Survival, schemes, shorten, torture};
 use serde_json::json;
 
 use crate::failure::Failure;
+use crate::options::scheme;
 use crate::output::bars;
 
 /// The most workers a scheme's own settings may ask for.
@@ -40,7 +41,7 @@ pub struct Torture {
     seed: Option<u64>,
 
     /// Try this scheme alone; may be given several times [default: all, with all ways to hand out work]
-    #[arg(long, value_name = "SCHEME")]
+    #[arg(long, value_name = "SCHEME", value_parser = scheme)]
     scheme: Vec<SchemeSpec>,
 
     /// Threads that try seeds; the outcome does not depend on them [default: as many as there are processors]

@@ -3,6 +3,9 @@
 use std::str::FromStr;
 
 use paceline_core::{CATALOGUE, SchemeSpec, Setup};
+use paceline_sim::Simulation;
+
+use crate::options::scheme;
 
 /// The schemes of a contest as written: `all`, or schemes with commas between them.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,7 +32,7 @@ impl FromStr for Contenders {
                 None => specs.push(part.into()),
             }
         }
-        Ok(Contenders::These(specs.iter().map(|spec| spec.parse()).collect::<Result<_, _>>()?))
+        Ok(Contenders::These(specs.iter().map(|spec| scheme(spec)).collect::<Result<_, _>>()?))
     }
 }
 
@@ -65,7 +68,7 @@ impl Contenders {
             }
         };
         for spec in &specs {
-            spec.build(setup)?;
+            Simulation::check(spec, setup)?;
         }
         Ok(specs)
     }

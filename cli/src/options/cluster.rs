@@ -21,7 +21,7 @@ pub struct Cluster {
     /// pareto:SCALE,SHAPE, lognormal:MU,SIGMA, normal:MEAN,DEVIATION, markov:NORMAL,SLOW,P_FALL,P_RECOVER (per task),
     /// correlated:HOSTS,MU,SIGMA,SHARE (log-normal, hosts' workers slow together),
     /// regimes:HOSTS,MEAN,DEVIATION,FACTOR,FIRST[,NORMAL,SLOW] (normal; a host FACTOR slower for its FIRST tasks, then,
-    /// after about NORMAL tasks each, any host for about SLOW), bursts:HOSTS,MEAN,DEVIATION,FACTOR,P_BEGIN,P_END (each
+    /// after about NORMAL tasks each, the next for about SLOW), bursts:HOSTS,MEAN,DEVIATION,FACTOR,P_BEGIN,P_END (each
     /// host up to FACTOR slower while another job is there, which comes and goes with these probabilities per task),
     /// periodic:HOSTS,MEAN,DEVIATION,FACTOR,PERIOD,LENGTH (each host in turn FACTOR slower for LENGTH of PERIOD tasks),
     /// contention:l1|l2|l3|production[,T] (machines shared with tasks that come and go; T alone), gpu:T (three types of

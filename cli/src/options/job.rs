@@ -13,7 +13,7 @@ use crate::recipe::Recipe;
 #[derive(Debug, Clone, Args)]
 pub struct JobOptions {
     /// The scheme, as NAME or NAME:KEY=VALUE,… (`paceline simulate --help` lists them all)
-    #[arg(long, value_name = "SCHEME", default_value = "bsp")]
+    #[arg(long, value_name = "SCHEME", default_value = "bsp", value_parser = super::scheme)]
     pub scheme: SchemeSpec,
 
     /// How schemes that wait for k of n hand out work: pull, push-wait or push-interrupt

@@ -7,6 +7,9 @@ mod scenario;
 mod seeds;
 mod training;
 
+use paceline_core::SchemeSpec;
+use paceline_run::equip;
+
 pub use cluster::Cluster;
 pub use emulation::{Late, Lateness};
 pub use job::JobOptions;
@@ -18,6 +21,11 @@ pub use training::{DATA_SEED, Training};
 pub fn seconds(text: &str) -> Result<f64, String> {
     let seconds = text.parse().ok().filter(|seconds: &f64| seconds.is_finite() && *seconds > 0.0);
     seconds.ok_or_else(|| "expected seconds, more than 0".into())
+}
+
+/// A scheme, with the file read that it may name.
+pub fn scheme(text: &str) -> anyhow::Result<SchemeSpec> {
+    Ok(equip(text.parse()?)?)
 }
 
 /// A whole number from 1.

@@ -11,6 +11,7 @@
 //! - [`run_times`]: how long all workers' next tasks will take, jointly.
 //! - [`rounds`] and [`free_running`]: what schemes that exchange gradients are made of.
 //! - [`local_rounds`]: what schemes with local iterations are made of; [`StateServer`]: how many of them.
+//! - [`Learnt`]: what some schemes start from that was trained beforehand.
 //! - [`RoundTripTable`]: how long until k gradients are in.
 //! - [`Deadlines`]: when silence means that a worker is gone.
 
@@ -23,6 +24,7 @@ mod gain;
 mod handout;
 mod interval;
 mod iteration_times;
+mod learnt;
 mod ledger;
 pub mod local_rounds;
 mod loss_guard;
@@ -43,6 +45,7 @@ pub use contract::{
 };
 pub use deadlines::Deadlines;
 pub use handout::Handout;
+pub use learnt::{Learnt, LearntError, Tensors};
 pub use ledger::{Expected, Law, LawBroken, Ledger, LedgerError, Refusal, Samples, Turn};
 pub use reason::{Choice, Estimate, Reason};
 pub use round_trips::{Memory, RoundTripError, RoundTripTable};

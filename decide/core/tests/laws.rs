@@ -1,10 +1,12 @@
 //! Every scheme is driven through the ledger with random arrivals, joins, leaves, duplicates and silence.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use paceline_core::run_times::{Draws, Size};
 use paceline_core::{
-    Action, Aggregate, Assignment, Course, Event, Handout, Ledger, LedgerError, Report, Samples, SchemeSpec, Setup,
-    Span, TaskId, Time, Until, Version, WorkerId,
+    Action, Aggregate, Assignment, Course, Event, Handout, Learnt, Ledger, LedgerError, Report, Samples, SchemeSpec,
+    Setup, Span, TaskId, Time, Until, Version, WorkerId,
 };
 use proptest::prelude::*;
 
@@ -25,6 +27,7 @@ fn specs() -> Vec<String> {
             "adasync:",
             "cutoff:",
             "cutoff:lag=2,",
+            "cutoff:predictor=dmm,samples=3,",
             "lb-bsp:warm-up=3,",
             "lb-bsp:predictor=ema,update=non-blocking,k=4,change=0,",
             "lb-bsp:mode=gpu,least=2,",
@@ -49,6 +52,17 @@ fn specs() -> Vec<String> {
         "easgd:tau=2",
     ];
     rounds.chain(free.map(String::from)).collect()
+}
+
+/// A model of run-times with any weights at all.
+fn learnt() -> Learnt {
+    let size = Size { workers: WORKERS, lag: 3, latent: 2, hidden: 2 };
+    let mut draws = Draws::at(&[1]);
+    let tensor = |(name, shape): (String, Vec<usize>)| {
+        let values = (0..shape.iter().product()).map(|_| draws.normal() as f32).collect();
+        (name, (shape, values))
+    };
+    Learnt { tensors: size.shapes().into_iter().map(tensor).collect(), notes: size.notes(1.0).collect() }
 }
 
 /// What a commit showed: nothing where there is no model, else numbers that make dynamic schemes change their minds.
@@ -243,7 +257,8 @@ struct Drive {
 
 impl Drive {
     fn new(spec: &str) -> Self {
-        let spec: SchemeSpec = spec.parse().unwrap();
+        let mut spec: SchemeSpec = spec.parse().unwrap();
+        spec.aids.learnt = Some(Arc::new(learnt()));
         let setup = Setup { workers: WORKERS, batch: 3, handout: None };
         Drive { ledger: Ledger::new(spec.build(&setup).unwrap()), world: World::default(), now: Time::START }
     }

@@ -7,9 +7,11 @@ use std::collections::BTreeSet;
 use std::io::{self, BufRead, Write};
 
 use paceline_core::{Decision, Event, Handout, Ledger, LedgerError, SchemeSpec, Setup, SpecError, Time, WorkerId};
+use paceline_store::TensorFileError;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::equip::equip;
 use crate::monitor::{Monitor, Observer};
 
 /// The format written, and the only one read.
@@ -144,6 +146,9 @@ pub enum ReplayError {
     /// The recorded scheme can't be built.
     #[error("line 1: {0}")]
     Scheme(#[from] SpecError),
+    /// What the scheme starts from can't be read.
+    #[error("line 1: {0}")]
+    Learnt(#[from] TensorFileError),
     /// The ledger does not accept a recorded event.
     #[error("line {line}: {error}")]
     Ledger {
@@ -256,7 +261,7 @@ impl Past {
 
     fn live(stream: impl BufRead, most: Option<u64>) -> Result<Past, ReplayError> {
         let (header, turns) = turns(stream)?;
-        let ledger = Ledger::new(header.scheme.build(&header.setup())?);
+        let ledger = Ledger::new(equip(header.scheme.clone())?.build(&header.setup())?);
         let (monitor, workers) = (Monitor::default(), BTreeSet::new());
         let mut past = Past { header, ledger, monitor, now: Time::START, workers, events: 0, decisions: 0 };
         for turn in turns.take(most.map_or(usize::MAX, |most| most as usize)) {

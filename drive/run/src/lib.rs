@@ -6,7 +6,9 @@
 //! - [`Monitor`]: what it has to show; [`Observer`]s follow it as it goes.
 //! - [`EventLog`], [`recall`], [`replay`] and [`Past`]: its event stream, and going on from it.
 //! - [`Trace`]: its workers' times.
+//! - [`equip`]: what schemes start from that was learnt beforehand.
 
+mod equip;
 mod events;
 mod goal;
 mod local;
@@ -14,6 +16,7 @@ mod monitor;
 mod trace;
 mod trainer;
 
+pub use equip::{equip, read_learnt, write_learnt};
 pub use events::{EventLog, Header, Past, ReplayError, Replayed, recall, replay};
 pub use goal::{Goal, GoalError, Goals, LOSS_WINDOW, Standing};
 pub use local::{LocalReplica, drawn_to, replica_at};

@@ -10,8 +10,8 @@ use crate::times::is_count;
 /// When which hosts are slowed down. Time is counted in tasks of the worker.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Pattern {
-    /// The first host is slow at first, then none. Where episodes recur, all goes well for a while, then any one host is
-    /// slow for a while, and so on.
+    /// The first host is slow at first, then none. Where episodes recur, all goes well for a while, then the next host is
+    /// slow for a while, and so on in turn.
     Regimes {
         /// How much slower.
         factor: f64,
@@ -109,8 +109,9 @@ pub(crate) struct Interference {
     hosts: u32,
     rng: Xoshiro256PlusPlus,
     tasks: u32,
-    /// Which host is slow, under [`Pattern::Regimes`].
+    /// Which host is slow, under [`Pattern::Regimes`], and which will be next.
     slow: Option<u32>,
+    next: u32,
     /// How much slower this host is, under [`Pattern::Bursts`].
     burst: f64,
 }
@@ -125,7 +126,16 @@ impl Interference {
     ) -> Self {
         // Regimes are the cluster's, bursts each host's own.
         let stream = if matches!(pattern, Pattern::Bursts { .. }) { 1 + u64::from(host) } else { 0 };
-        Interference { pattern, host, hosts, rng: generator(stream), tasks: 0, slow: Some(0), burst: 1.0 }
+        Interference {
+            pattern,
+            host,
+            hosts,
+            rng: generator(stream),
+            tasks: 0,
+            slow: Some(0),
+            next: 1 % hosts,
+            burst: 1.0,
+        }
     }
 
     /// How much slower the next task is.
@@ -140,10 +150,8 @@ impl Interference {
                     // Episodes of mean length m end with probability 1/m after each task.
                     let mean = if self.slow.is_some() { slow } else { normal };
                     if self.rng.random::<f64>() * mean < 1.0 {
-                        self.slow = match self.slow {
-                            Some(_) => None,
-                            None => Some(self.rng.random_range(0..self.hosts)),
-                        };
+                        self.slow = if self.slow.is_some() { None } else { Some(self.next) };
+                        self.next = (self.next + u32::from(self.slow.is_some())) % self.hosts;
                     }
                 }
                 if self.slow == Some(self.host) { factor } else { 1.0 }

@@ -3,7 +3,8 @@
 //! A model is one flat `f32` vector with a named [`Layout`]. Gradients of several workers become one in [`aggregate`],
 //! which also yields the norms that schemes decide by; an [`Optimizer`] applies it at the rate of a [`Schedule`].
 //! [`Shards`] cut the vector for threads or hosts without changing a bit of the result, and a
-//! [`SnapshotFolder`] keeps what a run needs to go on after it was killed.
+//! [`SnapshotFolder`] keeps what a run needs to go on after it was killed. Other tensors, with notes about them, are kept by
+//! [`write_tensors`].
 
 mod aggregate;
 mod atomic;
@@ -14,6 +15,7 @@ mod schedule;
 mod shards;
 mod snapshot;
 mod spec;
+mod tensor_file;
 mod tensors;
 
 pub use aggregate::{Norms, ShardNorms, aggregate, aggregate_shard};
@@ -23,3 +25,4 @@ pub use schedule::{Schedule, Shape};
 pub use shards::{BLOCK, Shards};
 pub use snapshot::{Latest, Snapshot, SnapshotError, SnapshotFolder, SnapshotView, export_model, load_snapshot};
 pub use spec::SpecError;
+pub use tensor_file::{Notes, TensorFileError, TensorFileErrorKind, Tensors, read_tensors, write_tensors};

@@ -26,6 +26,9 @@ const NOT_OF_TRAIN: &[&str] = &["schemes", "seeds", "threads", "real", "emulate"
 pub fn race(race: &Race, settings: &Settings, out: &Path) -> Result<Vec<Showing>, Failure> {
     let setup = race.real_setup();
     let schemes = race.schemes.specs(&setup, false).map_err(Failure::Input)?;
+    // What can be simulated may still need to know more than real workers tell.
+    let real = |scheme: &SchemeSpec| scheme.build(&setup).map(drop);
+    schemes.iter().try_for_each(real).map_err(|error| Failure::Input(error.into()))?;
     let settings = settings.clone().without(NOT_OF_TRAIN).with("workers", setup.workers);
     std::fs::create_dir_all(out).map_err(Failure::run)?;
     let config = out.join("train.toml");

@@ -3,6 +3,7 @@
 //! An experiment is a file here and an [`Experiment`] in [`EXPERIMENTS`]; the conditions of simulated ones are in
 //! `experiments/`, as configurations that `paceline simulate --config` takes, too.
 
+mod cutoff;
 mod dbw;
 mod esync;
 mod lbbsp;
@@ -40,6 +41,17 @@ struct Findings {
 }
 
 const EXPERIMENTS: &[Experiment] = &[
+    Experiment {
+        name: "cutoff-fig2",
+        summary: "throughput when a slow host becomes like the others",
+        run: cutoff::fig2,
+    },
+    Experiment { name: "cutoff-fig3", summary: "run-times as predicted and as they came to be", run: cutoff::fig3 },
+    Experiment {
+        name: "cutoff-fig4",
+        summary: "cutoff against bsp and asp: the held-out loss over time",
+        run: cutoff::fig4,
+    },
     Experiment { name: "dbw-fig4", summary: "how k and the loss go during training", run: dbw::fig4 },
     Experiment { name: "dbw-fig6", summary: "time to a loss as round trips vary more and more", run: dbw::fig6 },
     Experiment { name: "dbw-fig8", summary: "time to a loss for three batch sizes", run: dbw::fig8 },

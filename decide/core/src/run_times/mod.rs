@@ -1,13 +1,16 @@
 //! How long all workers' next tasks will take, jointly (Cutoff SGD, section 3.1).
 //!
 //! A [`RunTimePredictor`] is told every worker's run-time after each iteration, and gives a [`Forecast`] of the next:
-//! [`IndependentNormal`] by order statistics, [`Oracle`] by knowing. Random numbers come from [`Draws`], a pure function.
+//! [`IndependentNormal`] by order statistics, [`Amortized`] by a [`DeepMarkov`] model of the cluster, [`Oracle`] by knowing.
+//! Random numbers come from [`Draws`], a pure function.
 
+mod deep_markov;
 mod draws;
 mod gaussian;
 mod oracle;
 mod order_statistics;
 
+pub use deep_markov::{Amortized, DeepMarkov, Elbo, KIND, LEAST_DEVIATION, SAMPLES, Size, scale};
 pub use draws::Draws;
 pub use gaussian::Normal;
 pub use oracle::{Foresight, Oracle};

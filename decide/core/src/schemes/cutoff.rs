@@ -1,9 +1,11 @@
 //! `cutoff`: wait for as many as are predicted to give the most gradients per time, and interrupt the others (Teng and
 //! Wood, 2018).
 
+use std::sync::Arc;
+
 use super::{Settings, Setup, SpecError};
 use crate::rounds::{Arrival, Quorum, Rounds};
-use crate::run_times::{Draws, Forecast, IndependentNormal, Oracle, RunTimePredictor};
+use crate::run_times::{Amortized, DeepMarkov, Draws, Forecast, IndependentNormal, Oracle, RunTimePredictor, SAMPLES};
 use crate::{Aggregate, Choice, Estimate, Handout, Reason, Scheme, Span, Time, WorkerId};
 
 /// The shortest time there is: run-times are above 0.
@@ -99,18 +101,29 @@ impl Quorum for Cutoff {
 #[derive(Clone, Copy)]
 enum Kind {
     Normal,
+    DeepMarkov,
     Oracle,
 }
 
 pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
-    let kind = settings.choice("predictor", &[("normal", Kind::Normal), ("oracle", Kind::Oracle)])?;
+    let kinds = [("normal", Kind::Normal), ("dmm", Kind::DeepMarkov), ("oracle", Kind::Oracle)];
+    let kind = settings.choice("predictor", &kinds)?;
     let seed = settings.optional("seed", 1, 0..=u64::MAX)?;
     let predictor: Box<dyn RunTimePredictor> = match kind {
         Kind::Normal => Box::new(IndependentNormal::new(settings.optional("lag", LAG, 1..=100_000)?)),
+        Kind::DeepMarkov => {
+            let learnt = settings
+                .learnt()
+                .ok_or_else(|| settings.missing("model", "FILE, as made by paceline predictor train"))?;
+            let model = DeepMarkov::new(learnt).and_then(|model| model.for_workers(setup.workers));
+            let model =
+                model.map_err(|error| settings.unfit("model", format!("a model of this cluster, but {error}")))?;
+            Box::new(Amortized::new(Arc::new(model), settings.optional("samples", SAMPLES, 2..=100_000)?, seed))
+        }
         Kind::Oracle => {
             let foresight = settings.foresight().cloned();
             Box::new(Oracle(foresight.ok_or_else(|| {
-                settings.unfit("predictor", "normal here, since only the simulator knows the future".into())
+                settings.unfit("predictor", "normal or dmm here, since only the simulator knows the future".into())
             })?))
         }
     };
@@ -120,12 +133,14 @@ pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Sc
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
     use crate::Version;
     use crate::run_times::Normal;
 
     /// Predicts the same again and again, and remembers what it was told.
-    struct Told(Forecast, std::sync::Arc<std::sync::Mutex<Vec<Vec<f64>>>>);
+    struct Told(Forecast, Arc<Mutex<Vec<Vec<f64>>>>);
 
     impl RunTimePredictor for Told {
         fn observe(&mut self, times: &[f64]) {
@@ -158,8 +173,8 @@ mod tests {
         let slow = Normal { mean: 3.0, deviation: 0.2 };
         let fast = Normal { mean: 1.0, deviation: 0.1 };
         let forecast = Forecast { workers: vec![fast, fast, slow, slow], ranks: vec![fast, fast, slow, slow] };
-        let told = std::sync::Arc::default();
-        let mut rule = Cutoff::new(Box::new(Told(forecast, std::sync::Arc::clone(&told))), 4, 1);
+        let told = Arc::default();
+        let mut rule = Cutoff::new(Box::new(Told(forecast, Arc::clone(&told))), 4, 1);
         for iteration in 0..1000 {
             // The last one comes too late to be cut off.
             rule.begin(&ranks(3));

@@ -108,9 +108,15 @@ pub const CATALOGUE: &[Entry] = &[
         name: "cutoff",
         summary: "wait for as many as are predicted to give the most gradients per time, interrupt the others",
         settings: &[
-            ("predictor", "of run-times: normal (independent, all alike) or oracle (simulated only); default normal"),
+            (
+                "predictor",
+                "of run-times: normal (independent, all alike), dmm (a model learnt of this cluster) or oracle (simulated \
+                 only); default normal",
+            ),
+            ("model", "file of the model for dmm, which `paceline predictor train` makes"),
+            ("samples", "draws that dmm predicts from; default 32"),
             ("lag", "iterations that normal looks back on; default 20"),
-            ("seed", "of what is made up for run-times cut off; default 1"),
+            ("seed", "of dmm's draws, and of what is made up for run-times cut off; default 1"),
         ],
         hands_out: true,
         build: cutoff::build,

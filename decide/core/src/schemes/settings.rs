@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use super::{CATALOGUE, Entry, Setup};
 use crate::run_times::Foresight;
-use crate::{Handout, Scheme};
+use crate::{Handout, Learnt, Scheme};
 
 /// What is wrong with a scheme as written.
 #[derive(Debug, Clone, PartialEq, Error)]
@@ -103,13 +103,16 @@ fn allowed_keys(scheme: &str) -> String {
 /// What a scheme may need beside its settings and can't get by itself. It goes with the spec, but is not written.
 #[derive(Clone, Default)]
 pub struct Aids {
+    /// What was learnt beforehand, where the scheme starts from such.
+    pub learnt: Option<Arc<Learnt>>,
     /// Knowledge of the future, where there is any.
     pub foresight: Option<Arc<dyn Foresight>>,
 }
 
 impl fmt::Debug for Aids {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Aids").field("foresight", &self.foresight.is_some()).finish()
+        let (learnt, foresight) = (self.learnt.is_some(), self.foresight.is_some());
+        f.debug_struct("Aids").field("learnt", &learnt).field("foresight", &foresight).finish()
     }
 }
 
@@ -137,6 +140,15 @@ impl SchemeSpec {
     /// The scheme's name without settings.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The file that it names of what was learnt: its setting `model`.
+    pub fn model(&self) -> Option<&str> {
+        self.text("model")
+    }
+
+    fn text(&self, key: &str) -> Option<&str> {
+        self.settings.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
     }
 
     fn entry(&self) -> &'static Entry {
@@ -213,7 +225,7 @@ pub(super) struct Settings<'a> {
 
 impl Settings<'_> {
     fn text(&self, key: &str) -> Option<&str> {
-        self.spec.settings.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
+        self.spec.text(key)
     }
 
     /// A number within `allowed` that must be given.
@@ -223,7 +235,7 @@ impl Settings<'_> {
     {
         let in_words = format!("{} to {}", allowed.start(), allowed.end());
         match self.text(key) {
-            None => Err(SpecError::Missing { scheme: self.spec.name.clone(), key, allowed: in_words }),
+            None => Err(self.missing(key, &in_words)),
             Some(text) => match text.parse() {
                 Ok(value) if allowed.contains(&value) => Ok(value),
                 _ => Err(self.bad(key, text, in_words)),
@@ -273,6 +285,16 @@ impl Settings<'_> {
     /// The value of a setting that was given does not go with the others.
     pub(super) fn unfit(&self, key: &'static str, allowed: String) -> SpecError {
         self.bad(key, self.text(key).unwrap_or(""), allowed)
+    }
+
+    /// What was learnt beforehand.
+    pub(super) fn learnt(&self) -> Option<&Learnt> {
+        self.spec.aids.learnt.as_deref()
+    }
+
+    /// A setting without default is not given.
+    pub(super) fn missing(&self, key: &'static str, allowed: &str) -> SpecError {
+        SpecError::Missing { scheme: self.spec.name.clone(), key, allowed: allowed.into() }
     }
 
     /// What is known of the future.
