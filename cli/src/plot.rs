@@ -18,6 +18,8 @@ use plotters::style::register_font;
 /// Pixels of a panel in an SVG; a PNG has [`PNG_SCALE`] times as many.
 const PANEL: (u32, u32) = (760, 480);
 const PNG_SCALE: u32 = 2;
+/// How thick a bar is, where the next is one away.
+const BAR: f64 = 0.7;
 const FONT: &str = "sans-serif";
 
 /// Colours by scheme: Okabe and Ito's, then Tol's muted ones.
@@ -74,6 +76,8 @@ pub enum Mark {
     Squares,
     /// What the points go round, filled palely.
     Area,
+    /// A bar from each point to the next, two by two, at the first one's height.
+    Bars,
 }
 
 /// Points that belong together.
@@ -152,7 +156,14 @@ impl Figure {
         scale: u32,
     ) -> Result<(), DrawingAreaErrorKind<B::ErrorType>> {
         let points = || self.series.iter().flat_map(|series| &series.points);
-        let (x, y) = (range(points().map(|point| point.0)), range(points().map(|point| point.1)));
+        let (mut x, mut y) = (range(points().map(|point| point.0)), range(points().map(|point| point.1)));
+        let bars = self.series.iter().any(|series| series.mark == Mark::Bars);
+        if bars {
+            // Bars are thick, and fill all the width: the legend needs a place beside them.
+            (y.start, x.end) = (y.start - BAR / 2.0, x.end + 0.3 * (x.end - x.start));
+        }
+        // Between rows of bars there is nothing to be read.
+        let on_rows = |value: &f64| if bars && value.fract() != 0.0 { String::new() } else { plain(value) };
         let text = |size: u32| (FONT, size * scale);
         let mut chart = ChartBuilder::on(area)
             .caption(&self.title, text(18))
@@ -167,7 +178,7 @@ impl Figure {
             .x_desc(&self.x)
             .y_desc(&self.y)
             .x_label_formatter(&plain)
-            .y_label_formatter(&plain)
+            .y_label_formatter(&on_rows)
             .label_style(text(13))
             .draw()?;
         if let Some((from, to)) = self.shaded {
@@ -186,6 +197,14 @@ impl Figure {
                     EmptyElement::at(point)
                         + Rectangle::new([(-4 * size, -4 * size), (4 * size, 4 * size)], colour.filled())
                 }))?,
+                Mark::Bars => {
+                    let points: Vec<(f64, f64)> = points.collect();
+                    let bar = |ends: &[(f64, f64)]| {
+                        let ((from, height), (to, _)) = (ends[0], ends[1]);
+                        Rectangle::new([(from, height - BAR / 2.0), (to, height + BAR / 2.0)], colour.filled())
+                    };
+                    chart.draw_series(points.chunks_exact(2).map(bar).collect::<Vec<_>>())?
+                }
             };
             if !name.is_empty() {
                 let key = move |(x, y)| Rectangle::new([(x, y - size), (x + 16 * size, y + size)], colour.filled());
@@ -241,6 +260,7 @@ mod tests {
                 series("bsp", Mark::Line),
                 series("asp", Mark::Dots),
                 series("", Mark::Squares),
+                series("dbw", Mark::Bars),
             ],
         }
     }

@@ -6,12 +6,14 @@ use clap::Args;
 use serde_json::json;
 
 use crate::failure::Failure;
+use crate::plot;
 use crate::report;
 
 /// Write one HTML page, which needs nothing else, about a run or comparing several
 #[derive(Args)]
 #[command(after_help = "Examples:
   paceline report runs/1
+  paceline report runs/1 --picture timeline.svg
   paceline report runs/1 runs/2 --out comparison.html
   paceline report runs/race-1                          all runs of a race")]
 pub struct Report {
@@ -22,6 +24,10 @@ pub struct Report {
     /// The page [default: report.html, in the run folder if there is one only]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+
+    /// Draw who did what when of the first run, too (.png or .svg)
+    #[arg(long, value_name = "FILE")]
+    picture: Option<PathBuf>,
 
     /// Print one JSON object instead of text
     #[arg(long)]
@@ -35,6 +41,10 @@ impl Report {
             [folder] => folder.join("report.html"),
             _ => "report.html".into(),
         });
+        if let (Some(file), Some(folder)) = (&self.picture, folders.first()) {
+            let figure = report::picture(folder).map_err(Failure::Input)?;
+            plot::save(file, &[figure]).map_err(Failure::Input)?;
+        }
         let bytes = report::write(&out, &folders).map_err(Failure::Input)?;
         if self.json {
             println!("{}", json!({ "file": out, "bytes": bytes, "runs": folders }));

@@ -1,5 +1,6 @@
 //! A page that explains one run, or compares several: a single HTML file that needs no network.
 
+mod picture;
 mod run;
 mod thin;
 mod timeline;
@@ -13,6 +14,7 @@ use anyhow::{Context, bail};
 use serde::Serialize;
 use tempfile::Builder;
 
+pub use picture::picture;
 use run::{Room, Run};
 
 const PAGE: &str = include_str!("page.html");

@@ -1,0 +1,170 @@
+//! The commands in README and docs, run as they stand there.
+//!
+//! Every block that begins with ```` ```sh ```` runs in an empty folder of its own; those of the README share one, as a reader
+//! would type them. Of blocks marked `elsewhere` (they need other machines) or `long` (they take minutes), only the
+//! lines that call `paceline` are checked: it must understand them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use tempfile::tempdir;
+
+/// A block of commands.
+struct Block {
+    file: PathBuf,
+    line: usize,
+    mark: String,
+    text: String,
+}
+
+impl Block {
+    fn name(&self) -> String {
+        format!("{}, line {}", self.file.display(), self.line)
+    }
+
+    fn runs(&self) -> bool {
+        self.mark.is_empty()
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn pages() -> Vec<PathBuf> {
+    let mut pages: Vec<PathBuf> = ["README.md", "CONTRIBUTING.md"].map(PathBuf::from).into();
+    for folder in ["docs", "docs/schemes"] {
+        let entries = fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<_> = entries.filter(|name| name.to_string_lossy().ends_with(".md")).collect();
+        names.sort();
+        pages.extend(names.iter().map(|name| Path::new(folder).join(name)));
+    }
+    pages
+}
+
+fn blocks(file: &Path) -> Vec<Block> {
+    let text = fs::read_to_string(root().join(file)).unwrap();
+    let mut blocks = Vec::new();
+    let mut open: Option<Block> = None;
+    for (index, line) in text.lines().enumerate() {
+        match (&mut open, line.strip_prefix("```")) {
+            (Some(_), Some(_)) => blocks.extend(open.take()),
+            (Some(block), None) => block.text += &format!("{line}\n"),
+            (None, Some(kind)) => {
+                let mark = kind.strip_prefix("sh").unwrap_or("no commands").trim().to_string();
+                open = Some(Block { file: file.into(), line: index + 1, mark, text: String::new() });
+            }
+            (None, None) => {}
+        }
+    }
+    blocks.retain(|block| block.mark != "no commands");
+    blocks
+}
+
+/// Runs a script with this build's `paceline` first on the path. `cargo run -- …` is that program, too; other uses of
+/// cargo are what runs this test.
+fn run(script: &str, folder: &Path) -> Result<(), String> {
+    let program = Path::new(env!("CARGO_BIN_EXE_paceline")).parent().unwrap();
+    let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap_or_default());
+    let cargo =
+        "cargo() { [ \"$1\" = run ] || return 0; while [ \"$1\" != -- ]; do shift; done; shift; paceline \"$@\"; }";
+    let output = Command::new("bash")
+        .args(["-euo", "pipefail", "-c", &format!("{cargo}\n{script}")])
+        .current_dir(folder)
+        .env("PATH", path)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| error.to_string())?;
+    let told = || format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if output.status.success() { Ok(()) } else { Err(told()) }
+}
+
+/// The lines of a block that call `paceline`, from there on, each asking for help: what comes before that must be understood.
+fn calls(block: &Block) -> Vec<String> {
+    let whole = block.text.replace("\\\n", " ");
+    let of_line = |line: &str| {
+        let line = line.split(" # ").next().unwrap_or(line);
+        let call = &line[line.find("paceline ")?..];
+        let end = call.find(['&', ';', '|']).unwrap_or(call.len());
+        Some(format!("{} --help", call[..end].trim()))
+    };
+    whole.lines().filter(|line| !line.starts_with('#')).filter_map(of_line).collect()
+}
+
+#[test]
+fn the_readme_works_as_typed() {
+    let folder = tempdir().unwrap();
+    let blocks = blocks(Path::new("README.md"));
+    assert!(blocks.iter().filter(|block| block.runs()).count() >= 4, "the README has a tour");
+    for block in blocks.iter().filter(|block| block.runs()) {
+        run(&block.text, folder.path()).unwrap_or_else(|told| panic!("{}:\n{}\n{told}", block.name(), block.text));
+    }
+}
+
+#[test]
+fn every_other_block_works_as_typed() {
+    let others = pages().into_iter().filter(|page| page != Path::new("README.md"));
+    let blocks: Vec<Block> = others.flat_map(|page| blocks(&page)).filter(Block::runs).collect();
+    assert!(blocks.len() >= 10, "{} blocks", blocks.len());
+    for block in &blocks {
+        let folder = tempdir().unwrap();
+        run(&block.text, folder.path()).unwrap_or_else(|told| panic!("{}:\n{}\n{told}", block.name(), block.text));
+    }
+}
+
+#[test]
+fn blocks_for_elsewhere_are_understood() {
+    let folder = tempdir().unwrap();
+    let mut checked = 0;
+    for block in pages().iter().flat_map(|page| blocks(page)).filter(|block| !block.runs()) {
+        assert!(
+            ["elsewhere", "long"].contains(&block.mark.as_str()),
+            "{}: unknown mark '{}'",
+            block.name(),
+            block.mark
+        );
+        for call in calls(&block) {
+            // Variables stand for numbers.
+            let script = format!("export SLURM_NTASKS=4 SLURM_JOB_ID=1\n{call}");
+            run(&script, folder.path()).unwrap_or_else(|told| panic!("{}:\n{call}\n{told}", block.name()));
+            checked += 1;
+        }
+    }
+    assert!(checked >= 5, "{checked} calls");
+    let nonsense = run("paceline serve --listen 0.0.0.0:7077 --wrokers 3 --help", folder.path());
+    assert!(nonsense.is_err(), "what is not understood must be seen");
+}
+
+#[test]
+fn links_lead_somewhere() {
+    for page in pages() {
+        let text = fs::read_to_string(root().join(&page)).unwrap();
+        for part in text.split("](").skip(1) {
+            let target = part.split([')', '#']).next().unwrap_or_default();
+            if target.is_empty() || target.contains("://") {
+                continue;
+            }
+            let path = root().join(page.parent().unwrap()).join(target);
+            assert!(path.exists(), "{}: {target}", page.display());
+        }
+    }
+}
+
+#[test]
+fn every_scheme_has_a_page() {
+    let help = Command::new(env!("CARGO_BIN_EXE_paceline")).args(["simulate", "--help"]).output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let schemes = help.split("Schemes:\n").nth(1).unwrap().split("\n\n").next().unwrap();
+    // A scheme is indented by two blanks, its settings by more.
+    let names = schemes.lines().filter_map(|line| line.strip_prefix("  ").filter(|rest| !rest.starts_with(' ')));
+    let names: Vec<&str> = names.filter_map(|rest| rest.split_whitespace().next()).collect();
+    assert!(names.len() >= 15, "{names:?}");
+    for name in names {
+        let page = root().join(format!("docs/schemes/{name}.md"));
+        let text = fs::read_to_string(&page).unwrap_or_else(|error| panic!("{}: {error}", page.display()));
+        for part in ["![", "## When it wins", "```sh"] {
+            assert!(text.contains(part), "{}: no {part}", page.display());
+        }
+    }
+}
