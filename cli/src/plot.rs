@@ -20,6 +20,8 @@ const PANEL: (u32, u32) = (760, 480);
 const PNG_SCALE: u32 = 2;
 /// How thick a bar is, where the next is one away.
 const BAR: f64 = 0.7;
+/// More names than this take half of a panel's height.
+const LONG_LEGEND: usize = 8;
 const FONT: &str = "sans-serif";
 
 /// Colours by scheme: Okabe and Ito's, then Tol's muted ones.
@@ -159,8 +161,11 @@ impl Figure {
         let (mut x, mut y) = (range(points().map(|point| point.0)), range(points().map(|point| point.1)));
         let bars = self.series.iter().any(|series| series.mark == Mark::Bars);
         if bars {
-            // Bars are thick, and fill all the width: the legend needs a place beside them.
-            (y.start, x.end) = (y.start - BAR / 2.0, x.end + 0.3 * (x.end - x.start));
+            y.start -= BAR / 2.0;
+        }
+        if bars || self.series.iter().filter(|series| !series.name.is_empty()).count() > LONG_LEGEND {
+            // Where the legend would hide what is drawn, it needs a place beside it.
+            x.end += 0.3 * (x.end - x.start);
         }
         // Between rows of bars there is nothing to be read.
         let on_rows = |value: &f64| if bars && value.fract() != 0.0 { String::new() } else { plain(value) };

@@ -152,7 +152,7 @@ fn links_lead_somewhere() {
 }
 
 #[test]
-fn every_scheme_has_a_page() {
+fn the_readme_names_every_scheme_and_pages_are_alike() {
     let help = Command::new(env!("CARGO_BIN_EXE_paceline")).args(["simulate", "--help"]).output().unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
     let schemes = help.split("Schemes:\n").nth(1).unwrap().split("\n\n").next().unwrap();
@@ -160,10 +160,16 @@ fn every_scheme_has_a_page() {
     let names = schemes.lines().filter_map(|line| line.strip_prefix("  ").filter(|rest| !rest.starts_with(' ')));
     let names: Vec<&str> = names.filter_map(|rest| rest.split_whitespace().next()).collect();
     assert!(names.len() >= 15, "{names:?}");
-    for name in names {
-        let page = root().join(format!("docs/schemes/{name}.md"));
-        let text = fs::read_to_string(&page).unwrap_or_else(|error| panic!("{}: {error}", page.display()));
-        for part in ["![", "## When it wins", "```sh"] {
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    for name in &names {
+        assert!(readme.contains(&format!("`{name}`")), "the README does not say when to use {name}");
+    }
+    for page in pages().iter().filter(|page| page.starts_with("docs/schemes")) {
+        let text = fs::read_to_string(root().join(page)).unwrap();
+        let name = page.file_stem().unwrap().to_string_lossy();
+        assert!(names.contains(&name.as_ref()), "{} is about no scheme", page.display());
+        assert!(text.starts_with(&format!("# `{name}`")), "{}", page.display());
+        for part in ["![", "## Settings", "```sh"] {
             assert!(text.contains(part), "{}: no {part}", page.display());
         }
     }
