@@ -134,3 +134,15 @@ fn local_optimizers_and_relatives_learn() {
         assert_eq!(runs[0].parameters, runs[1].parameters);
     }
 }
+
+#[test]
+fn it_gets_there_many_times_sooner_than_bsp() {
+    let time_to_target = |scheme: &str| {
+        let until = "accuracy>0.8,time=3500";
+        let mut simulation = uneven(training(scheme, 6, "deterministic:0.03", until, 0.02, 1));
+        simulation.training.as_mut().unwrap().evaluate_every = 1;
+        outcome(&simulation).summary.time_to_target.unwrap()
+    };
+    let (bsp, esync) = (time_to_target("bsp"), time_to_target("esync"));
+    assert!(bsp >= 7.0 * esync, "{bsp} s and {esync} s");
+}

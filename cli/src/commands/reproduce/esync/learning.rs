@@ -88,10 +88,19 @@ fn run_all(
     Ok(found)
 }
 
-/// Time to the target, mean over the runs that reached it, and how many did.
-fn times_to_target(runs: &[&Found]) -> (f64, usize) {
+/// Time to the target, mean over the runs that reached it, if any did; and how many did.
+fn times_to_target(runs: &[&Found]) -> (Option<f64>, usize) {
     let times: Vec<f64> = runs.iter().filter_map(|run| run.curve.time_to_target()).collect();
-    (mean(&times), times.len())
+    ((!times.is_empty()).then(|| mean(&times)), times.len())
+}
+
+fn seconds(time: Option<f64>) -> String {
+    time.map_or("–".into(), |time| format!("{time:.1} s"))
+}
+
+/// How many times as long `slow` takes.
+fn ratio(slow: Option<f64>, fast: Option<f64>) -> String {
+    slow.zip(fast).map_or("–".into(), |(slow, fast)| format!("{:.1}", slow / fast))
 }
 
 fn accuracy(runs: &[&Found]) -> f64 {
@@ -133,8 +142,8 @@ pub fn fig3(conditions: &Conditions) -> Result<Findings, Failure> {
             rows.push(vec![
                 what.into(),
                 scheme.into(),
-                format!("{time:.1} s"),
-                format!("{:.1}", bsp / time),
+                seconds(time),
+                ratio(bsp, time),
                 format!("{reached} of {}", runs.len()),
                 format!("{:.4}", accuracy(&runs)),
             ]);
@@ -199,9 +208,9 @@ pub fn table1(conditions: &Conditions) -> Result<Findings, Failure> {
         let ((esync_time, _), (bsp_time, _)) = (times_to_target(&all(&esync)), times_to_target(&all(&bsp)));
         rows.push(vec![
             what.into(),
-            format!("{esync_time:.1} s"),
-            format!("{bsp_time:.1} s"),
-            format!("{:.1}", bsp_time / esync_time),
+            seconds(esync_time),
+            seconds(bsp_time),
+            ratio(bsp_time, esync_time),
             format!("{:.4}", accuracy(&all(&esync))),
             format!("{:.4}", accuracy(&all(&alone))),
         ]);
