@@ -86,14 +86,15 @@ fn survives(scheme: &str) {
     };
     let data = ["--model", "softmax", "--data", "digits:600,200", "--batch", "16", "--lr", "0.05"];
     let rest = ["--listen", &address, "--workers", "3", "--scheme", scheme, "--out", out.to_str().unwrap()];
-    let keep = ["--snapshot-every", "0.1", "--silence", "2", "--until", "iterations=100000000"];
+    // The time is only there to end it should something never be said.
+    let keep = ["--snapshot-every", "0.1", "--silence", "5", "--until", "time=300"];
     let mut server = Process::start(&[&["serve"], &data[..], &rest, &keep].concat());
     let [first, second, third] = ["0", "1", "2"].map(work);
     await_file(&out.join("metrics.csv"), &mut server, |path| fs::read(path).is_ok_and(|text| text.len() > 500));
 
     // Killed: known at once, and replaced.
     third.kill();
-    assert!(server.hear("worker 2 left: it closed the connection").contains("2 others go on"));
+    assert!(server.hear("worker 2 left: ").contains("go"), "{scheme}: what was done about it");
     let third = work("2");
     server.hear("worker 2 joined");
 
@@ -166,7 +167,7 @@ fn damaged_snapshots_are_passed_over_and_read_only_folders_survived() {
 
     // Nothing can be written where the snapshots go: the run goes on and says so.
     fs::remove_dir_all(&snapshots).unwrap();
-    let again = ["train", "--resume", out, "--until", "iterations=100000000"];
+    let again = ["train", "--resume", out, "--until", "time=300"];
     let mut run = Process::start(&again);
     run.hear("resumed at version 0; versions 1 to 3100 were lost");
     await_file(&snapshots, &mut run, Path::exists);
