@@ -76,7 +76,8 @@ impl RunTimes {
         &self.rows
     }
 
-    /// Cuts the last fifth off, to validate by. Both parts are long enough to look back on `lag` iterations.
+    /// Cuts the last fifth off, to validate by, and the first iteration where it took far longer than the second: workers warm
+    /// up. Both parts are long enough to look back on `lag` iterations.
     ///
     /// # Errors
     /// If there are too few iterations.
@@ -87,7 +88,9 @@ impl RunTimes {
             return Err(RunTimesError::TooFew { found, least, lag });
         }
         let cut = found - found / 5;
-        Ok((0..cut, cut..found))
+        let total = |iteration: usize| self.rows[iteration].iter().sum::<f64>();
+        let start = usize::from(total(0) > 3.0 * total(1));
+        Ok((start..cut, cut..found))
     }
 }
 
@@ -105,5 +108,8 @@ mod tests {
         assert_eq!(times.split(20), Err(RunTimesError::TooFew { found: 2, least: 200, lag: 20 }));
         let long = RunTimes::of_columns(&vec![vec![1.0; 203]; 2]).unwrap();
         assert_eq!(long.split(20), Ok((0..163, 163..203)));
+        let column: Vec<f64> = (0..203).map(|iteration| if iteration == 0 { 9.0 } else { 1.0 }).collect();
+        let slow_start = RunTimes::of_columns(&[column.clone(), column]).unwrap();
+        assert_eq!(slow_start.split(20), Ok((1..163, 163..203)));
     }
 }

@@ -18,6 +18,11 @@ use crate::plot;
 /// How many of the workers to name that are to be late.
 const NAMED: usize = 8;
 
+/// Seconds, or milliseconds where those are few.
+fn time(seconds: f64) -> String {
+    if seconds < 0.1 { format!("{:.2} ms", 1e3 * seconds) } else { format!("{seconds:.2} s") }
+}
+
 /// Compare what a model foresees with a recorded run, and draw it
 #[derive(Args)]
 #[command(after_help = "\
@@ -119,9 +124,10 @@ impl Show {
             100.0 * found.throughput,
             100.0 * found.waiting_for_all
         );
-        let named = late.iter().map(|&worker| format!("{worker} ({:.2} s)", next.workers[worker].mean));
+        let named = late.iter().map(|&worker| format!("{worker} ({})", time(next.workers[worker].mean)));
         println!(
-            "next       wait for {cutoff} of {workers}, {expected:.2} s; the latest: {}",
+            "next       wait for {cutoff} of {workers}, {}; the latest: {}",
+            time(expected),
             named.collect::<Vec<_>>().join(", ")
         );
     }

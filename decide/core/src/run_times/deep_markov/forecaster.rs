@@ -178,6 +178,13 @@ mod tests {
     }
 
     #[test]
+    fn a_slow_start_does_not_spoil_the_scale() {
+        let (usual, other) = (vec![1.0, 3.0], vec![2.0, 4.0]);
+        assert_eq!(scale(&[vec![200.0, 400.0], usual.clone(), other.clone()]), 5.0);
+        assert_eq!(scale(&[other, usual]), 5.0);
+    }
+
+    #[test]
     fn what_is_no_whole_model_is_refused() {
         let refused = |change: &dyn Fn(&mut Learnt)| {
             let mut learnt = constant();

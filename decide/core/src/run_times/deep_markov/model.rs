@@ -63,9 +63,16 @@ impl Size {
 const NORMALIZATION: &str = "2 x mean of the first lag";
 
 /// What run-times are divided by: twice the mean of the first iterations, as many as the guide looks back on (section
-/// 3.1.3).
-pub fn scale<'a>(window: impl IntoIterator<Item = &'a Vec<f64>>) -> f64 {
-    let (count, sum) = window.into_iter().flatten().fold((0, 0.0), |(count, sum), time| (count + 1, sum + time));
+/// 3.1.3). Iterations that are out of all proportion don't count: the very first, when real workers warm up, may take a
+/// hundred times as long as the others.
+pub fn scale(window: &[Vec<f64>]) -> f64 {
+    const OUT_OF_PROPORTION: f64 = 3.0;
+    let mean = |times: &Vec<f64>| times.iter().sum::<f64>() / times.len() as f64;
+    let mut means: Vec<f64> = window.iter().map(mean).collect();
+    means.sort_by(f64::total_cmp);
+    let most = means.get(means.len() / 2).map_or(0.0, |median| OUT_OF_PROPORTION * median);
+    let usual = window.iter().filter(|times| mean(times) <= most);
+    let (count, sum) = usual.flatten().fold((0, 0.0), |(count, sum), time| (count + 1, sum + time));
     2.0 * sum / f64::from(count.max(1))
 }
 
