@@ -78,6 +78,12 @@ fn arguments(name: &str, text: &str, known: &[&Arg]) -> anyhow::Result<Vec<(Stri
             toml::Value::Integer(_) | toml::Value::Float(_) | toml::Value::Boolean(_) => {
                 arguments.push((id, format!("--{key}={value}")));
             }
+            toml::Value::Array(values) => {
+                for value in values {
+                    let text = value.as_str().map_or_else(|| value.to_string(), String::from);
+                    arguments.push((id.clone(), format!("--{key}={text}")));
+                }
+            }
             other => bail!("{name}: '{key}' is {}; expected text or a number", other.type_str()),
         }
     }
@@ -100,8 +106,9 @@ impl Settings {
             if matches!(arg.get_action(), ArgAction::SetTrue) {
                 table.insert(key.into(), toml::Value::Boolean(given.get_flag(id)));
             } else if let Ok(Some(values)) = given.try_get_raw(id) {
-                let values: Vec<_> = values.map(|value| value.to_string_lossy()).collect();
-                table.insert(key.into(), plain(&values.join(",")));
+                let values: Vec<_> = values.map(|value| plain(&value.to_string_lossy())).collect();
+                let value = if let [value] = &values[..] { value.clone() } else { toml::Value::Array(values) };
+                table.insert(key.into(), value);
             }
         }
         Settings(table)

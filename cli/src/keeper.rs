@@ -85,6 +85,7 @@ pub struct Keeper {
     outcomes: Receiver<Result<u64, String>>,
     writer: Option<JoinHandle<()>>,
     failing: bool,
+    saved: Option<u64>,
     log: Option<File>,
     resumptions: Vec<Entry>,
     /// Commits that no snapshot holds.
@@ -118,6 +119,7 @@ impl Keeper {
             outcomes,
             writer: Some(writer),
             failing: false,
+            saved: None,
             log: Some(log),
             resumptions,
             commits: VecDeque::new(),
@@ -129,6 +131,7 @@ impl Keeper {
         let lost = last_committed(&read(&self.path.join(LOG))?).filter(|&lost| lost > version);
         let entry = Entry::Resumed { from: version, lost };
         self.begun = version;
+        self.saved = (version > 0).then_some(version);
         self.resumptions.push(entry.clone());
         self.strike_out(version)?;
         Ok(entry)
@@ -152,6 +155,11 @@ impl Keeper {
             }
         }
         told
+    }
+
+    /// The version of the last snapshot on the disk, if there is one.
+    pub fn saved(&self) -> Option<u64> {
+        self.saved
     }
 
     /// Whether a snapshot is due.
@@ -191,6 +199,7 @@ impl Keeper {
     fn hear(&mut self, outcome: Result<u64, String>) -> Told {
         match outcome {
             Ok(version) => {
+                self.saved = Some(version);
                 let recovered = std::mem::take(&mut self.failing);
                 if let Err(error) = self.strike_out(version) {
                     return Some(format!("{error:#}; the run goes on"));

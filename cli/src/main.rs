@@ -10,7 +10,9 @@ mod commands;
 mod config;
 mod contest;
 mod failure;
+mod http;
 mod keeper;
+mod logs;
 mod options;
 mod output;
 mod patient_file;
@@ -22,6 +24,7 @@ mod run_folder;
 mod serving;
 mod speeds;
 mod statistics;
+mod status;
 mod tensorboard;
 
 use std::process::ExitCode;
@@ -67,6 +70,7 @@ enum Command {
     Fit(commands::fit::Fit),
     Data(commands::data::Data),
     Torture(commands::torture::Torture),
+    Keys(commands::keys::MakeKeys),
 }
 
 fn main() -> ExitCode {
@@ -85,6 +89,7 @@ fn main() -> ExitCode {
         Command::Fit(command) => command.run(),
         Command::Data(command) => command.run(),
         Command::Torture(command) => command.run(),
+        Command::Keys(command) => command.run(),
     });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

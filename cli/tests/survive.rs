@@ -3,7 +3,7 @@
 mod common;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -139,6 +139,72 @@ fn dbw_and_elastic_bsp_survive_anything() {
 #[test]
 fn esync_and_lb_bsp_survive_anything() {
     ["esync", "lb-bsp"].into_iter().for_each(survives);
+}
+
+/// What a server's HTTP port answers.
+fn ask(address: &str, path: &str) -> String {
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn strangers_stay_out_and_whoever_watches_sees_it() {
+    let folder = tempdir().unwrap();
+    let [ours, theirs, out] = ["ours", "theirs", "run"].map(|name| folder.path().join(name).display().to_string());
+    for keys in [&ours, &theirs] {
+        assert!(common::paceline(&["keys", keys]).status.success());
+    }
+    assert!(refused(&["keys", &ours]).contains("certificate.pem"));
+    assert!(refused(&[&["serve", "--listen", "0.0.0.0:0"], &QUICK[..]].concat()).contains("--open to let anyone in"));
+    assert!(refused(&[&["train", "--http", "0.0.0.0:0"], &QUICK[..]].concat()).contains("serve --open"));
+
+    let listen = ["serve", "--listen", "127.0.0.1:0", "--keys", &ours, "--http", "127.0.0.1:0", "--workers", "1"];
+    let rest = ["--until", "iterations=100000000", "--out", &out];
+    let server = Process::start(&[&listen[..], &QUICK, &rest].concat());
+    let address = server.hear("waiting for 1 workers on ").rsplit(' ').next().unwrap().to_string();
+    let http = server.hear("the status is at http://");
+    let http = http.trim_start_matches("the status is at http://").trim_end_matches("/status");
+    assert!(ask(http, "/healthz").ends_with("waiting for workers\n"));
+    let join = ["work", "--join", &address, "--patience", "0", "--quiet"];
+    assert!(refused(&join).contains("does it want --keys?"));
+    assert!(refused(&[&join[..], &["--keys", &theirs]].concat()).contains("does it use the same --keys?"));
+    server.hear("127.0.0.1:");
+    let worker = Process::start(&["work", "--join", &address, "--keys", &ours, "--json"]);
+    server.hear("worker 0 joined");
+    while !ask(http, "/metrics").contains("\npaceline_updates_total ")
+        || ask(http, "/status").contains("\"version\":0,")
+    {}
+    let metrics = ask(http, "/metrics");
+    assert!(
+        metrics.contains("\npaceline_refused_total 2\n") && metrics.contains("\npaceline_workers 1\n"),
+        "{metrics}"
+    );
+    server.signal("INT");
+    assert_eq!(worker.finish()["reason"], "interrupted");
+}
+
+#[test]
+fn python_reads_a_snapshot() {
+    let script = "import sys\nfrom safetensors.numpy import load_file\nt = load_file(sys.argv[1])\nprint(sorted((k, v.shape) for k, v in t.items()))";
+    let python = |arguments: &[&str]| Command::new("python3").args(arguments).stdin(Stdio::null()).output();
+    if !python(&["-c", "import safetensors, numpy"]).is_ok_and(|output| output.status.success()) {
+        println!("skipped: python3 has no safetensors");
+        return;
+    }
+    let folder = tempdir().unwrap();
+    let out = folder.path().join("run");
+    let options = ["--until", "iterations=5", "--optimizer", "adam", "--workers", "1", "--out", out.to_str().unwrap()];
+    json(&[&["train", "--json"], &QUICK[..], &options].concat());
+    let snapshot = out.join("snapshots/snapshot-00000001.safetensors");
+    let output = python(&["-c", script, snapshot.to_str().unwrap()]).unwrap();
+    let told = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        told.contains("('optimizer.") && told.matches("(10,").count() + told.matches("(784, 10)").count() >= 2,
+        "{told}"
+    );
 }
 
 const QUICK: [&str; 6] = ["--model", "softmax", "--data", "digits:600,200", "--batch", "16"];

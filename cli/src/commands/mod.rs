@@ -2,6 +2,7 @@
 
 pub mod data;
 pub mod fit;
+pub mod keys;
 pub mod plan;
 pub mod predictor;
 pub mod race;

@@ -1,10 +1,11 @@
 //! `paceline serve`: coordinate workers that join from anywhere.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::Args;
-use paceline_net::{Address, Server};
+use paceline_net::{Address, Keys, Server, Transport};
 
 use crate::config::Settings;
 use crate::failure::Failure;
@@ -18,9 +19,17 @@ use crate::serving::{self, ServingOutput};
   paceline work --join 127.0.0.1        (twice)")]
 pub struct Serve {
     /// Where to listen: HOST:PORT for TCP, local:NAME for shared memory with workers on this machine; may be given
-    /// several times. Whoever reaches a TCP address can join: listen on trusted networks only
+    /// several times. Beyond this machine it takes --keys or --open
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7077")]
     listen: Vec<Address>,
+
+    /// The folder with the keys that workers must have, too; paceline keys makes one. TCP is encrypted then
+    #[arg(long, value_name = "DIR")]
+    keys: Option<PathBuf>,
+
+    /// Let anyone on other machines read the status, and without --keys join, unencrypted
+    #[arg(long)]
+    open: bool,
 
     #[command(flatten)]
     job: JobOptions,
@@ -33,7 +42,10 @@ impl Serve {
     pub fn run(self, settings: &Settings) -> Result<(), Failure> {
         let job = self.job.load().map_err(Failure::Input)?;
         let resumed = self.output.resumed(&job).map_err(Failure::Input)?;
-        let server = Server::bind(&self.listen, self.job.transport()).map_err(|error| Failure::Input(error.into()))?;
+        let keys = self.keys.as_deref().map(Keys::read).transpose().map_err(|error| Failure::Input(error.into()))?;
+        self.output.check_http(self.open).map_err(Failure::Input)?;
+        let transport = Transport { keys, open: self.open, ..self.job.transport() };
+        let server = Server::bind(&self.listen, transport).map_err(|error| Failure::Input(error.into()))?;
         let addresses: Vec<String> = server.addresses().iter().map(Address::to_string).collect();
         eprintln!("waiting for {} workers on {}", job.setup.workers, addresses.join(" and "));
         serving::run(server, &job, &self.output, settings, resumed, Arc::new(AtomicBool::new(false)))

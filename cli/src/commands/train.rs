@@ -52,6 +52,7 @@ impl Train {
         self.check_emulation().map_err(Failure::Input)?;
         // The folder is refused now rather than after the workers were started.
         self.output.folder().map_err(Failure::Input)?;
+        self.output.check_http(false).map_err(Failure::Input)?;
         let resumed = self.output.resumed(&job).map_err(Failure::Input)?;
         let address = match self.road {
             Road::SharedMemory => Address::Local { name: format!("paceline-{}", std::process::id()) },

@@ -1,11 +1,12 @@
 //! `paceline work`: compute gradients for a server.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::Args;
 use paceline_core::WorkerId;
-use paceline_net::{Address, DEFAULT_PORT, Progress, WorkError, Worker};
+use paceline_net::{Address, DEFAULT_PORT, Keys, Progress, WorkError, Worker};
 use serde_json::json;
 
 use crate::failure::Failure;
@@ -28,6 +29,10 @@ pub struct Work {
     /// The rank to ask for; the server chooses if there is none
     #[arg(long, value_name = "RANK")]
     rank: Option<u32>,
+
+    /// The folder with the server's certificate and the token, as paceline keys made it
+    #[arg(long, value_name = "DIR")]
+    keys: Option<PathBuf>,
 
     /// How long to try while no server is there, at first and whenever it is lost, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
@@ -109,6 +114,7 @@ impl Work {
             patience: Duration::from_secs(u64::from(self.patience)),
             emulation,
             congestion: None,
+            keys: self.keys.as_deref().map(Keys::read).transpose().map_err(|error| Failure::Input(error.into()))?,
         };
         let mut progress = |progress: Progress<'_>| match progress {
             _ if self.quiet => {}

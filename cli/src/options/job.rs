@@ -87,6 +87,6 @@ impl JobOptions {
 
     /// How values travel.
     pub fn transport(&self) -> Transport {
-        Transport { encoding: self.payload, congestion: None }
+        Transport { encoding: self.payload, ..Transport::default() }
     }
 }

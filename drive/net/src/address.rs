@@ -1,6 +1,7 @@
 //! Where a server is found.
 
 use std::fmt;
+use std::net::ToSocketAddrs;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,18 @@ pub enum Address {
         /// The name.
         name: String,
     },
+}
+
+impl Address {
+    /// Whether it can be reached from this machine alone.
+    pub fn is_loopback(&self) -> bool {
+        match self {
+            Address::Local { .. } => true,
+            Address::Tcp { host, port } => (host.as_str(), *port)
+                .to_socket_addrs()
+                .is_ok_and(|mut addresses| addresses.all(|address| address.ip().is_loopback())),
+        }
+    }
 }
 
 /// What is wrong with an address as written.
@@ -101,6 +114,13 @@ mod tests {
         }
         assert_eq!("node".parse::<Address>().unwrap().to_string(), "node:7077");
         assert_eq!("::1".parse::<Address>().unwrap().to_string(), "[::1]:7077");
+    }
+
+    #[test]
+    fn this_machine_is_told_from_others() {
+        let is_loopback = |text: &str| text.parse::<Address>().unwrap().is_loopback();
+        assert!(["127.0.0.1:0", "[::1]:7", "local:x"].into_iter().all(is_loopback));
+        assert!(!["0.0.0.0:0", "10.0.0.1", "[::]:7"].into_iter().any(is_loopback));
     }
 
     #[test]

@@ -131,6 +131,19 @@ impl Header {
         head(Kind::Chunk, length, &[])
     }
 
+    /// Says whether `bytes`, however few, can be the beginning of a frame.
+    ///
+    /// # Errors
+    /// [`FrameError::Foreign`] if they can't.
+    pub(crate) fn check_beginning(bytes: &[u8]) -> Result<(), FrameError> {
+        if MAGIC.iter().zip(bytes).all(|(expected, found)| expected == found) {
+            return Ok(());
+        }
+        let mut found = [0; 4];
+        found.iter_mut().zip(bytes).for_each(|(found, byte)| *found = *byte);
+        Err(FrameError::Foreign(found))
+    }
+
     /// Reads a header.
     ///
     /// # Errors
@@ -267,6 +280,8 @@ mod tests {
         assert_eq!(decode::<ToServer>(&other), Err(FrameError::OtherProtocol { theirs: 9 }));
         let foreign = *b"GET / HTTP/1.1\r\n";
         assert_eq!(Header::decode(&foreign), Err(FrameError::Foreign(*b"GET ")));
+        assert_eq!(Header::check_beginning(&frame[..3]), Ok(()));
+        assert_eq!(Header::check_beginning(b"PC!"), Err(FrameError::Foreign(*b"PC!\0")));
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //!   can mix them.
 //!
 //! Underneath, from the bottom up: `frame` (bytes on a connection, checked and bounded), `message` (what is said),
-//! `link` (a connection), `region` (memory that can be shared), `fingerprint` (whether both sides mean the same
+//! `link` (a connection), `tls` (an encrypted one), `keys` (who may take part), `region` (memory that can be shared), `fingerprint` (whether both sides mean the same
 //! workload).
 //!
 //! With one order of aggregation, by rank, a synchronous run gives the same model, bit for bit, over every road and in
@@ -21,10 +21,12 @@ mod address;
 mod encoding;
 mod fingerprint;
 mod frame;
+mod keys;
 mod link;
 mod message;
 mod region;
 mod server;
+mod tls;
 mod worker;
 
 /// What the fuzzer in `fuzz/` feeds with arbitrary bytes.
@@ -37,5 +39,6 @@ pub mod fuzzing {
 pub use address::{Address, AddressError, DEFAULT_PORT};
 pub use encoding::{Encoding, ParseEncodingError};
 pub use frame::PROTOCOL;
+pub use keys::{Keys, KeysError};
 pub use server::{Job, Moment, Notice, Outcome, Resumption, ServeError, Server, Stopper, Transport, Watcher};
 pub use worker::{Emulation, Progress, WorkDone, WorkError, Worker};

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -20,6 +20,7 @@ use serde::de::DeserializeOwned;
 
 use crate::encoding::Encoding;
 use crate::frame::{self, FrameError, HEADER, Header, Kind};
+use crate::tls::Tls;
 
 /// Kernel buffer per direction of a TCP connection, in bytes: two chunks, so that one is under way while the next is
 /// prepared.
@@ -49,6 +50,7 @@ impl Traffic {
 #[derive(Debug, Clone)]
 pub(crate) enum Socket {
     Tcp(Arc<TcpStream>),
+    Tls(Arc<Tls>),
     Local(Arc<UnixStream>),
 }
 
@@ -69,6 +71,17 @@ impl Socket {
         Ok(Socket::Tcp(Arc::new(stream)))
     }
 
+    /// The same TCP connection, encrypted.
+    pub(crate) fn encrypted(self, connection: impl Into<rustls::Connection>) -> io::Result<Self> {
+        match self {
+            Socket::Tcp(stream) => {
+                let stream = Arc::try_unwrap(stream).or_else(|shared| shared.try_clone())?;
+                Ok(Socket::Tls(Arc::new(Tls::new(stream, connection.into()))))
+            }
+            other => Ok(other),
+        }
+    }
+
     /// A connection on this host.
     pub(crate) fn local(stream: UnixStream) -> Self {
         Socket::Local(Arc::new(stream))
@@ -82,6 +95,7 @@ impl Socket {
     pub(crate) fn shutdown(&self, how: Shutdown) {
         let _ = match self {
             Socket::Tcp(stream) => stream.shutdown(how),
+            Socket::Tls(tls) => tls.stream().shutdown(how),
             Socket::Local(stream) => stream.shutdown(how),
         };
     }
@@ -90,6 +104,7 @@ impl Socket {
     pub(crate) fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         match self {
             Socket::Tcp(stream) => stream.set_read_timeout(timeout),
+            Socket::Tls(tls) => tls.stream().set_read_timeout(timeout),
             Socket::Local(stream) => stream.set_read_timeout(timeout),
         }
     }
@@ -119,6 +134,7 @@ impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Socket::Tcp(stream) => stream.as_fd(),
+            Socket::Tls(tls) => tls.stream().as_fd(),
             Socket::Local(stream) => stream.as_fd(),
         }
     }
@@ -132,6 +148,7 @@ impl Write for &Socket {
     fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
             Socket::Tcp(stream) => (&**stream).write_vectored(slices),
+            Socket::Tls(tls) => tls.write(slices.iter().find(|slice| !slice.is_empty()).map_or(&[], |slice| slice)),
             Socket::Local(stream) => (&**stream).write_vectored(slices),
         }
     }
@@ -145,12 +162,22 @@ impl Write for &Socket {
 struct Source {
     socket: Socket,
     files: VecDeque<OwnedFd>,
+    /// By when whatever is read must have come.
+    deadline: Option<Instant>,
 }
 
 impl Read for Source {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        if let Some(deadline) = self.deadline {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "it took too long"));
+            }
+            self.socket.set_read_timeout(Some(left))?;
+        }
         match &self.socket {
             Socket::Tcp(stream) => (&**stream).read(bytes),
+            Socket::Tls(tls) => tls.read(bytes),
             Socket::Local(stream) => {
                 let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
                 let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -190,19 +217,25 @@ pub(crate) struct Receiver {
 
 impl Receiver {
     pub(crate) fn new(socket: Socket, traffic: Traffic) -> Self {
-        let source = BufReader::with_capacity(READ_AHEAD, Source { socket, files: VecDeque::new() });
+        let source = BufReader::with_capacity(READ_AHEAD, Source { socket, files: VecDeque::new(), deadline: None });
         Receiver { source, body: Vec::new(), scratch: Vec::new(), traffic }
     }
 
-    pub(crate) fn socket(&self) -> &Socket {
-        &self.source.get_ref().socket
+    /// By when everything that is read from now on must have come, however little at a time; for ever if `None`.
+    pub(crate) fn set_deadline(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        let source = self.source.get_mut();
+        source.deadline = deadline;
+        source.socket.set_read_timeout(None)
     }
 
     /// The next frame; of a chunk only its length.
     pub(crate) fn next<M: DeserializeOwned>(&mut self) -> io::Result<Incoming<M>> {
-        if self.source.fill_buf()?.is_empty() {
+        let first = self.source.fill_buf()?;
+        if first.is_empty() {
             return Ok(Incoming::End);
         }
+        // Whoever speaks something else may not even say as much as a header.
+        Header::check_beginning(first)?;
         let mut head = [0; HEADER];
         self.source.read_exact(&mut head)?;
         let header = Header::decode(&head)?;

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::encoding::Encoding;
 use crate::fingerprint::Fingerprint;
+use crate::keys::Token;
 
 /// What a worker says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -28,6 +29,8 @@ pub enum ToServer {
         rank: Option<u32>,
         /// How its answers are delayed on purpose, if they are.
         emulated: Option<String>,
+        /// What it shows to be let in.
+        token: Option<Token>,
     },
     /// It has made the workload and can begin.
     Ready {

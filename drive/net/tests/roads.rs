@@ -63,7 +63,7 @@ fn local_iterations_give_the_simulators_bits_over_every_road() {
 fn half_precision_halves_the_traffic_and_still_learns() {
     let job = job("bsp", 2, "iterations=20");
     let bytes = |encoding| {
-        let transport = Transport { encoding, congestion: None };
+        let transport = Transport { encoding, ..Transport::default() };
         let outcome = run(&job, &[Road::Tcp; 2], 1.0, transport, &mut ());
         assert!(outcome.summary.loss.unwrap() < 2.2, "{:?}", outcome.summary);
         outcome.summary.bytes as f64

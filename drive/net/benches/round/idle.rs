@@ -96,6 +96,7 @@ pub fn work(role: &str) {
                 patience: Duration::from_secs(10),
                 emulation: (milliseconds > 0).then(|| Emulation::times(format!("{task:?} a task"), move || task)),
                 congestion: Some(CONGESTION.into()),
+                keys: None,
             };
             scope.spawn(move || {
                 let make = |length: &str| length.parse().map(workload).map_err(|_| "no length".to_string());

@@ -6,6 +6,7 @@ use paceline_core::{LedgerError, SpecError, TaskId};
 use thiserror::Error;
 
 use crate::address::Address;
+use crate::keys::KeysError;
 
 /// Why a server could not run, or could not go on.
 #[derive(Debug, Error)]
@@ -18,6 +19,18 @@ pub enum ServeError {
         /// Why.
         error: io::Error,
     },
+    /// Strangers could join.
+    #[error(
+        "whoever reaches {address} could join and see the model: give --keys DIR (paceline keys makes one), or --open to \
+         let anyone in"
+    )]
+    Open {
+        /// Where.
+        address: Address,
+    },
+    /// The keys can't be used.
+    #[error(transparent)]
+    Keys(#[from] KeysError),
     /// The scheme can't be built.
     #[error(transparent)]
     Scheme(#[from] SpecError),

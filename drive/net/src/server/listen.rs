@@ -7,12 +7,13 @@ use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
+use rustls::{ServerConfig, ServerConnection};
 
 use super::inputs::Input;
 use super::session::{Context, FAREWELL, STACK, attend};
@@ -24,6 +25,13 @@ const CONNECTIONS: usize = 8_192;
 
 /// How long to wait before accepting again when the system has no room for another connection.
 const BREATH: Duration = Duration::from_millis(100);
+
+/// How TCP connections are set up.
+#[derive(Debug, Default)]
+pub(super) struct Terms {
+    pub(super) congestion: Option<String>,
+    pub(super) encryption: Option<Arc<ServerConfig>>,
+}
 
 /// A bound socket.
 #[derive(Debug)]
@@ -55,11 +63,19 @@ impl Listener {
         }
     }
 
-    fn accept(&self, congestion: Option<&str>) -> io::Result<(Socket, String)> {
+    fn accept(&self, terms: &Terms) -> io::Result<(Socket, String)> {
         match self {
             Listener::Tcp(listener) => {
                 let (stream, peer) = listener.accept()?;
-                Ok((Socket::tcp(stream, congestion)?, peer.to_string()))
+                let socket = Socket::tcp(stream, terms.congestion.as_deref())?;
+                let socket = match &terms.encryption {
+                    Some(config) => {
+                        let connection = ServerConnection::new(config.clone()).map_err(io::Error::other)?;
+                        socket.encrypted(connection)?
+                    }
+                    None => socket,
+                };
+                Ok((socket, peer.to_string()))
             }
             Listener::Local(listener) => {
                 let (stream, _) = listener.accept()?;
@@ -161,7 +177,7 @@ pub(super) fn accept_all<'scope>(
     switchboard: &'scope Switchboard,
     sessions: &AtomicU64,
     listener: &'scope Listener,
-    congestion: Option<&str>,
+    terms: &Terms,
 ) {
     while !switchboard.is_closed() {
         let turn_away = |error: io::Error| {
@@ -173,7 +189,7 @@ pub(super) fn accept_all<'scope>(
             let _ = context.door.send(Input::TurnedAway { peer: "a connection".into(), reason });
             thread::sleep(BREATH);
         };
-        let (socket, peer) = match listener.accept(congestion) {
+        let (socket, peer) = match listener.accept(terms) {
             Ok(accepted) => accepted,
             Err(error) => {
                 turn_away(error);

@@ -100,7 +100,8 @@ impl LocalReader {
 
     fn hear(&mut self, message: ToServer) -> io::Result<Input> {
         match message {
-            ToServer::Hello { rank, emulated } if self.desk.is_none() => {
+            // It is the same user's: there is nothing to show.
+            ToServer::Hello { rank, emulated, .. } if self.desk.is_none() => {
                 let outbox = Outbox::new(self.socket.clone());
                 let desk = Arc::new(Desk::default());
                 self.desk = Some(desk.clone());

@@ -26,10 +26,11 @@ pub use error::ServeError;
 
 use crate::address::Address;
 use crate::encoding::Encoding;
+use crate::keys::Keys;
 use crate::link::Traffic;
 use coordinator::Coordinator;
 use inputs::{Door, Input, Inputs};
-use listen::{Closing, Listener, Switchboard, accept_all, raise_file_limit};
+use listen::{Closing, Listener, Switchboard, Terms, accept_all, raise_file_limit};
 use session::{Context, Pool};
 
 /// A run: what is trained, how, and until when.
@@ -69,6 +70,10 @@ pub struct Transport {
     pub encoding: Encoding,
     /// TCP's congestion control, e.g. `reno`; the system's own by default.
     pub congestion: Option<String>,
+    /// Who may take part over TCP, which is encrypted then.
+    pub keys: Option<Keys>,
+    /// Whether anyone may take part who reaches an address, from other machines too; not by default.
+    pub open: bool,
 }
 
 /// What a run leaves.
@@ -175,6 +180,7 @@ pub struct Server {
     listeners: Vec<Listener>,
     addresses: Vec<Address>,
     transport: Transport,
+    terms: Terms,
     traffic: Traffic,
     door: Door,
     inputs: Inputs,
@@ -198,9 +204,17 @@ impl Server {
     /// Listens on all of `addresses`, and lets this process have as many open files as it may.
     ///
     /// # Errors
-    /// If one can't be listened on.
+    /// If one can't be listened on, or strangers could join there and are not to.
     pub fn bind(addresses: &[Address], transport: Transport) -> Result<Self, ServeError> {
         raise_file_limit();
+        if let Some(address) = addresses.iter().find(|address| !address.is_loopback())
+            && transport.keys.is_none()
+            && !transport.open
+        {
+            return Err(ServeError::Open { address: address.clone() });
+        }
+        let encryption = transport.keys.as_ref().map(Keys::server).transpose()?;
+        let terms = Terms { congestion: transport.congestion.clone(), encryption };
         let bind = |address: &Address| {
             Listener::bind(address).map_err(|error| ServeError::Bind { address: address.clone(), error })
         };
@@ -208,7 +222,7 @@ impl Server {
         let (listeners, addresses) = bound.into_iter().unzip();
         let traffic = Traffic::default();
         let (door, inputs) = Inputs::new(traffic.clone()).map_err(ServeError::System)?;
-        Ok(Server { listeners, addresses, transport, traffic, door, inputs })
+        Ok(Server { listeners, addresses, transport, terms, traffic, door, inputs })
     }
 
     /// The addresses listened on, with the ports that were chosen where 0 was asked for.
@@ -238,13 +252,14 @@ impl Server {
     }
 
     fn run_from(self, job: &Job, from: Option<Resumption>, watcher: &mut dyn Watcher) -> Result<Outcome, ServeError> {
-        let Server { listeners, addresses, transport, traffic, door, inputs } = self;
+        let Server { listeners, addresses, transport, terms, traffic, door, inputs } = self;
         let shared = addresses.iter().any(|address| matches!(address, Address::Local { .. }));
         let context = Context {
             door,
             pool: Pool::default(),
             traffic,
             encoding: transport.encoding,
+            keys: transport.keys,
             length: job.workload.layout().len(),
         };
         let (switchboard, sessions) = (Switchboard::new(), AtomicU64::new(0));
@@ -252,8 +267,8 @@ impl Server {
         thread::scope(|scope| {
             for listener in &listeners {
                 let (context, switchboard, sessions) = (&context, &switchboard, &sessions);
-                let congestion = transport.congestion.as_deref();
-                scope.spawn(move || accept_all(scope, context, switchboard, sessions, listener, congestion));
+                let terms = &terms;
+                scope.spawn(move || accept_all(scope, context, switchboard, sessions, listener, terms));
             }
             // Dropped last to first, even when a panic passes through: whoever still waits to be heard gets an error,
             // then all connections end, then the scope waits for their threads.

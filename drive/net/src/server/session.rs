@@ -3,12 +3,13 @@
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::inputs::{Door, Input, Landed};
 use super::member::Desk;
 use super::outbox::Outbox;
 use crate::encoding::Encoding;
+use crate::keys::Keys;
 use crate::link::{Incoming, Receiver, Socket, Traffic};
 use crate::message::{Gradient, ToServer, ToWorker};
 use crate::region::Region;
@@ -17,7 +18,7 @@ use crate::region::Region;
 pub(super) const HELLO: Duration = Duration::from_secs(10);
 
 /// How long a peer that was told why may take to hang up.
-pub(super) const FAREWELL: Duration = Duration::from_secs(1);
+pub(super) const FAREWELL: Duration = Duration::from_secs(5);
 
 /// How much a refused peer may still say before it is cut off, in bytes.
 const FAREWELL_BYTES: usize = 64 * 1024 * 1024;
@@ -49,6 +50,8 @@ pub(super) struct Context {
     pub(super) pool: Pool,
     pub(super) traffic: Traffic,
     pub(super) encoding: Encoding,
+    /// Who may take part over a network; anyone if there are none.
+    pub(super) keys: Option<Keys>,
     /// Length of the parameter vector.
     pub(super) length: usize,
 }
@@ -72,7 +75,7 @@ pub(super) fn attend(context: &Context, session: u64, peer: String, socket: Sock
 
 /// Hears a connection out, from its hello to its end.
 fn listen(context: &Context, session: u64, peer: String, outbox: Outbox, mut receiver: Receiver) {
-    let (rank, emulated) = match hello(&mut receiver) {
+    let (rank, emulated) = match hello(&mut receiver, context.keys.as_ref()) {
         Ok(hello) => hello,
         Err(error) => {
             outbox.close(&ToWorker::Refuse { reason: error.to_string(), again: false });
@@ -100,14 +103,25 @@ fn turned_away(context: &Context, peer: String, reason: String) {
     let _ = context.door.send(Input::TurnedAway { peer, reason });
 }
 
-fn hello(receiver: &mut Receiver) -> io::Result<(Option<u32>, Option<String>)> {
-    receiver.socket().set_read_timeout(Some(HELLO))?;
+/// The first word, which must come soon and whole, from somebody who knows the token.
+fn hello(receiver: &mut Receiver, keys: Option<&Keys>) -> io::Result<(Option<u32>, Option<String>)> {
+    receiver.set_deadline(Some(Instant::now() + HELLO))?;
     let first = match receiver.next::<ToServer>()? {
-        Incoming::Message(ToServer::Hello { rank, emulated }) => (rank, emulated),
+        Incoming::Message(ToServer::Hello { rank, emulated, token }) => {
+            let denied = match (keys, token) {
+                (Some(_), None) => Some("it showed no token"),
+                (Some(keys), Some(token)) if !keys.admit(&token) => Some("it showed a wrong token"),
+                _ => None,
+            };
+            if let Some(denied) = denied {
+                return Err(io::Error::new(io::ErrorKind::PermissionDenied, denied));
+            }
+            (rank, emulated)
+        }
         Incoming::End => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed without a word")),
         _ => return Err(invalid("expected a hello first")),
     };
-    receiver.socket().set_read_timeout(None)?;
+    receiver.set_deadline(None)?;
     Ok(first)
 }
 
@@ -118,7 +132,7 @@ pub(super) fn invalid(text: &str) -> io::Error {
 /// Lets a peer that was told why read it: closing on unread bytes would take the words back. One that is gone is not
 /// waited for.
 fn linger(mut receiver: Receiver) {
-    if receiver.socket().set_read_timeout(Some(FAREWELL)).is_ok() {
+    if receiver.set_deadline(Some(Instant::now() + FAREWELL)).is_ok() {
         let _ = receiver.skip(FAREWELL_BYTES);
     }
 }

@@ -83,7 +83,8 @@ fn serve(job: &Job, play: impl FnOnce(&Address, &Notices<String>, &Stopper) + Se
 
 fn work(address: &Address, rank: u32, workload: Arc<dyn Workload>) -> Result<WorkDone, WorkError> {
     let address = address.clone();
-    let worker = Worker { address, rank: Some(rank), patience: Duration::ZERO, emulation: None, congestion: None };
+    let worker =
+        Worker { address, rank: Some(rank), patience: Duration::ZERO, emulation: None, congestion: None, keys: None };
     worker.run(|_| Ok(workload.clone()), &mut |_| {})
 }
 
@@ -103,7 +104,7 @@ impl Puppet {
     /// Joins as a worker that has made the right workload.
     fn join(address: &Address, job: &Job, rank: u32) -> Self {
         let mut puppet = Puppet::stranger(connect(address), job);
-        puppet.say(&ToServer::Hello { rank: Some(rank), emulated: None });
+        puppet.say(&ToServer::Hello { rank: Some(rank), emulated: None, token: None });
         assert!(matches!(puppet.from.message(), Ok(ToWorker::Welcome { .. })));
         puppet.say(&ToServer::Ready { fingerprint: Fingerprint::of(job.workload.as_ref(), job.seed) });
         puppet
@@ -175,7 +176,7 @@ fn strangers_are_told_why_and_do_no_harm() {
         (&foreign).write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
         assert!(Puppet::stranger(foreign, &job).refusal().contains("does not speak Paceline's protocol"));
 
-        let mut other = frame::encode(&ToServer::Hello { rank: None, emulated: None }).unwrap();
+        let mut other = frame::encode(&ToServer::Hello { rank: None, emulated: None, token: None }).unwrap();
         other[4..6].copy_from_slice(&7_u16.to_le_bytes());
         let stream = connect(address);
         (&stream).write_all(&other).unwrap();
@@ -225,7 +226,7 @@ fn liars_are_dismissed_and_the_others_go_on() {
             "task 0 of worker 1 can't have taken 1000000.000 s",
         ),
         (|puppet| puppet.ask(0, 1), "task 0 of worker 1 asks after 1 iterations; it is not to ask"),
-        (|puppet| puppet.say(&ToServer::Hello { rank: None, emulated: None }), "a second hello"),
+        (|puppet| puppet.say(&ToServer::Hello { rank: None, emulated: None, token: None }), "a second hello"),
         (|puppet| puppet.values(3), "belongs to nothing"),
         (
             |puppet| {
@@ -314,6 +315,7 @@ fn another_workload_is_refused_and_both_are_named() {
             patience: Duration::ZERO,
             emulation: None,
             congestion: None,
+            keys: None,
         };
         let error = failed.run(|_| Err("no such data".into()), &mut |_| {}).unwrap_err();
         assert_eq!(error.to_string(), "can't make the server's workload: no such data");
@@ -374,7 +376,7 @@ fn who_dies_in_the_middle_of_anything_is_replaced() {
 /// A worker that comes again and again for a while.
 fn patient(address: &Address, rank: u32) -> Worker {
     let patience = Duration::from_secs(60);
-    Worker { address: address.clone(), rank: Some(rank), patience, emulation: None, congestion: None }
+    Worker { address: address.clone(), rank: Some(rank), patience, emulation: None, congestion: None, keys: None }
 }
 
 #[test]

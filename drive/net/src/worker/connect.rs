@@ -7,8 +7,11 @@ use std::os::unix::net::{SocketAddr, UnixStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustls::ClientConnection;
+
 use super::WorkError;
 use crate::address::Address;
+use crate::keys::Keys;
 use crate::link::Socket;
 
 /// The first wait between attempts; each is twice as long as the one before.
@@ -25,13 +28,14 @@ const ONE_ATTEMPT: Duration = Duration::from_secs(5);
 pub(super) fn connect(
     address: &Address,
     congestion: Option<&str>,
+    keys: Option<&Keys>,
     patience: Duration,
     announce: &mut dyn FnMut(&io::Error),
 ) -> Result<Socket, WorkError> {
     let began = Instant::now();
     let mut wait = FIRST_WAIT;
     loop {
-        let error = match attempt(address, congestion) {
+        let error = match attempt(address, congestion, keys) {
             Ok(socket) => return Ok(socket),
             Err(error) => error,
         };
@@ -68,9 +72,14 @@ fn reach(host: &str, port: u16) -> io::Result<TcpStream> {
     Err(last)
 }
 
-fn attempt(address: &Address, congestion: Option<&str>) -> io::Result<Socket> {
+fn attempt(address: &Address, congestion: Option<&str>, keys: Option<&Keys>) -> io::Result<Socket> {
     match address {
-        Address::Tcp { host, port } => Socket::tcp(reach(host, *port)?, congestion),
+        Address::Tcp { host, port } => {
+            let socket = Socket::tcp(reach(host, *port)?, congestion)?;
+            let Some(keys) = keys else { return Ok(socket) };
+            let (config, name) = keys.client().map_err(io::Error::other)?;
+            socket.encrypted(ClientConnection::new(config, name).map_err(io::Error::other)?)
+        }
         Address::Local { name } => {
             let address = SocketAddr::from_abstract_name(name)?;
             Ok(Socket::local(UnixStream::connect_addr(&address)?))

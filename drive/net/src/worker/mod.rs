@@ -23,6 +23,7 @@ use crate::address::Address;
 use crate::encoding::Encoding;
 use crate::fingerprint::Fingerprint;
 use crate::frame::Kind;
+use crate::keys::Keys;
 use crate::link::{Incoming, Receiver, Sender, Traffic, unexpected};
 use crate::message::{Buffer, Buffers, ToServer, ToWorker};
 use crate::region::{Region, Writer};
@@ -44,6 +45,8 @@ pub struct Worker {
     pub emulation: Option<Emulation>,
     /// TCP's congestion control, e.g. `reno`; the system's own by default.
     pub congestion: Option<String>,
+    /// What to show a server that wants to know its workers, and to know it by.
+    pub keys: Option<Keys>,
 }
 
 /// What a worker has to say on the way.
@@ -190,20 +193,27 @@ impl Worker {
         progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<End, WorkError> {
         let mut announce = |error: &io::Error| progress(Progress::Waiting { error });
-        let socket = connect(&self.address, self.congestion.as_deref(), patience, &mut announce)?;
+        let socket = connect(&self.address, self.congestion.as_deref(), self.keys.as_ref(), patience, &mut announce)?;
         let lost = |error: io::Error| End::Lost(error.to_string());
         let shared = socket.is_local();
         let mut receiver = Receiver::new(socket.clone(), Traffic::default());
         let mut sender = Sender::new(socket, Traffic::default());
 
         let emulated = self.emulation.as_ref().map(ToString::to_string);
-        let greeted = sender.message(&ToServer::Hello { rank: self.rank, emulated }).and_then(|()| receiver.message());
+        let token = self.keys.as_ref().map(Keys::token);
+        let hello = ToServer::Hello { rank: self.rank, emulated, token };
+        let greeted = sender.message(&hello).and_then(|()| receiver.message());
         let (rank, recipe, seed, encoding, optimizer) = match greeted {
             Ok(ToWorker::Welcome { rank, recipe, seed, encoding, optimizer }) => {
                 (rank, recipe, seed, encoding, optimizer)
             }
             Ok(ToWorker::Refuse { reason, again }) => return Ok(refused(reason, again)),
             Ok(_) => return Ok(End::Lost("it did not answer the hello".into())),
+            // What does not speak the protocol, or not in the clear, will not do so later.
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                let hint = if self.keys.is_some() { "does it use the same --keys?" } else { "does it want --keys?" };
+                return Ok(End::Refused(format!("{error} ({hint})")));
+            }
             Err(error) => return Ok(lost(error)),
         };
         self.rank = Some(rank);
@@ -411,6 +421,7 @@ mod tests {
             patience: Duration::from_millis(1),
             emulation: None,
             congestion: None,
+            keys: None,
         };
         let mut announced = 0;
         let error = worker

@@ -62,7 +62,7 @@ pub fn address(server: &Server, road: Road) -> Address {
 
 /// A worker that asks for `rank`.
 pub fn worker(address: Address, rank: u32) -> Worker {
-    Worker { address, rank: Some(rank), patience: Duration::ZERO, emulation: None, congestion: None }
+    Worker { address, rank: Some(rank), patience: Duration::ZERO, emulation: None, congestion: None, keys: None }
 }
 
 /// Runs `worker` on the workload of `job`.

@@ -1,0 +1,186 @@
+//! Keys: what keeps strangers out.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use subtle::ConstantTimeEq;
+use thiserror::Error;
+
+/// The name in the certificate. Who holds its key is the server, wherever it is: workers trust this one certificate.
+const NAME: &str = "paceline";
+
+const CERTIFICATE: &str = "certificate.pem";
+const KEY: &str = "key.pem";
+const TOKEN: &str = "token";
+
+/// What a worker says to be let in: 32 random bytes that only the run's own processes know.
+pub(crate) type Token = [u8; 32];
+
+/// A shared token, by which a server knows its workers, and a certificate, by which workers know their server. With them
+/// connections over TCP are encrypted.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Keys {
+    folder: PathBuf,
+    token: Token,
+    certificate: CertificateDer<'static>,
+}
+
+/// What is wrong with keys.
+#[derive(Debug, Error)]
+pub enum KeysError {
+    /// A file can't be read or written.
+    #[error("{}: {error}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// A file is not what it should be.
+    #[error("{}: {reason}; paceline keys makes a good one", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// No certificate can be made.
+    #[error("no certificate can be made: {0}")]
+    Unmade(String),
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Keys({})", self.folder.display())
+    }
+}
+
+fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+impl Keys {
+    /// Makes new keys in `folder`: `certificate.pem` and `token` for everyone, `key.pem` for the server alone. Files that
+    /// are there are never overwritten.
+    ///
+    /// # Errors
+    /// If a file can't be written or is there already.
+    pub fn generate(folder: &Path) -> Result<(), KeysError> {
+        let unmade = |error: &dyn fmt::Display| KeysError::Unmade(error.to_string());
+        let made = rcgen::generate_simple_self_signed([NAME.to_string()]).map_err(|error| unmade(&error))?;
+        let mut token = Token::default();
+        provider().secure_random.fill(&mut token).map_err(|_| unmade(&"the system has no random numbers"))?;
+        let token: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
+        let failure = |path: &Path| {
+            let path = path.to_path_buf();
+            |error| KeysError::File { path, error }
+        };
+        fs::create_dir_all(folder).map_err(failure(folder))?;
+        let files = [(CERTIFICATE, made.cert.pem()), (KEY, made.signing_key.serialize_pem()), (TOKEN, token + "\n")];
+        if let Some(taken) = files.iter().map(|(name, _)| folder.join(name)).find(|path| path.exists()) {
+            return Err(failure(&taken)(io::ErrorKind::AlreadyExists.into()));
+        }
+        for (name, text) in files {
+            let path = folder.join(name);
+            let mut options = File::options();
+            // Nobody else on the machine may read them.
+            let file = options.write(true).create_new(true).mode(0o600).open(&path);
+            file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(failure(&path))?;
+        }
+        Ok(())
+    }
+
+    /// Reads the keys in `folder`. Workers need its certificate and token only.
+    ///
+    /// # Errors
+    /// If a file is missing or damaged.
+    pub fn read(folder: &Path) -> Result<Self, KeysError> {
+        let path = folder.join(TOKEN);
+        let text = fs::read_to_string(&path).map_err(|error| KeysError::File { path: path.clone(), error })?;
+        let reason = "expected 64 hexadecimal digits".to_string();
+        let token = parse_token(text.trim()).ok_or(KeysError::Invalid { path, reason })?;
+        let path = folder.join(CERTIFICATE);
+        let certificate = CertificateDer::from_pem_file(&path).map_err(invalid(&path))?;
+        Ok(Keys { folder: folder.into(), token, certificate })
+    }
+
+    pub(crate) fn token(&self) -> Token {
+        self.token
+    }
+
+    /// Whether this is the token; how long that takes says nothing about it.
+    pub(crate) fn admit(&self, token: &Token) -> bool {
+        self.token.ct_eq(token).into()
+    }
+
+    pub(crate) fn server(&self) -> Result<Arc<ServerConfig>, KeysError> {
+        let path = self.folder.join(KEY);
+        let key = PrivateKeyDer::from_pem_file(&path).map_err(invalid(&path))?;
+        let config = ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .and_then(|config| config.with_no_client_auth().with_single_cert(vec![self.certificate.clone()], key));
+        config.map(Arc::new).map_err(|error| KeysError::Invalid { path, reason: error.to_string() })
+    }
+
+    pub(crate) fn client(&self) -> Result<(Arc<ClientConfig>, ServerName<'static>), KeysError> {
+        let path = self.folder.join(CERTIFICATE);
+        let invalid = |error: rustls::Error| KeysError::Invalid { path: path.clone(), reason: error.to_string() };
+        let mut roots = RootCertStore::empty();
+        roots.add(self.certificate.clone()).map_err(invalid)?;
+        let config = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
+        let config = config.map_err(invalid)?.with_root_certificates(roots).with_no_client_auth();
+        let name = ServerName::try_from(NAME).expect("a constant that is a name");
+        Ok((Arc::new(config), name))
+    }
+}
+
+fn invalid(path: &Path) -> impl FnOnce(rustls::pki_types::pem::Error) -> KeysError {
+    let path = path.to_path_buf();
+    move |error| match error {
+        rustls::pki_types::pem::Error::Io(error) => KeysError::File { path, error },
+        error => KeysError::Invalid { path, reason: error.to_string() },
+    }
+}
+
+fn parse_token(text: &str) -> Option<Token> {
+    let mut token = Token::default();
+    if text.len() != 2 * token.len() || !text.is_ascii() {
+        return None;
+    }
+    for (index, byte) in token.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).ok()?;
+    }
+    Some(token)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_made_once_read_back_and_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let [ours, theirs] = ["ours", "theirs"].map(|name| folder.path().join(name));
+        Keys::generate(&ours).unwrap();
+        Keys::generate(&theirs).unwrap();
+        assert!(Keys::generate(&ours).unwrap_err().to_string().contains("certificate.pem"));
+        let [ours_read, theirs_read] = [&ours, &theirs].map(|folder| Keys::read(folder).unwrap());
+        assert!(ours_read.admit(&ours_read.token()) && !ours_read.admit(&theirs_read.token()));
+        assert!(ours_read.server().is_ok() && ours_read.client().is_ok());
+        assert!(!format!("{ours_read:?}").contains("token"));
+        // A worker's copy has no key.
+        fs::remove_file(ours.join(KEY)).unwrap();
+        assert!(Keys::read(&ours).is_ok_and(|keys| keys.server().is_err()));
+        fs::write(ours.join(TOKEN), "short").unwrap();
+        assert!(Keys::read(&ours).unwrap_err().to_string().contains("expected 64 hexadecimal digits"));
+        fs::write(ours.join(TOKEN), "ä".repeat(32)).unwrap();
+        assert!(Keys::read(&ours).is_err());
+    }
+}
