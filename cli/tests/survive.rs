@@ -162,14 +162,16 @@ fn strangers_stay_out_and_whoever_watches_sees_it() {
     assert!(refused(&[&["train", "--http", "0.0.0.0:0"], &QUICK[..]].concat()).contains("serve --open"));
 
     let listen = ["serve", "--listen", "127.0.0.1:0", "--keys", &ours, "--http", "127.0.0.1:0", "--workers", "1"];
-    let rest = ["--until", "iterations=100000000", "--out", &out];
+    let rest = ["--until", "time=300", "--out", &out];
     let server = Process::start(&[&listen[..], &QUICK, &rest].concat());
     let address = server.hear("waiting for 1 workers on ").rsplit(' ').next().unwrap().to_string();
     let http = server.hear("the status is at http://");
     let http = http.trim_start_matches("the status is at http://").trim_end_matches("/status");
     assert!(ask(http, "/healthz").ends_with("waiting for workers\n"));
     let join = ["work", "--join", &address, "--patience", "0", "--quiet"];
-    assert!(refused(&join).contains("does it want --keys?"));
+    let told = common::paceline(&join);
+    assert!(!told.status.success());
+    assert!(String::from_utf8(told.stderr).unwrap().contains("does it want --keys?"));
     assert!(refused(&[&join[..], &["--keys", &theirs]].concat()).contains("does it use the same --keys?"));
     server.hear("127.0.0.1:");
     let worker = Process::start(&["work", "--join", &address, "--keys", &ours, "--json"]);

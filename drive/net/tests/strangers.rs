@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::thread;
 
 use common::{Road, job, run, work, worker};
-use paceline_net::{Address, Keys, Server, Transport, WorkError, Worker};
+use paceline_net::{Address, Keys, Server, Stopper, Transport, WorkError, Worker};
 use tempfile::tempdir;
 
 #[test]
@@ -29,10 +29,12 @@ fn only_who_has_the_keys_takes_part_and_learns_the_same() {
     let server = Server::bind(&["127.0.0.1:0".parse().unwrap()], transport).unwrap();
     let address = server.addresses()[0].clone();
     let outcome = thread::scope(|scope| {
+        // Whatever fails here must not leave the server waiting.
+        let _guard = EndOnPanic(server.stopper());
         let running = scope.spawn(|| server.run(&job, &mut ()).unwrap());
         let with = |keys: Option<Keys>, rank| Worker { keys, ..worker(address.clone(), rank) };
         let refused = |keys| match work(with(keys, 0), &job) {
-            Err(WorkError::Refused { reason, .. }) => reason,
+            Err(WorkError::Refused { reason, .. } | WorkError::Lost { reason, .. }) => reason,
             other => panic!("{other:?}"),
         };
         assert_eq!(refused(Some(mixed)), "it showed a wrong token");
@@ -45,6 +47,16 @@ fn only_who_has_the_keys_takes_part_and_learns_the_same() {
         running.join().unwrap()
     });
     assert!(outcome.parameters == expected, "encrypted, and the same bits");
+}
+
+struct EndOnPanic(Stopper);
+
+impl Drop for EndOnPanic {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.stop("the test failed");
+        }
+    }
 }
 
 /// Begins a greeting byte by byte and is let go before it is whole.

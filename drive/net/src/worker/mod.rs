@@ -209,12 +209,15 @@ impl Worker {
             }
             Ok(ToWorker::Refuse { reason, again }) => return Ok(refused(reason, again)),
             Ok(_) => return Ok(End::Lost("it did not answer the hello".into())),
-            // What does not speak the protocol, or not in the clear, will not do so later.
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            Err(error) => {
                 let hint = if self.keys.is_some() { "does it use the same --keys?" } else { "does it want --keys?" };
-                return Ok(End::Refused(format!("{error} ({hint})")));
+                return Ok(match error.kind() {
+                    // What does not speak the protocol, or not in the clear, will not do so later.
+                    io::ErrorKind::InvalidData => End::Refused(format!("{error} ({hint})")),
+                    io::ErrorKind::UnexpectedEof => End::Lost(format!("it hung up at once ({hint})")),
+                    _ => lost(error),
+                });
             }
-            Err(error) => return Ok(lost(error)),
         };
         self.rank = Some(rank);
         progress(Progress::Welcomed { worker: WorkerId(rank) });
