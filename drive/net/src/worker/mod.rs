@@ -215,7 +215,7 @@ impl Worker {
                     // What does not speak the protocol, or not in the clear, will not do so later.
                     io::ErrorKind::InvalidData => End::Refused(format!("{error} ({hint})")),
                     io::ErrorKind::UnexpectedEof => End::Lost(format!("it hung up at once ({hint})")),
-                    _ => lost(error),
+                    _ => End::Lost(format!("{error} ({hint})")),
                 });
             }
         };
