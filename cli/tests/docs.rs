@@ -162,6 +162,7 @@ fn the_readme_names_every_scheme_and_pages_are_alike() {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
     for name in &names {
         assert!(readme.contains(&format!("`{name}`")), "the README does not say when to use {name}");
+        assert!(root().join(format!("docs/schemes/{name}.md")).exists(), "{name} has no page");
     }
     for page in pages().iter().filter(|page| page.starts_with("docs/schemes")) {
         let text = fs::read_to_string(root().join(page)).unwrap();

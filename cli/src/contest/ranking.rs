@@ -1,5 +1,7 @@
 //! Who won, by how much, and why.
 
+use std::cmp::Ordering;
+
 use paceline_run::{Goals, Summary};
 use serde::Serialize;
 
@@ -116,7 +118,8 @@ impl Ranking {
         let time = |place: &Place| place.time_to_target.unwrap_or(f64::INFINITY);
         places.sort_by(|a, b| {
             let order = misses(a).cmp(&misses(b)).then(time(a).total_cmp(&time(b)));
-            order.then(b.accuracy.total_cmp(&a.accuracy))
+            // Who never got there is placed by how close it came; of equals the simpler scheme is named first.
+            order.then(if a.reached == 0 { b.accuracy.total_cmp(&a.accuracy) } else { Ordering::Equal })
         });
         let baseline = places.iter().find(|place| place.scheme == BASELINE && place.finished());
         let baseline = baseline.and_then(|place| place.time_to_target);
