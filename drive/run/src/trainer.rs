@@ -5,7 +5,7 @@ use std::thread;
 
 use paceline_core::{Aggregate, Step as Commit};
 use paceline_store::{
-    BLOCK, Layout, Norms, Optimizer, OptimizerSpec, Schedule, ShardNorms, Shards, Step, aggregate_shard,
+    BLOCK, Layout, Norms, Optimizer, OptimizerSpec, Schedule, ShardNorms, Shards, Step, aggregate_finite,
 };
 use paceline_workload::Workload;
 
@@ -31,13 +31,14 @@ pub struct Stepper {
     rate: f32,
     version: u64,
     shards: usize,
+    unusable: Vec<usize>,
 }
 
 impl Stepper {
     /// A stepper of models with this layout, on `shards` threads; their number changes no bit of the result.
     pub fn new(layout: &Layout, optimizer: OptimizerSpec, schedule: Schedule, rate: f32, shards: usize) -> Self {
         let optimizer = Optimizer::new(optimizer, layout.trainable());
-        Stepper { trainable: layout.trainable(), optimizer, schedule, rate, version: 0, shards }
+        Stepper { trainable: layout.trainable(), optimizer, schedule, rate, version: 0, shards, unusable: Vec::new() }
     }
 
     /// A stepper that goes on with an optimizer after `version` steps.
@@ -49,12 +50,18 @@ impl Stepper {
         version: u64,
         layout: &Layout,
     ) -> Self {
-        Stepper { trainable: layout.trainable(), optimizer, schedule, rate, version, shards }
+        Stepper { trainable: layout.trainable(), optimizer, schedule, rate, version, shards, unusable: Vec::new() }
     }
 
     /// The optimizer with its state.
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
+    }
+
+    /// Which contributions to the last commit were not finite, by their place, where others were: they were left out of every
+    /// block of the model in which they were not.
+    pub fn unusable(&self) -> &[usize] {
+        &self.unusable
     }
 
     /// Sums the contributions, in the order given, and does to `parameters` what a commit says. `workers` is how many
@@ -79,7 +86,8 @@ impl Stepper {
     fn step(&mut self, parameters: &mut [f32], contributions: &[Contribution<'_>], workers: usize) -> Aggregate {
         let rate = self.schedule.rate(self.rate, self.version, contributions.len(), workers);
         self.version += 1;
-        apply(self.optimizer.begin(rate), rate, self.trainable, parameters, contributions, self.shards)
+        let norms = apply(self.optimizer.begin(rate), self.trainable, parameters, contributions, self.shards);
+        self.shown(&norms, rate, contributions)
     }
 
     /// Moves `parameters` against the sum of the contributions, which are model differences, by the share `rate`
@@ -87,7 +95,26 @@ impl Stepper {
     fn average(&mut self, parameters: &mut [f32], contributions: &[Contribution<'_>], rate: f32) -> Aggregate {
         self.version += 1;
         let mut plain = Optimizer::new(OptimizerSpec::Sgd { decay: 0.0 }, self.trainable);
-        apply(plain.begin(rate), rate, self.trainable, parameters, contributions, self.shards)
+        let norms = apply(plain.begin(rate), self.trainable, parameters, contributions, self.shards);
+        self.shown(&norms, rate, contributions)
+    }
+
+    /// What a commit has shown; notes whose contributions were unusable.
+    fn shown(&mut self, norms: &Norms, rate: f32, contributions: &[Contribution<'_>]) -> Aggregate {
+        let places = 0..norms.sources.len();
+        self.unusable = places.filter(|&place| !norms.sources[place].is_finite()).collect();
+        if self.unusable.len() == norms.sources.len() {
+            // Not the contributions are at fault, but the model.
+            self.unusable.clear();
+        }
+        let usable = (0..).zip(&norms.sources).filter(|(place, _)| !self.unusable.contains(place));
+        let sum_of_squares = usable.map(|(_, norm)| norm).sum();
+        Aggregate {
+            loss: contributions.iter().map(|one| f64::from(one.weight) * one.loss).sum(),
+            rate: f64::from(rate),
+            sum_of_squares,
+            square_of_sum: norms.mean,
+        }
     }
 
     /// The learning rate of a worker's local iterations on the newest version.
@@ -106,12 +133,11 @@ pub fn compensate(gradient: &mut [f32], lambda: f32, now: &[f32], then: &[f32]) 
 /// Sums the contributions and applies the step to it, on several threads.
 fn apply(
     mut step: Step<'_>,
-    rate: f32,
     trainable: usize,
     mut parameters: &mut [f32],
     contributions: &[Contribution<'_>],
     shards: usize,
-) -> Aggregate {
+) -> Norms {
     let mut parts = Vec::new();
     for range in Shards::new(parameters.len(), shards).ranges().filter(|range| !range.is_empty()) {
         let (front, rest) = parameters.split_at_mut(range.len());
@@ -120,13 +146,7 @@ fn apply(
         parts.push(Shard { start: range.start, parameters: front, trainable, step, contributions });
         (parameters, step) = (rest, after);
     }
-    let norms = Norms::join(&in_parallel(parts));
-    Aggregate {
-        loss: contributions.iter().map(|one| f64::from(one.weight) * one.loss).sum(),
-        rate: f64::from(rate),
-        sum_of_squares: norms.sources.iter().sum(),
-        square_of_sum: norms.mean,
-    }
+    Norms::join(&in_parallel(parts))
 }
 
 /// One thread's part of a step.
@@ -151,7 +171,7 @@ impl Shard<'_> {
             let part = start + offset..start + offset + length;
             sources.extend(contributions.iter().map(|one| (&one.gradient[part.clone()], one.weight)));
             let trainable = trainable.saturating_sub(offset).min(length);
-            norms.push(aggregate_shard(&sources, trainable, &mut sum[..length]));
+            norms.push(aggregate_finite(&sources, trainable, &mut sum[..length]));
             let after = step.split_off(length);
             step.apply(parameters, &sum[..length]);
             step = after;
@@ -251,5 +271,25 @@ mod tests {
         let mut parameters = [2.0, 2.0];
         stepper.average(&mut parameters, &contributions, 2.0);
         assert_eq!(parameters, [6.0, 6.0]);
+    }
+
+    #[test]
+    fn what_is_not_finite_is_left_out_and_told() {
+        let layout = Layout::new([("w", vec![BLOCK + 3])], []);
+        let good = vec![1.0; layout.len()];
+        let mut bad = good.clone();
+        bad[BLOCK + 1] = f32::NAN;
+        let spec: OptimizerSpec = "momentum:0.9".parse().unwrap();
+        let one = |gradient| Contribution { gradient, weight: 0.5, loss: 1.0 };
+        let mut stepper = Stepper::new(&layout, spec, "constant".parse().unwrap(), 1.0, 2);
+        let mut parameters = vec![0.0; layout.len()];
+        let aggregate = stepper.step(&mut parameters, &[one(&good), one(&bad)], 2);
+        assert_eq!(stepper.unusable(), [1]);
+        assert!(aggregate.square_of_sum.is_finite() && aggregate.sum_of_squares == good.len() as f64);
+        // Its finite blocks count, the other does not.
+        assert_eq!((parameters[0], parameters[BLOCK + 1]), (-1.0, -0.5));
+
+        let aggregate = stepper.step(&mut parameters, &[one(&bad), one(&bad)], 2);
+        assert!(stepper.unusable().is_empty() && !aggregate.square_of_sum.is_finite());
     }
 }

@@ -100,6 +100,31 @@ pub fn aggregate_shard(sources: &[(&[f32], f32)], trainable: usize, out: &mut [f
     ShardNorms { sums, columns }
 }
 
+/// [`aggregate_shard`], but a source that is not finite here is left out, unless they all are. Its own norm stays undefined,
+/// so that it can be told.
+///
+/// # Panics
+/// As [`aggregate`].
+pub fn aggregate_finite(sources: &[(&[f32], f32)], trainable: usize, out: &mut [f32]) -> ShardNorms {
+    let norms = aggregate_shard(sources, trainable, out);
+    let columns = norms.columns;
+    let is_finite = |column: usize| norms.sums.chunks_exact(columns).all(|row| row[column].is_finite());
+    if is_finite(columns - 1) || !(0..sources.len()).any(is_finite) {
+        return norms;
+    }
+    let zeros = vec![0.0; out.len()];
+    let left: Vec<_> = sources
+        .iter()
+        .enumerate()
+        .map(|(index, &(values, weight))| if is_finite(index) { (values, weight) } else { (&zeros[..], weight) })
+        .collect();
+    let mut again = aggregate_shard(&left, trainable, out);
+    for (row, first) in again.sums.chunks_exact_mut(columns).zip(norms.sums.chunks_exact(columns)) {
+        row[..columns - 1].copy_from_slice(&first[..columns - 1]);
+    }
+    again
+}
+
 /// Sums the stretch of all sources that begins at `start` into `out`, and its squares into `sums`.
 fn add_tile<const SQUARES: bool>(sources: &[(&[f32], f32)], start: usize, out: &mut [f32], sums: &mut [f64]) {
     let (chunks, rest) = out.as_chunks_mut();

@@ -74,6 +74,8 @@ pub(super) struct Coordinator<'a> {
     /// The rank of every session.
     ranks: HashMap<u64, WorkerId>,
     arrived: HashMap<TaskId, Arrived>,
+    /// Updates that were left out of a commit, since they were not finite.
+    unusable: Vec<TaskId>,
     emulated: BTreeMap<WorkerId, String>,
     /// When the run began, or went on; `None` while workers are awaited.
     began: Option<Instant>,
@@ -122,6 +124,7 @@ impl<'a> Coordinator<'a> {
             members: BTreeMap::new(),
             ranks: HashMap::new(),
             arrived: HashMap::new(),
+            unusable: Vec::new(),
             emulated: BTreeMap::new(),
             began,
             at_begin,
@@ -151,7 +154,7 @@ impl<'a> Coordinator<'a> {
                 Some(input) => self.hear(input)?,
                 None => self.on_time()?,
             };
-            if let Some(stop) = stop {
+            if let Some(stop) = stop.map_or_else(|| self.dismiss_undefined(), |stop| Ok(Some(stop)))? {
                 break stop;
             }
         };
@@ -304,6 +307,18 @@ impl<'a> Coordinator<'a> {
         let alone = self.ledger.live() <= 1;
         let stop = self.dismiss(session, reason, false)?;
         Ok(stop.or_else(|| alone.then(|| Stop::Because("the gradient is no longer finite".into()))))
+    }
+
+    /// Dismisses those whose gradients in shared memory turned out, as they were added up, to be no numbers.
+    fn dismiss_undefined(&mut self) -> Result<Option<Stop>, ServeError> {
+        while let Some(task) = self.unusable.pop() {
+            let Some(session) = self.members.get(&task.worker).map(|member| member.session) else { continue };
+            let stop = self.undefined(session, format!("the gradient of {task} is not finite"))?;
+            if stop.is_some() {
+                return Ok(stop);
+            }
+        }
+        Ok(None)
     }
 
     // --- what workers do ---
@@ -494,6 +509,7 @@ impl<'a> Coordinator<'a> {
         let commit = |parameters: &mut [f32]| self.stepper.commit(step, parameters, &contributions, live);
         let aggregate = self.ring.advance(commit).map_err(no_memory(self.context.length))?;
         drop(contributions);
+        self.unusable.extend(self.stepper.unusable().iter().map(|&place| updates[place].task));
         gradients.into_iter().for_each(|(gradient, _)| self.recycle(gradient));
         Ok(aggregate)
     }

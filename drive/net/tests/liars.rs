@@ -1,0 +1,96 @@
+//! A worker whose gradient is no number is dismissed, whichever road it came by, and the others go on.
+
+mod common;
+
+use std::sync::Arc;
+use std::thread;
+
+use common::{Road, address, job, run, server, work, worker};
+use paceline_net::{Job, Notice, Transport, Watcher, WorkError};
+use paceline_run::Observer;
+use paceline_store::Layout;
+use paceline_workload::{Draw, Evaluation, Replica, Workload};
+
+/// A workload whose gradients are broken in one place from the third on.
+struct Broken(Arc<dyn Workload>);
+
+impl Workload for Broken {
+    fn layout(&self) -> &Layout {
+        self.0.layout()
+    }
+
+    fn initial(&self, seed: u64) -> Vec<f32> {
+        self.0.initial(seed)
+    }
+
+    fn replica(&self) -> Box<dyn Replica> {
+        Box::new(BrokenReplica { replica: self.0.replica(), gradients: 0 })
+    }
+}
+
+struct BrokenReplica {
+    replica: Box<dyn Replica>,
+    gradients: u32,
+}
+
+impl Replica for BrokenReplica {
+    fn gradient(&mut self, parameters: &[f32], draw: Draw, gradient: &mut [f32]) -> f64 {
+        let loss = self.replica.gradient(parameters, draw, gradient);
+        self.gradients += 1;
+        if self.gradients > 2 {
+            gradient[5] = f32::NAN;
+        }
+        loss
+    }
+
+    fn evaluate(&mut self, parameters: &[f32]) -> Evaluation {
+        self.replica.evaluate(parameters)
+    }
+}
+
+#[derive(Default)]
+struct Notices(Vec<String>);
+
+impl Observer for Notices {}
+
+impl Watcher for Notices {
+    fn on_notice(&mut self, notice: &Notice) {
+        self.0.push(notice.to_string());
+    }
+}
+
+#[test]
+fn a_gradient_that_is_no_number_costs_its_worker_the_place_and_the_run_nothing() {
+    for road in [Road::Shared, Road::Tcp] {
+        let good = job("bsp", 3, "iterations=12");
+        let mut calm = Notices::default();
+        run(&good, &[road; 3], 1.0, Transport::default(), &mut calm);
+        assert!(!calm.0.iter().any(|notice| notice.contains("not finite")), "{:?}", calm.0);
+
+        let broken = Job { workload: Arc::new(Broken(good.workload.clone())), ..good.clone() };
+        let (server, mut notices) = (server(Transport::default()), Notices::default());
+        let outcome = thread::scope(|scope| {
+            let place = address(&server, road);
+            let liar = scope.spawn({
+                let worker = worker(place.clone(), 2);
+                || work(worker, &broken)
+            });
+            for rank in [0, 1] {
+                let worker = worker(place.clone(), rank);
+                let good = &good;
+                scope.spawn(move || work(worker, good).unwrap());
+            }
+            let outcome = server.run(&good, &mut notices).unwrap();
+            let told = liar.join().unwrap();
+            assert!(
+                matches!(&told, Err(WorkError::Refused { reason, .. }) if reason.contains("not finite")),
+                "{told:?}"
+            );
+            outcome
+        });
+        assert_eq!(outcome.summary.iterations, 12, "{road:?}");
+        assert!(outcome.parameters.iter().all(|value| value.is_finite()), "{road:?}");
+        let left = "worker 2 left: the gradient of task 2 of worker 2 is not finite";
+        assert!(notices.0.iter().any(|notice| notice.starts_with(left)), "{road:?}: {:?}", notices.0);
+    }
+}
