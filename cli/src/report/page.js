@@ -115,6 +115,8 @@ function chart(heading, curves) {
     });
     return button;
   }) : [];
+  // At once, not only when the browser comes to lay the page out: whoever prints or saves it then has the curves.
+  draw();
   new ResizeObserver(draw).observe(svg);
   return make("div", { class: "chart" }, make("h3", {}, heading), svg, make("div", { class: "keys" }, ...keys), readout);
 }
