@@ -168,16 +168,19 @@ struct Source {
 
 impl Read for Source {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let too_slow = || io::Error::new(io::ErrorKind::TimedOut, "it took too long");
         if let Some(deadline) = self.deadline {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "it took too long"));
+                return Err(too_slow());
             }
             self.socket.set_read_timeout(Some(left))?;
         }
+        // How a read that may take only so long says that it did.
+        let told = |error: io::Error| if error.kind() == io::ErrorKind::WouldBlock { too_slow() } else { error };
         match &self.socket {
-            Socket::Tcp(stream) => (&**stream).read(bytes),
-            Socket::Tls(tls) => tls.read(bytes),
+            Socket::Tcp(stream) => (&**stream).read(bytes).map_err(told),
+            Socket::Tls(tls) => tls.read(bytes).map_err(told),
             Socket::Local(stream) => {
                 let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
                 let mut control = RecvAncillaryBuffer::new(&mut space);
