@@ -202,8 +202,8 @@ impl Seat {
 
 /// The middle value, or the upper of the middle two.
 fn middle(values: &mut [f64]) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
-    values[values.len() / 2]
+    let middle = values.len() / 2;
+    *values.select_nth_unstable_by(middle, f64::total_cmp).1
 }
 
 #[cfg(test)]

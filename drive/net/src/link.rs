@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -185,6 +186,8 @@ impl Read for Source {
                 let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
                 let mut control = RecvAncillaryBuffer::new(&mut space);
                 let slices = &mut [IoSliceMut::new(bytes)];
+                // Whoever sleeps in a read of a Unix socket is woken even when the peer has merely taken what was sent.
+                poll(&mut [PollFd::new(stream, PollFlags::IN)], None)?;
                 let received = recvmsg(stream, slices, &mut control, RecvFlags::CMSG_CLOEXEC)?;
                 for message in control.drain() {
                     if let RecvAncillaryMessage::ScmRights(files) = message {

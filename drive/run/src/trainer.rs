@@ -5,7 +5,7 @@ use std::thread;
 
 use paceline_core::{Aggregate, Step as Commit};
 use paceline_store::{
-    BLOCK, Layout, Norms, Optimizer, OptimizerSpec, Schedule, ShardNorms, Shards, Step, aggregate_finite,
+    BLOCK, Layout, Norms, Optimizer, OptimizerSpec, Schedule, ShardNorms, Shards, Step, aggregate_shard,
 };
 use paceline_workload::Workload;
 
@@ -58,8 +58,8 @@ impl Stepper {
         &self.optimizer
     }
 
-    /// Which contributions to the last commit were not finite, by their place, where others were: they were left out of every
-    /// block of the model in which they were not.
+    /// Which contributions to the last commit were not finite, by their place: they were left out of every block of the
+    /// model in which they were not.
     pub fn unusable(&self) -> &[usize] {
         &self.unusable
     }
@@ -87,7 +87,7 @@ impl Stepper {
         let rate = self.schedule.rate(self.rate, self.version, contributions.len(), workers);
         self.version += 1;
         let norms = apply(self.optimizer.begin(rate), self.trainable, parameters, contributions, self.shards);
-        self.shown(&norms, rate, contributions)
+        self.shown(norms, rate, contributions)
     }
 
     /// Moves `parameters` against the sum of the contributions, which are model differences, by the share `rate`
@@ -96,23 +96,16 @@ impl Stepper {
         self.version += 1;
         let mut plain = Optimizer::new(OptimizerSpec::Sgd { decay: 0.0 }, self.trainable);
         let norms = apply(plain.begin(rate), self.trainable, parameters, contributions, self.shards);
-        self.shown(&norms, rate, contributions)
+        self.shown(norms, rate, contributions)
     }
 
     /// What a commit has shown; notes whose contributions were unusable.
-    fn shown(&mut self, norms: &Norms, rate: f32, contributions: &[Contribution<'_>]) -> Aggregate {
-        let places = 0..norms.sources.len();
-        self.unusable = places.filter(|&place| !norms.sources[place].is_finite()).collect();
-        if self.unusable.len() == norms.sources.len() {
-            // Not the contributions are at fault, but the model.
-            self.unusable.clear();
-        }
-        let usable = (0..).zip(&norms.sources).filter(|(place, _)| !self.unusable.contains(place));
-        let sum_of_squares = usable.map(|(_, norm)| norm).sum();
+    fn shown(&mut self, norms: Norms, rate: f32, contributions: &[Contribution<'_>]) -> Aggregate {
+        self.unusable = norms.left_out;
         Aggregate {
             loss: contributions.iter().map(|one| f64::from(one.weight) * one.loss).sum(),
             rate: f64::from(rate),
-            sum_of_squares,
+            sum_of_squares: norms.sources.iter().sum(),
             square_of_sum: norms.mean,
         }
     }
@@ -171,7 +164,7 @@ impl Shard<'_> {
             let part = start + offset..start + offset + length;
             sources.extend(contributions.iter().map(|one| (&one.gradient[part.clone()], one.weight)));
             let trainable = trainable.saturating_sub(offset).min(length);
-            norms.push(aggregate_finite(&sources, trainable, &mut sum[..length]));
+            norms.push(aggregate_shard(&sources, trainable, &mut sum[..length]));
             let after = step.split_off(length);
             step.apply(parameters, &sum[..length]);
             step = after;
@@ -285,11 +278,15 @@ mod tests {
         let mut parameters = vec![0.0; layout.len()];
         let aggregate = stepper.step(&mut parameters, &[one(&good), one(&bad)], 2);
         assert_eq!(stepper.unusable(), [1]);
-        assert!(aggregate.square_of_sum.is_finite() && aggregate.sum_of_squares == good.len() as f64);
-        // Its finite blocks count, the other does not.
+        assert_eq!(aggregate.sum_of_squares, (good.len() + BLOCK) as f64);
+        // Its finite block counts, the other does not.
         assert_eq!((parameters[0], parameters[BLOCK + 1]), (-1.0, -0.5));
 
-        let aggregate = stepper.step(&mut parameters, &[one(&bad), one(&bad)], 2);
-        assert!(stepper.unusable().is_empty() && !aggregate.square_of_sum.is_finite());
+        // Whoever else is there: nothing that is not finite gets into the model.
+        stepper.step(&mut parameters, &[one(&bad)], 2);
+        assert_eq!(stepper.unusable(), [0]);
+        assert!(parameters.iter().all(|value| value.is_finite()));
+        stepper.step(&mut parameters, &[one(&good), one(&good)], 2);
+        assert!(stepper.unusable().is_empty());
     }
 }

@@ -10,6 +10,7 @@
 //!   each source read once and the result written once, however many sources there are.
 
 use std::array;
+use std::collections::BTreeSet;
 
 use bytemuck::{Pod, cast};
 use wide::f32x8;
@@ -30,13 +31,15 @@ const _: () = assert!(BLOCK.is_multiple_of(TILE) && TILE.is_multiple_of(LANES));
 
 /// Squared Euclidean norms over the trainable part of an aggregation.
 ///
-/// A square beyond `f32` (a gradient component above about 1.8e19) makes its norm infinite.
+/// A component whose square is beyond `f32` (above about 1.8e19) counts as infinite.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Norms {
-    /// ‖gⱼ‖² of each source, in the order given, before its weight.
+    /// ‖gⱼ‖² of each source, in the order given, before its weight; of what was not left out of it.
     pub sources: Vec<f64>,
     /// ‖Σ wⱼ·gⱼ‖² of the result; with weights that add up to one, of the mean.
     pub mean: f64,
+    /// The sources that were left out of at least one shard, by their place: they were not finite there.
+    pub left_out: Vec<usize>,
 }
 
 /// What one shard contributes to [`Norms`].
@@ -45,6 +48,7 @@ pub struct ShardNorms {
     /// One row per block: the sum of squares of each source, then of the result.
     sums: Vec<f64>,
     columns: usize,
+    left_out: Vec<usize>,
 }
 
 impl Norms {
@@ -55,8 +59,10 @@ impl Norms {
     pub fn join(shards: &[ShardNorms]) -> Self {
         let columns = shards[0].columns;
         let mut sources = vec![0.0; columns];
+        let mut left_out = BTreeSet::new();
         for shard in shards {
             assert_eq!(shard.columns, columns, "shards of different aggregations");
+            left_out.extend(&shard.left_out);
             for row in shard.sums.chunks_exact(columns) {
                 for (sum, block) in sources.iter_mut().zip(row) {
                     *sum += block;
@@ -64,7 +70,7 @@ impl Norms {
             }
         }
         let mean = sources.pop().expect("the last column is the result's");
-        Norms { sources, mean }
+        Norms { sources, mean, left_out: left_out.into_iter().collect() }
     }
 }
 
@@ -81,54 +87,48 @@ pub fn aggregate(sources: &[(&[f32], f32)], trainable: usize, out: &mut [f32]) -
 
 /// [`aggregate`] for one shard: all slices are that shard's range, and `trainable` counts from its start.
 ///
+/// A source that is not finite in this range is left out of it.
+///
 /// # Panics
 /// As [`aggregate`].
 pub fn aggregate_shard(sources: &[(&[f32], f32)], trainable: usize, out: &mut [f32]) -> ShardNorms {
+    let all = sum_shard(sources, trainable, out);
+    if all.left_out.is_empty() {
+        return all;
+    }
+    let zeros = vec![0.0; out.len()];
+    let mut rest = sources.to_vec();
+    all.left_out.iter().for_each(|&place| rest[place].0 = &zeros);
+    ShardNorms { left_out: all.left_out, ..sum_shard(&rest, trainable, out) }
+}
+
+/// Sums all sources, and says which of them should have been left out.
+fn sum_shard(sources: &[(&[f32], f32)], trainable: usize, out: &mut [f32]) -> ShardNorms {
     for (source, _) in sources {
         assert_eq!(source.len(), out.len(), "a gradient of another length");
     }
     let columns = sources.len() + 1;
-    let mut sums = vec![0.0; trainable.div_ceil(BLOCK) * columns];
+    let blocks = trainable.div_ceil(BLOCK);
+    // The last row is of the statistics, which count for no norm.
+    let mut sums = vec![0.0; (blocks + 1) * columns];
     let (learned, statistics) = out.split_at_mut(trainable);
     for (tile, out) in learned.chunks_mut(TILE).enumerate() {
         let row = tile * TILE / BLOCK * columns;
-        add_tile::<true>(sources, tile * TILE, out, &mut sums[row..row + columns]);
+        add_tile(sources, tile * TILE, out, &mut sums[row..row + columns]);
     }
     for (tile, out) in statistics.chunks_mut(TILE).enumerate() {
-        add_tile::<false>(sources, trainable + tile * TILE, out, &mut []);
+        add_tile(sources, trainable + tile * TILE, out, &mut sums[blocks * columns..]);
     }
-    ShardNorms { sums, columns }
-}
-
-/// [`aggregate_shard`], but a source that is not finite here is left out, unless they all are. Its own norm stays undefined,
-/// so that it can be told.
-///
-/// # Panics
-/// As [`aggregate`].
-pub fn aggregate_finite(sources: &[(&[f32], f32)], trainable: usize, out: &mut [f32]) -> ShardNorms {
-    let norms = aggregate_shard(sources, trainable, out);
-    let columns = norms.columns;
-    let is_finite = |column: usize| norms.sums.chunks_exact(columns).all(|row| row[column].is_finite());
-    if is_finite(columns - 1) || !(0..sources.len()).any(is_finite) {
-        return norms;
-    }
-    let zeros = vec![0.0; out.len()];
-    let left: Vec<_> = sources
-        .iter()
-        .enumerate()
-        .map(|(index, &(values, weight))| if is_finite(index) { (values, weight) } else { (&zeros[..], weight) })
-        .collect();
-    let mut again = aggregate_shard(&left, trainable, out);
-    for (row, first) in again.sums.chunks_exact_mut(columns).zip(norms.sums.chunks_exact(columns)) {
-        row[..columns - 1].copy_from_slice(&first[..columns - 1]);
-    }
-    again
+    let is_finite = |&place: &usize| sums.iter().skip(place).step_by(columns).all(|sum| sum.is_finite());
+    let left_out = (0..sources.len()).filter(|place| !is_finite(place)).collect();
+    sums.truncate(blocks * columns);
+    ShardNorms { sums, columns, left_out }
 }
 
 /// Sums the stretch of all sources that begins at `start` into `out`, and its squares into `sums`.
-fn add_tile<const SQUARES: bool>(sources: &[(&[f32], f32)], start: usize, out: &mut [f32], sums: &mut [f64]) {
+fn add_tile(sources: &[(&[f32], f32)], start: usize, out: &mut [f32], sums: &mut [f64]) {
     let (chunks, rest) = out.as_chunks_mut();
-    add_chunks::<SQUARES>(sources, start, chunks, sums);
+    add_chunks(sources, start, chunks, sums);
     if !rest.is_empty() {
         // The last few values go through a chunk of their own; the zeros behind them change no square.
         let start = start + chunks.len() * LANES;
@@ -140,12 +140,12 @@ fn add_tile<const SQUARES: bool>(sources: &[(&[f32], f32)], start: usize, out: &
         let padded: Vec<_> = sources.iter().map(pad).collect();
         let sources: Vec<_> = padded.iter().map(|(chunk, weight)| (&chunk[..], *weight)).collect();
         let mut chunk = [[0.0; LANES]];
-        add_chunks::<SQUARES>(&sources, 0, &mut chunk, sums);
+        add_chunks(&sources, 0, &mut chunk, sums);
         rest.copy_from_slice(&chunk[0][..rest.len()]);
     }
 }
 
-fn add_chunks<const SQUARES: bool>(
+fn add_chunks(
     sources: &[(&[f32], f32)],
     start: usize,
     out: &mut [[f32; LANES]],
@@ -155,21 +155,18 @@ fn add_chunks<const SQUARES: bool>(
     let mut result = 0.0;
     for (index, group) in sources.chunks(GROUP).enumerate() {
         let add = match group.len() {
-            1 => add_group::<1, SQUARES>,
-            2 => add_group::<2, SQUARES>,
-            3 => add_group::<3, SQUARES>,
-            _ => add_group::<GROUP, SQUARES>,
+            1 => add_group::<1>,
+            2 => add_group::<2>,
+            3 => add_group::<3>,
+            _ => add_group::<GROUP>,
         };
-        let squares = sums.get_mut(index * GROUP..).unwrap_or_default();
-        result = add(group, start, out, squares);
+        result = add(group, start, out, &mut sums[index * GROUP..]);
     }
-    if let Some(sum) = sums.last_mut() {
-        *sum += result;
-    }
+    sums[sources.len()] += result;
 }
 
 /// `out += Σ wⱼ·gⱼ` for the `N` sources of `group`; adds their squares to `squares` and returns the result's.
-fn add_group<const N: usize, const SQUARES: bool>(
+fn add_group<const N: usize>(
     group: &[(&[f32], f32)],
     start: usize,
     out: &mut [[f32; LANES]],
@@ -178,16 +175,16 @@ fn add_group<const N: usize, const SQUARES: bool>(
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has what the function needs.
-        return unsafe { add_group_avx2::<N, SQUARES>(group, start, out, squares) };
+        return unsafe { add_group_avx2::<N>(group, start, out, squares) };
     }
-    add_group_with::<f32x8, N, SQUARES>(group, start, out, squares, |a, b| a + b, |a, b| a * b)
+    add_group_with::<f32x8, N>(group, start, out, squares, |a, b| a + b, |a, b| a * b)
 }
 
 /// [`add_group`] in registers of full width. Compilers assume a processor without them, on which the squares of
 /// gradients that lie in the cache take nearly twice as long.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn add_group_avx2<const N: usize, const SQUARES: bool>(
+fn add_group_avx2<const N: usize>(
     group: &[(&[f32], f32)],
     start: usize,
     out: &mut [[f32; LANES]],
@@ -196,13 +193,13 @@ fn add_group_avx2<const N: usize, const SQUARES: bool>(
     use std::arch::x86_64::{__m256, _mm256_add_ps, _mm256_mul_ps};
     let plus = |a, b| _mm256_add_ps(a, b);
     let times = |a, b| _mm256_mul_ps(a, b);
-    add_group_with::<__m256, N, SQUARES>(group, start, out, squares, plus, times)
+    add_group_with::<__m256, N>(group, start, out, squares, plus, times)
 }
 
 /// [`add_group`] on a vector type of eight lanes. Products and sums stay apart: a fused multiply-add would round
 /// differently where it exists.
 #[inline(always)]
-fn add_group_with<V: Pod, const N: usize, const SQUARES: bool>(
+fn add_group_with<V: Pod, const N: usize>(
     group: &[(&[f32], f32)],
     start: usize,
     out: &mut [[f32; LANES]],
@@ -222,13 +219,9 @@ fn add_group_with<V: Pod, const N: usize, const SQUARES: bool>(
         for j in 0..N {
             let value: V = cast(inputs[j][index]);
             sum = plus(sum, times(weights[j], value));
-            if SQUARES {
-                lanes[j] = plus(lanes[j], times(value, value));
-            }
+            lanes[j] = plus(lanes[j], times(value, value));
         }
-        if SQUARES {
-            result = plus(result, times(sum, sum));
-        }
+        result = plus(result, times(sum, sum));
         *chunk = cast(sum);
     }
     for (sum, lanes) in squares.iter_mut().zip(lanes) {
@@ -328,8 +321,8 @@ mod tests {
         let group = weighted(&gradients);
         let (mut here, mut portable) = ([[0.0; LANES]; TILE / LANES], [[0.0; LANES]; TILE / LANES]);
         let (mut squares_here, mut squares_portable) = ([0.0; GROUP], [0.0; GROUP]);
-        let result_here = add_group::<GROUP, true>(&group, 0, &mut here, &mut squares_here);
-        let result_portable = add_group_with::<f32x8, GROUP, true>(
+        let result_here = add_group::<GROUP>(&group, 0, &mut here, &mut squares_here);
+        let result_portable = add_group_with::<f32x8, GROUP>(
             &group,
             0,
             &mut portable,
@@ -339,6 +332,26 @@ mod tests {
         );
         assert_eq!(bits(here.as_flattened()), bits(portable.as_flattened()));
         assert_eq!((squares_here, result_here), (squares_portable, result_portable));
+    }
+
+    #[test]
+    fn what_is_not_finite_is_left_out_of_its_shard() {
+        let (trainable, len) = (3, 5);
+        let good = [1.0; 5];
+        let with = |place: usize, value: f32| {
+            let mut gradient = good;
+            gradient[place] = value;
+            gradient
+        };
+        for bad in [with(1, f32::NAN), with(0, f32::INFINITY), with(2, 1e20), with(len - 1, f32::NAN)] {
+            let mut out = [f32::NAN; 5];
+            let norms = aggregate(&[(&good, 0.5), (&bad, 0.25), (&good, 0.25)], trainable, &mut out);
+            assert_eq!(out, [0.75; 5]);
+            assert_eq!((norms.sources, norms.left_out), (vec![3.0, 0.0, 3.0], vec![1]));
+            assert_eq!(norms.mean, 3.0 * 0.75 * 0.75);
+            assert_eq!(aggregate(&[(&bad, 1.0)], trainable, &mut out).left_out, [0]);
+            assert_eq!(out, [0.0; 5]);
+        }
     }
 
     #[test]

@@ -18,7 +18,7 @@ mod spec;
 mod tensor_file;
 mod tensors;
 
-pub use aggregate::{Norms, ShardNorms, aggregate, aggregate_finite, aggregate_shard};
+pub use aggregate::{Norms, ShardNorms, aggregate, aggregate_shard};
 pub use layout::{Entry, Layout};
 pub use optimizer::{Moments, Optimizer, OptimizerSpec, Step};
 pub use schedule::{Schedule, Shape};

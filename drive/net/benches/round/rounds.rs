@@ -1,11 +1,15 @@
 //! One round: everyone pushes a gradient, the server aggregates and steps, everyone pulls.
 
 use std::hint::black_box;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use paceline_net::{Address, Watcher};
 use paceline_run::{Iteration, Monitor, Observer};
+use rustix::net::sockopt;
 
 use crate::{idle, peers};
 
@@ -79,12 +83,58 @@ fn copy_speed() -> f64 {
     })
 }
 
+/// Bytes per second that go through as many loopback connections at a time, each from one buffer into another, in the
+/// portions that the server uses.
+fn loopback_speed(connections: usize) -> f64 {
+    const LENGTH: usize = 32 * 1024 * 1024;
+    const PORTION: usize = 256 * 1024;
+    const REPEATS: usize = 10;
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("it is bound");
+    let fast = |stream: &TcpStream| {
+        sockopt::set_tcp_congestion(stream, crate::CONGESTION).expect("the system has it");
+        sockopt::set_socket_send_buffer_size(stream, 2 * PORTION).expect("a size");
+        sockopt::set_socket_recv_buffer_size(stream, 2 * PORTION).expect("a size");
+    };
+    let start = Barrier::new(2 * connections + 1);
+    let began = thread::scope(|scope| {
+        for _ in 0..connections {
+            let mut near = TcpStream::connect(address).expect("it listens");
+            let mut far = listener.accept().expect("it connects").0;
+            [&near, &far].into_iter().for_each(fast);
+            let start = &start;
+            scope.spawn(move || {
+                let bytes = vec![1_u8; LENGTH];
+                start.wait();
+                for part in (0..REPEATS).flat_map(|_| bytes.chunks(PORTION)) {
+                    near.write_all(part).expect("the other end reads");
+                }
+            });
+            scope.spawn(move || {
+                let mut bytes = vec![1_u8; LENGTH];
+                start.wait();
+                for _ in 0..REPEATS {
+                    for part in bytes.chunks_mut(PORTION) {
+                        far.read_exact(part).expect("the other end writes");
+                    }
+                }
+            });
+        }
+        start.wait();
+        Instant::now()
+    });
+    (connections * REPEATS * LENGTH) as f64 / began.elapsed().as_secs_f64()
+}
+
 /// Measures all roads and peers side by side and prints a table.
 pub fn compare(lengths: &[usize]) {
     let speed = copy_speed();
+    let loopback = WORKERS.map(loopback_speed);
     println!(
-        "two threads copy at {:.1} GB/s (read + written); TCP congestion control: {}",
+        "two threads copy at {:.1} GB/s (read + written); {WORKERS:?} loopback connections move {:.1?} GB/s; TCP congestion \
+         control: {}",
         speed / 1e9,
+        loopback.map(|speed| speed / 1e9),
         crate::CONGESTION
     );
     for remark in peers::remarks() {
@@ -92,13 +142,14 @@ pub fn compare(lengths: &[usize]) {
     }
     println!("{:>10} × workers  {:<16} {:>9} {:>18} {:>8}", "parameters", "", "ms", "from – to", "× bound");
     for &length in lengths {
-        for workers in WORKERS {
+        for (workers, loopback) in WORKERS.into_iter().zip(loopback) {
             let vector = (size_of::<f32>() * length) as f64;
             let count = workers as f64;
-            // Every gradient is read, the parameters are read and written; over TCP each value is also copied into
-            // the kernel and out again, once on its way to the server and once on its way back.
+            // Every gradient is read, the parameters are read and written; over TCP everything also goes through the
+            // loopback, to the server and back. (A ring of workers would send 1/n less, and a real network needs no copies
+            // at the other end.)
             let shared_bound = (count + 2.0) * vector / speed * 1e3;
-            let tcp_bound = shared_bound + 2.0 * count * 4.0 * vector / speed * 1e3;
+            let tcp_bound = shared_bound + 2.0 * count * vector / loopback * 1e3;
             let local = Address::Local { name: format!("paceline-bench-{}", std::process::id()) };
             let tcp = "127.0.0.1:0".parse().expect("an address");
             let row = |name: &str, times: Option<Times>, bound: f64| {

@@ -309,7 +309,7 @@ impl<'a> Coordinator<'a> {
         Ok(stop.or_else(|| alone.then(|| Stop::Because("the gradient is no longer finite".into()))))
     }
 
-    /// Dismisses those whose gradients in shared memory turned out, as they were added up, to be no numbers.
+    /// Dismisses those whose gradients turned out, as they were added up, to be no numbers.
     fn dismiss_undefined(&mut self) -> Result<Option<Stop>, ServeError> {
         while let Some(task) = self.unusable.pop() {
             let Some(session) = self.members.get(&task.worker).map(|member| member.session) else { continue };
@@ -350,7 +350,6 @@ impl<'a> Coordinator<'a> {
             (Some(region), Landed::InPlace) => Gradient::Shared(region),
             (None, Landed::Here(region)) => Gradient::Received(region),
             (_, Landed::Nowhere) if late => Gradient::Withheld,
-            (_, Landed::Undefined) => return self.undefined(session, format!("the gradient of {task} is not finite")),
             _ => return self.dismiss(session, format!("the gradient of {task} is not where it should be"), false),
         };
         self.arrived.insert(task, Arrived { gradient, loss, parameters });

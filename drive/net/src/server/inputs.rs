@@ -69,8 +69,6 @@ pub(super) enum Landed {
     Here(Region),
     /// Nowhere: the worker kept it, or it was called off.
     Nowhere,
-    /// Received, but not all of it is numbers.
-    Undefined,
 }
 
 #[derive(Debug)]

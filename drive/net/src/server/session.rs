@@ -220,13 +220,6 @@ impl Reader<'_> {
                 Incoming::End => return Err(io::ErrorKind::UnexpectedEof.into()),
             }
         }
-        Ok(Some(match region {
-            // Looked through here, where it delays nobody else.
-            Some(region) if !region.values().iter().all(|value| value.is_finite()) => {
-                pool.give(region);
-                Landed::Undefined
-            }
-            region => region.map_or(Landed::Nowhere, Landed::Here),
-        }))
+        Ok(Some(region.map_or(Landed::Nowhere, Landed::Here)))
     }
 }
