@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg, sockopt,
+    recvmsg, send, sendmsg, sockopt,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -128,6 +128,22 @@ impl Socket {
         };
         // A Unix socket takes a small message whole or not at all; were it cut, the stream would be of no more use.
         if sent == frame.len() { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
+    }
+
+    /// Whether [`send_some`](Socket::send_some) has a meaning here: what is encrypted goes out in records.
+    pub(crate) fn can_send_some(&self) -> bool {
+        !matches!(self, Socket::Tls(_))
+    }
+
+    /// Sends as much as the system takes at once, and says how much that is.
+    pub(crate) fn send_some(&self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            match send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(0),
+                other => return Ok(other?),
+            }
+        }
     }
 }
 
@@ -335,6 +351,16 @@ impl Sender {
         write_all(&self.socket, &mut [IoSlice::new(&self.held), IoSlice::new(&header), IoSlice::new(bytes)])?;
         self.held.clear();
         Ok(())
+    }
+}
+
+/// Puts values behind `bytes` as the chunks that a [`Sender`] would send.
+pub(crate) fn append_chunks(bytes: &mut Vec<u8>, values: &[f32], encoding: Encoding) {
+    let mut scratch = Vec::new();
+    for part in values.chunks(encoding.values_per_chunk()) {
+        let encoded = encoding.encode(part, &mut scratch);
+        bytes.extend_from_slice(&Header::of_chunk(encoded.len()));
+        bytes.extend_from_slice(encoded);
     }
 }
 

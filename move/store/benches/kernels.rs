@@ -59,17 +59,15 @@ fn kernels(len: usize) {
 
     for count in [1, 4, SOURCES] {
         let sources: Vec<_> = gradients[..count].iter().map(|values| (&values[..], 1.0 / count as f32)).collect();
-        for (name, trainable) in [("plain", 0), ("with norms", len)] {
-            let seconds = median(repeats, || {
-                black_box(aggregate(&sources, trainable, &mut out));
-            });
-            row(&format!("aggregate {count}, {name}"), len, count + 1, seconds, memcpy);
-        }
+        let seconds = median(repeats, || {
+            black_box(aggregate(&sources, len, &mut out));
+        });
+        row(&format!("aggregate {count}"), len, count + 1, seconds, memcpy);
     }
     let seconds = median(repeats, || {
         black_box(two_threads(&gradients, &mut out));
     });
-    row("aggregate 8, with norms, 2 threads", len, SOURCES + 1, seconds, memcpy);
+    row("aggregate 8, 2 threads", len, SOURCES + 1, seconds, memcpy);
 
     for (text, vectors) in [("sgd", 3), ("momentum:0.9", 5), ("nesterov:0.9", 5), ("adam", 7), ("adamw", 7)] {
         let mut optimizer = Optimizer::new(text.parse().expect("a valid optimizer"), len);

@@ -145,12 +145,7 @@ fn add_tile(sources: &[(&[f32], f32)], start: usize, out: &mut [f32], sums: &mut
     }
 }
 
-fn add_chunks(
-    sources: &[(&[f32], f32)],
-    start: usize,
-    out: &mut [[f32; LANES]],
-    sums: &mut [f64],
-) {
+fn add_chunks(sources: &[(&[f32], f32)], start: usize, out: &mut [[f32; LANES]], sums: &mut [f64]) {
     out.fill([0.0; LANES]);
     let mut result = 0.0;
     for (index, group) in sources.chunks(GROUP).enumerate() {
@@ -322,14 +317,8 @@ mod tests {
         let (mut here, mut portable) = ([[0.0; LANES]; TILE / LANES], [[0.0; LANES]; TILE / LANES]);
         let (mut squares_here, mut squares_portable) = ([0.0; GROUP], [0.0; GROUP]);
         let result_here = add_group::<GROUP>(&group, 0, &mut here, &mut squares_here);
-        let result_portable = add_group_with::<f32x8, GROUP>(
-            &group,
-            0,
-            &mut portable,
-            &mut squares_portable,
-            |a, b| a + b,
-            |a, b| a * b,
-        );
+        let result_portable =
+            add_group_with::<f32x8, GROUP>(&group, 0, &mut portable, &mut squares_portable, |a, b| a + b, |a, b| a * b);
         assert_eq!(bits(here.as_flattened()), bits(portable.as_flattened()));
         assert_eq!((squares_here, result_here), (squares_portable, result_portable));
     }

@@ -66,7 +66,7 @@ impl LocalReader {
 
     /// Tells a stranger why. One that is gone can't be told.
     fn refuse(&self, reason: &str) {
-        Outbox::new(self.socket.clone()).close(&ToWorker::Refuse { reason: reason.into(), again: false });
+        Outbox::local(self.socket.clone()).close(&ToWorker::Refuse { reason: reason.into(), again: false });
     }
 
     /// Says whether the peer has closed.
@@ -102,7 +102,7 @@ impl LocalReader {
         match message {
             // It is the same user's: there is nothing to show.
             ToServer::Hello { rank, emulated, .. } if self.desk.is_none() => {
-                let outbox = Outbox::new(self.socket.clone());
+                let outbox = Outbox::local(self.socket.clone());
                 let desk = Arc::new(Desk::default());
                 self.desk = Some(desk.clone());
                 Ok(Input::Arrived { session: self.session, peer: self.peer.clone(), rank, emulated, outbox, desk })

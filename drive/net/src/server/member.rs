@@ -295,7 +295,7 @@ mod tests {
     /// A member that shares memory, and its worker's ear.
     fn member() -> (Member, Receiver) {
         let (near, far) = UnixStream::pair().unwrap();
-        let outbox = Outbox::new(Socket::local(near));
+        let outbox = Outbox::local(Socket::local(near));
         let member = Member::new(0, "a test".into(), None, outbox, Arc::default());
         (member, Receiver::new(Socket::local(far), Traffic::default()))
     }

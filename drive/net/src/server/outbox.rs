@@ -1,7 +1,8 @@
 //! What the server sends to one worker, without ever waiting for it.
 //!
 //! Over a Unix socket everything is small and goes out at once. Over TCP, parameters take their time, so a thread
-//! writes them; messages overtake them between chunks.
+//! writes them; messages overtake them between chunks. What is small goes out at once there too, if nothing is before it:
+//! waking the thread would cost more than sending.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,9 +14,12 @@ use paceline_core::Version;
 use super::ring::Parameters;
 use crate::encoding::Encoding;
 use crate::frame;
-use crate::link::{Sender, Socket, Traffic};
+use crate::link::{Sender, Socket, Traffic, append_chunks};
 use crate::message::ToWorker;
 use crate::region::Region;
+
+/// The longest that goes out at once over TCP, in bytes; it fits the system's buffers if nothing else is there.
+const SMALL: usize = 64 * 1024;
 
 /// Messages that may wait for a worker that does not read, beside its work. More are a lost cause.
 const WAITING: usize = 256;
@@ -30,14 +34,16 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    /// The way through `socket`. Over TCP somebody must [`write`](Queue::write) the [queue](Outbox::queue).
-    pub(super) fn new(socket: Socket) -> Self {
-        let queue = (!socket.is_local()).then(Arc::default);
-        Outbox { socket, queue }
+    /// The way through a Unix socket.
+    pub(super) fn local(socket: Socket) -> Self {
+        Outbox { socket, queue: None }
     }
 
-    pub(super) fn queue(&self) -> Option<Arc<Queue>> {
-        self.queue.clone()
+    /// The way through a TCP connection, whose queue somebody must [`write`](Queue::write).
+    pub(super) fn tcp(socket: Socket, encoding: Encoding, traffic: Traffic) -> (Self, Arc<Queue>) {
+        let (waiting, changed) = (Mutex::default(), Condvar::new());
+        let queue = Arc::new(Queue { waiting, changed, socket: socket.clone(), encoding, traffic });
+        (Outbox { socket, queue: Some(queue.clone()) }, queue)
     }
 
     /// Whether values are shared instead of sent.
@@ -51,13 +57,9 @@ impl Outbox {
         match &self.queue {
             None => self.send_now(&frame, None),
             Some(queue) => {
-                let mut waiting = queue.lock();
-                if waiting.messages.len() == WAITING {
-                    drop(waiting);
-                    return self.cut();
+                if queue.send(frame).is_err() {
+                    self.cut();
                 }
-                waiting.messages.push_back(frame);
-                queue.changed.notify_one();
             }
         }
     }
@@ -80,8 +82,9 @@ impl Outbox {
     pub(super) fn assign(&self, number: u64, message: &ToWorker, version: Version, parameters: &Arc<Parameters>) {
         let Some(queue) = &self.queue else { return self.send(message) };
         let Ok(frame) = frame::encode(message) else { return self.cut() };
-        queue.lock().parcels.push_back(Parcel { number, frame, version, parameters: parameters.clone() });
-        queue.changed.notify_one();
+        if queue.assign(Parcel { number, frame, version, parameters: parameters.clone() }).is_err() {
+            self.cut();
+        }
     }
 
     /// Takes an assignment back. Says whether that was possible: it was not on its way yet.
@@ -127,16 +130,24 @@ impl Drop for Outbox {
 }
 
 /// What waits to be written to one TCP connection.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Queue {
     waiting: Mutex<Waiting>,
     changed: Condvar,
+    socket: Socket,
+    encoding: Encoding,
+    traffic: Traffic,
 }
 
 #[derive(Debug, Default)]
 struct Waiting {
+    /// Frames, or what is left of them.
     messages: VecDeque<Vec<u8>>,
     parcels: VecDeque<Parcel>,
+    /// Whether the thread is writing something that it has taken.
+    writing: bool,
+    /// The version of the parameters that were sent last.
+    known: Option<Version>,
     closed: bool,
 }
 
@@ -151,8 +162,16 @@ struct Parcel {
 
 enum Next {
     Message(Vec<u8>),
-    Parcel(Parcel),
+    /// An assignment; whether its parameters are known already.
+    Parcel(Parcel, bool),
     Closed,
+}
+
+impl Waiting {
+    /// Whether `version` is what was sent last, which it is from now on.
+    fn knows(&mut self, version: Version) -> bool {
+        self.known.replace(version) == Some(version)
+    }
 }
 
 impl Queue {
@@ -166,17 +185,64 @@ impl Queue {
         self.changed.notify_one();
     }
 
+    fn send(&self, frame: Vec<u8>) -> io::Result<()> {
+        let mut waiting = self.lock();
+        if waiting.messages.len() == WAITING {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        if self.is_free(&waiting) { self.send_at_once(&mut waiting, frame) } else { self.put(&mut waiting, frame) }
+    }
+
+    fn assign(&self, parcel: Parcel) -> io::Result<()> {
+        let mut waiting = self.lock();
+        let values = parcel.parameters.region.values();
+        if values.len() * self.encoding.width() <= SMALL && self.is_free(&waiting) {
+            let mut bytes = parcel.frame;
+            if !waiting.knows(parcel.version) {
+                bytes.extend_from_slice(&frame::encode(&ToWorker::Model { version: parcel.version })?);
+                append_chunks(&mut bytes, values, self.encoding);
+            }
+            return self.send_at_once(&mut waiting, bytes);
+        }
+        waiting.parcels.push_back(parcel);
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    /// Whether what is sent at once comes after everything else.
+    fn is_free(&self, waiting: &Waiting) -> bool {
+        let nothing_waits = waiting.messages.is_empty() && waiting.parcels.is_empty();
+        nothing_waits && !waiting.writing && !waiting.closed && self.socket.can_send_some()
+    }
+
+    /// Sends what the system takes at once; the rest waits.
+    fn send_at_once(&self, waiting: &mut Waiting, mut bytes: Vec<u8>) -> io::Result<()> {
+        let sent = self.socket.send_some(&bytes)?;
+        self.traffic.add(sent);
+        if sent == bytes.len() { Ok(()) } else { self.put(waiting, bytes.split_off(sent)) }
+    }
+
+    fn put(&self, waiting: &mut Waiting, bytes: Vec<u8>) -> io::Result<()> {
+        waiting.messages.push_back(bytes);
+        self.changed.notify_one();
+        Ok(())
+    }
+
     fn next(&self) -> Next {
         let mut waiting = self.lock();
+        waiting.writing = false;
         loop {
-            if let Some(message) = waiting.messages.pop_front() {
-                return Next::Message(message);
-            }
-            if let Some(parcel) = waiting.parcels.pop_front() {
-                return Next::Parcel(parcel);
-            }
-            if waiting.closed {
-                return Next::Closed;
+            let next = if let Some(message) = waiting.messages.pop_front() {
+                Some(Next::Message(message))
+            } else if let Some(parcel) = waiting.parcels.pop_front() {
+                let known = waiting.knows(parcel.version);
+                Some(Next::Parcel(parcel, known))
+            } else {
+                waiting.closed.then_some(Next::Closed)
+            };
+            if let Some(next) = next {
+                waiting.writing = true;
+                return next;
             }
             waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
         }
@@ -186,26 +252,24 @@ impl Queue {
         self.lock().messages.pop_front()
     }
 
-    /// Writes to `socket` whatever comes, until the outbox is closed or the connection fails.
-    pub(super) fn write(&self, socket: Socket, encoding: Encoding, traffic: Traffic) {
-        let mut sender = Sender::new(socket, traffic);
-        let written = self.write_all(&mut sender, encoding);
+    /// Writes whatever comes, until the outbox is closed or the connection fails.
+    pub(super) fn write(&self) {
+        let mut sender = Sender::new(self.socket.clone(), self.traffic.clone());
+        let written = self.write_all(&mut sender);
         // After a failure the reader must wake up and say so; after a last message the peer may still read it.
-        sender.socket().shutdown(if written.is_ok() { Shutdown::Write } else { Shutdown::Both });
+        self.socket.shutdown(if written.is_ok() { Shutdown::Write } else { Shutdown::Both });
         self.abandon();
     }
 
-    fn write_all(&self, sender: &mut Sender, encoding: Encoding) -> io::Result<()> {
-        let mut known = None;
+    fn write_all(&self, sender: &mut Sender) -> io::Result<()> {
         loop {
             match self.next() {
                 Next::Message(frame) => sender.frame(&frame)?,
-                Next::Parcel(Parcel { frame, version, .. }) if known == Some(version) => sender.frame(&frame)?,
-                Next::Parcel(Parcel { frame, version, parameters, .. }) => {
+                Next::Parcel(Parcel { frame, .. }, true) => sender.frame(&frame)?,
+                Next::Parcel(Parcel { frame, version, parameters, .. }, false) => {
                     sender.announce(&frame);
                     sender.announce(&frame::encode(&ToWorker::Model { version })?);
-                    self.write_values(sender, parameters.region.values(), encoding)?;
-                    known = Some(version);
+                    self.write_values(sender, parameters.region.values())?;
                 }
                 Next::Closed => return Ok(()),
             }
@@ -213,16 +277,69 @@ impl Queue {
     }
 
     /// Writes values and, between chunks, the messages that have come; stops where the outbox is closed.
-    fn write_values(&self, sender: &mut Sender, values: &[f32], encoding: Encoding) -> io::Result<()> {
-        for part in values.chunks(encoding.values_per_chunk()) {
+    fn write_values(&self, sender: &mut Sender, values: &[f32]) -> io::Result<()> {
+        for part in values.chunks(self.encoding.values_per_chunk()) {
             while let Some(frame) = self.pop_message() {
                 sender.frame(&frame)?;
             }
             if self.lock().closed {
                 break;
             }
-            sender.chunk(part, encoding)?;
+            sender.chunk(part, self.encoding)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::{Incoming, Receiver};
+    use crate::server::ring::Ring;
+    use std::net::{TcpListener, TcpStream};
+    use std::thread;
+
+    #[test]
+    fn what_goes_at_once_and_what_has_to_wait_arrive_in_order() {
+        const MODELS: u64 = 100;
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let far = Socket::tcp(listener.accept().unwrap().0, None).unwrap();
+        let (outbox, queue) = Outbox::tcp(Socket::tcp(near, None).unwrap(), Encoding::F32, Traffic::default());
+        // Small enough to go at once, until nobody has read for a while.
+        let mut ring = Ring::new(&[0.0; 16_000], false).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| queue.write());
+            for version in 0..MODELS {
+                let message = ToWorker::Continue { number: version };
+                outbox.assign(version, &message, Version(version), ring.newest());
+                outbox.assign(version, &message, Version(version), ring.newest());
+                outbox.send(&ToWorker::Collect { number: version });
+                ring.advance(|values| values.fill(version as f32 + 1.0)).unwrap();
+            }
+            assert!(!outbox.recall(0), "it is on its way");
+            assert!(outbox.recall(MODELS - 1), "it had to wait");
+            drop(outbox);
+
+            let mut receiver = Receiver::new(far, Traffic::default());
+            let mut values = [0.0; 16_000];
+            let (mut continued, mut collected, mut models) = (Vec::new(), Vec::new(), Vec::new());
+            loop {
+                match receiver.next().unwrap() {
+                    Incoming::Message(ToWorker::Continue { number }) => continued.push(number),
+                    Incoming::Message(ToWorker::Collect { number }) => collected.push(number),
+                    Incoming::Message(ToWorker::Model { version }) => models.push(version.0),
+                    Incoming::Message(other) => panic!("{other:?} was never sent"),
+                    Incoming::Chunk(bytes) => {
+                        assert_eq!(receiver.chunk(bytes, &mut values, Encoding::F32).unwrap(), values.len());
+                        assert_eq!(values, [*models.last().unwrap() as f32; 16_000]);
+                    }
+                    Incoming::End => break,
+                }
+            }
+            assert_eq!(collected, (0..MODELS).collect::<Vec<_>>());
+            assert_eq!(models, (0..MODELS - 1).collect::<Vec<_>>());
+            assert_eq!(continued, (0..MODELS - 1).flat_map(|number| [number; 2]).collect::<Vec<_>>());
+        });
     }
 }

@@ -58,18 +58,14 @@ pub(super) struct Context {
 
 /// Talks to whoever connected, until it is gone and has been told what there was to tell.
 pub(super) fn attend(context: &Context, session: u64, peer: String, socket: Socket) {
-    let outbox = Outbox::new(socket.clone());
-    let receiver = Receiver::new(socket.clone(), context.traffic.clone());
+    let (outbox, queue) = Outbox::tcp(socket.clone(), context.encoding, context.traffic.clone());
+    let receiver = Receiver::new(socket, context.traffic.clone());
     thread::scope(|scope| {
-        if let Some(queue) = outbox.queue() {
-            let writer = thread::Builder::new().name(format!("to {peer}")).stack_size(STACK);
-            let traffic = context.traffic.clone();
-            let spawned = writer.spawn_scoped(scope, move || queue.write(socket, context.encoding, traffic));
-            if let Err(error) = spawned {
-                return turned_away(context, peer, error.to_string());
-            }
+        let writer = thread::Builder::new().name(format!("to {peer}")).stack_size(STACK);
+        match writer.spawn_scoped(scope, move || queue.write()) {
+            Ok(_) => listen(context, session, peer, outbox, receiver),
+            Err(error) => turned_away(context, peer, error.to_string()),
         }
-        listen(context, session, peer, outbox, receiver);
     });
 }
 
