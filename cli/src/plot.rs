@@ -159,7 +159,9 @@ impl Figure {
     ) -> Result<(), DrawingAreaErrorKind<B::ErrorType>> {
         let points = || self.series.iter().flat_map(|series| &series.points);
         let (mut x, mut y) = (range(points().map(|point| point.0)), range(points().map(|point| point.1)));
-        let bars = self.series.iter().any(|series| series.mark == Mark::Bars);
+        let in_bars = || self.series.iter().filter(|series| series.mark == Mark::Bars).flat_map(|series| &series.points);
+        let top = in_bars().map(|point| point.1).reduce(f64::max);
+        let bars = top.is_some();
         if bars {
             y.start -= BAR / 2.0;
         }
@@ -167,8 +169,9 @@ impl Figure {
             // Where the legend would hide what is drawn, it needs a place beside it.
             x.end += 0.3 * (x.end - x.start);
         }
-        // Between rows of bars there is nothing to be read.
-        let on_rows = |value: &f64| if bars && value.fract() != 0.0 { String::new() } else { plain(value) };
+        // Between rows of bars, and above them, there is nothing to be read.
+        let is_row = |value: f64| top.is_none_or(|top| value.fract() == 0.0 && value <= top);
+        let on_rows = |value: &f64| if is_row(*value) { plain(value) } else { String::new() };
         let text = |size: u32| (FONT, size * scale);
         let mut chart = ChartBuilder::on(area)
             .caption(&self.title, text(18))

@@ -5,6 +5,7 @@ mod live;
 mod ranking;
 
 use anyhow::bail;
+use clap::Arg;
 use paceline_core::SchemeSpec;
 use paceline_run::{Goals, Iteration, Monitor, Observer, Summary};
 use paceline_sim::Simulation;
@@ -16,6 +17,20 @@ use crate::run_folder::RunFolder;
 pub use contenders::Contenders;
 pub use live::{LiveTable, Standing};
 pub use ranking::Ranking;
+
+/// What schemes race for if nothing else is said: a model and a target that take seconds. A step's rate is in proportion to
+/// its updates, so that a sample moves the model as far under every scheme.
+pub fn small_race(arg: Arg) -> Arg {
+    match arg.get_id().as_str() {
+        "model" => arg.default_value("mlp"),
+        "data" => arg.default_value("digits:4000,1000"),
+        "until" => arg.default_value("accuracy>0.88,samples=400000"),
+        "lr" => arg.default_value("0.2"),
+        "lr_rule" => arg.default_value("proportional"),
+        "evaluate_every" => arg.default_value("2"),
+        _ => arg,
+    }
+}
 
 /// What a scheme showed in its runs, one per seed.
 pub struct Showing {

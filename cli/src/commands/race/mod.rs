@@ -29,12 +29,7 @@ use crate::run_folder::{RunFolder, check_free, next_free};
     mut_arg("slow", |arg| arg.default_value("0=3").conflicts_with("real")),
     mut_arg("script", |arg| arg.conflicts_with("real")),
     mut_arg("network", |arg| arg.default_value("latency=0.01,bandwidth=1.25e7").conflicts_with("real")),
-    mut_arg("model", |arg| arg.default_value("mlp")),
-    mut_arg("data", |arg| arg.default_value("digits:4000,1000")),
-    mut_arg("until", |arg| arg.default_value("accuracy>0.88,samples=400000")),
-    mut_arg("lr", |arg| arg.default_value("0.2")),
-    mut_arg("lr_rule", |arg| arg.default_value("proportional")),
-    mut_arg("evaluate_every", |arg| arg.default_value("2")),
+    mut_args(contest::small_race),
     after_help = "If nothing else is said, eight workers of uneven times race, one of them three times slower than the \
 others, on a network of 100 Mbit/s. The rate of a step is in proportion to the updates in it, so that a sample moves the \
 model as far under every scheme.

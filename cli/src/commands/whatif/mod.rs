@@ -21,12 +21,7 @@ use stragglers::Analysis;
 #[derive(Args)]
 #[command(
     mut_arg("times", |arg| arg.hide(true).conflicts_with("trace")),
-    mut_arg("model", |arg| arg.default_value("mlp")),
-    mut_arg("data", |arg| arg.default_value("digits:4000,1000")),
-    mut_arg("until", |arg| arg.default_value("accuracy>0.88,samples=400000")),
-    mut_arg("lr", |arg| arg.default_value("0.2")),
-    mut_arg("lr_rule", |arg| arg.default_value("proportional")),
-    mut_arg("evaluate_every", |arg| arg.default_value("2")),
+    mut_args(contest::small_race),
     after_help = "A TRACE is one of
   a table, CSV or .parquet: a row per step, a column per worker, seconds (`--record` of train and simulate writes it)
   a run folder, or its events.jsonl
