@@ -159,7 +159,8 @@ impl Figure {
     ) -> Result<(), DrawingAreaErrorKind<B::ErrorType>> {
         let points = || self.series.iter().flat_map(|series| &series.points);
         let (mut x, mut y) = (range(points().map(|point| point.0)), range(points().map(|point| point.1)));
-        let in_bars = || self.series.iter().filter(|series| series.mark == Mark::Bars).flat_map(|series| &series.points);
+        let in_bars =
+            || self.series.iter().filter(|series| series.mark == Mark::Bars).flat_map(|series| &series.points);
         let top = in_bars().map(|point| point.1).reduce(f64::max);
         let bars = top.is_some();
         if bars {
