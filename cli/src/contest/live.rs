@@ -14,6 +14,8 @@ const EVERY: u64 = 8;
 /// A table on standard error with a line per scheme; where no one can watch it, a line when a scheme is done.
 pub struct LiveTable {
     bars: MultiProgress,
+    /// Kept, since a line vanishes with its bar.
+    _names: ProgressBar,
     lines: Vec<Mutex<Line>>,
 }
 
@@ -35,7 +37,7 @@ impl LiveTable {
             bar.set_message(text);
             bar
         };
-        line(format!(
+        let names = line(format!(
             "{:<width$}  {:>5}  {:>11}  {:>8}  {:>8}  {:>8}",
             "scheme", "runs", "time", "updates", "loss", "accuracy"
         ));
@@ -44,7 +46,7 @@ impl LiveTable {
             let bar = line(format!("{scheme}  {:>5}", format!("0/{runs}")));
             Mutex::new(Line { bar, scheme, done: 0, runs })
         });
-        LiveTable { lines: lines.collect(), bars }
+        LiveTable { lines: lines.collect(), _names: names, bars }
     }
 
     /// Shows a run as it goes.

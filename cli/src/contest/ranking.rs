@@ -82,7 +82,7 @@ impl Place {
         self.samples_used / self.time
     }
 
-    fn cells(&self) -> [String; 10] {
+    fn cells(&self) -> [String; 9] {
         let reached = match (self.time_to_target, self.spread) {
             (Some(time), Some(spread)) if self.finished() => format!("{time:.1} ± {spread:.1} s"),
             (Some(time), _) => format!("{time:.1} s in {} of {}", self.reached, self.runs),
@@ -97,8 +97,7 @@ impl Place {
             format!("{:.0}", self.samples_used),
             format!("{:.0}", self.samples_lost),
             format!("{:.0}", self.bytes / 1e6),
-            format!("{:.4}", self.accuracy),
-            format!("{:.4}", self.accuracy_spread),
+            format!("{:.4} ± {:.4}", self.accuracy, self.accuracy_spread),
         ]
     }
 }
@@ -138,19 +137,7 @@ impl Ranking {
 
     /// All places as a table.
     pub fn table(&self) -> String {
-        let time = format!("time to {}", self.target);
-        let names = [
-            "scheme",
-            &time,
-            "× bsp",
-            "idle",
-            "updates",
-            "samples used",
-            "lost",
-            "MB moved",
-            "accuracy",
-            "± over seeds",
-        ];
+        let names = ["scheme", &self.target, "× bsp", "idle", "updates", "samples", "lost", "MB", "accuracy"];
         aligned(std::iter::once(names.map(String::from)).chain(self.places.iter().map(Place::cells)))
     }
 
