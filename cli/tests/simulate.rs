@@ -138,7 +138,7 @@ fn bad_input_is_one_clear_line_and_leaves_nothing_behind() {
     let config = write("config.toml", "scheme = \"bsp\"\nlearning-rate = 3\n");
     let value = write("value.toml", "scheme = \"ssp:staleness=x\"\nbatch = 0\n");
     let syntax = write("syntax.toml", "scheme = \"bsp\"\nbatch =\n");
-    let cases: [(&[&str], &str); 25] = [
+    let cases: [(&[&str], &str); 26] = [
         (&["--scheme", "bspp"], "unknown scheme 'bspp'; there are"),
         (&["--scheme", "ssp:slack=1"], "no setting 'slack'; it has staleness"),
         (&["--scheme", "backup:k=17", "--workers", "16"], "k=17 in scheme 'backup': expected 1 to 16"),
@@ -146,7 +146,8 @@ fn bad_input_is_one_clear_line_and_leaves_nothing_behind() {
         (&["--scheme", "asp", "--handout", "pull"], "handout pull has no meaning"),
         (&["--lr", "-0.1"], "'-0.1' for '--lr <RATE>': expected a number above 0"),
         (&["--lr", "nan"], "expected a number above 0"),
-        (&["--workers", "0"], "'0' for '--workers <N>': expected a whole number from 1"),
+        (&["--workers", "0"], "'0' for '--workers <N>': 0 is not in 1..=1000000"),
+        (&["--workers", "100000000"], "100000000 is not in 1..=1000000"),
         (&["--batch", "many"], "'many' for '--batch <N>': expected a whole number from 1"),
         (&["--times", &empty], "the trace is empty"),
         (&["--times", &ragged], "row 3 has 1 cells, the first has 2"),

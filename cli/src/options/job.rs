@@ -3,7 +3,7 @@
 use clap::Args;
 use paceline_core::{Handout, SchemeSpec, Setup, Span};
 use paceline_models::ModelKind;
-use paceline_net::{Encoding, Job, Transport};
+use paceline_net::{CONNECTIONS, Encoding, Job, Transport};
 use paceline_run::Goals;
 
 use super::{Training, count, seconds};
@@ -21,7 +21,7 @@ pub struct JobOptions {
     pub handout: Option<Handout>,
 
     /// How many workers there are; the run begins when so many are ready
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = count)]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=CONNECTIONS as i64))]
     pub workers: u32,
 
     /// When to stop, whichever comes first: loss<X (mean of the last five iterations), accuracy>X, iterations=N,

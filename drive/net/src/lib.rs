@@ -40,5 +40,7 @@ pub use address::{Address, AddressError, DEFAULT_PORT};
 pub use encoding::{Encoding, ParseEncodingError};
 pub use frame::PROTOCOL;
 pub use keys::{Keys, KeysError};
-pub use server::{Job, Moment, Notice, Outcome, Resumption, ServeError, Server, Stopper, Transport, Watcher};
+pub use server::{
+    CONNECTIONS, Job, Moment, Notice, Outcome, Resumption, ServeError, Server, Stopper, Transport, Watcher,
+};
 pub use worker::{Emulation, Progress, WorkDone, WorkError, Worker};

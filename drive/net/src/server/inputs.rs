@@ -17,6 +17,7 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 
+use super::CONNECTIONS;
 use super::local::LocalReader;
 use super::member::Desk;
 use super::outbox::Outbox;
@@ -27,9 +28,6 @@ use crate::region::Region;
 
 /// Inputs that may wait for the coordinator; beyond that, connections wait to be read.
 const WAITING: usize = 1_024;
-
-/// Connections that share memory at a time.
-const CONNECTIONS: usize = 8_192;
 
 /// Sockets heard per wake-up.
 const EVENTS: usize = 256;

@@ -15,13 +15,11 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
 use rustls::{ServerConfig, ServerConnection};
 
+use super::CONNECTIONS;
 use super::inputs::Input;
 use super::session::{Context, FAREWELL, STACK, attend};
 use crate::address::Address;
 use crate::link::Socket;
-
-/// TCP connections at a time. Each costs two threads.
-const CONNECTIONS: usize = 8_192;
 
 /// How long to wait before accepting again when the system has no room for another connection.
 const BREATH: Duration = Duration::from_millis(100);

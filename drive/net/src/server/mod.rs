@@ -33,6 +33,9 @@ use inputs::{Door, Input, Inputs};
 use listen::{Closing, Listener, Switchboard, Terms, accept_all, raise_file_limit};
 use session::{Context, Pool};
 
+/// Connections at a time over TCP, each of which costs two threads, and as many that share memory.
+pub const CONNECTIONS: usize = 8_192;
+
 /// A run: what is trained, how, and until when.
 #[derive(Clone)]
 pub struct Job {
