@@ -203,7 +203,11 @@ impl Read for Source {
                 let mut control = RecvAncillaryBuffer::new(&mut space);
                 let slices = &mut [IoSliceMut::new(bytes)];
                 // Whoever sleeps in a read of a Unix socket is woken even when the peer has merely taken what was sent.
-                poll(&mut [PollFd::new(stream, PollFlags::IN)], None)?;
+                while let Err(error) = poll(&mut [PollFd::new(stream, PollFlags::IN)], None) {
+                    if error != Errno::INTR {
+                        return Err(error.into());
+                    }
+                }
                 let received = recvmsg(stream, slices, &mut control, RecvFlags::CMSG_CLOEXEC)?;
                 for message in control.drain() {
                     if let RecvAncillaryMessage::ScmRights(files) = message {

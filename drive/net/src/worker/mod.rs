@@ -142,7 +142,8 @@ struct Career {
 impl Worker {
     /// Takes part in a run until it is over. A server that is lost is joined again when it is back.
     ///
-    /// From here on the calling thread is one that computes, to the system's scheduler too: it never takes a processor from somebody else the moment it can go on.
+    /// From here on the calling thread is one that computes, to the system's scheduler too: it no longer takes a processor
+    /// from somebody else the moment it can go on.
     ///
     /// `make` turns the server's recipe into the workload; its error, in a line, is told to both sides.
     ///
