@@ -386,21 +386,53 @@ fn write_all(mut socket: &Socket, mut slices: &mut [IoSlice<'_>]) -> io::Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::ToServer;
+    use crate::keys::Keys;
+    use crate::message::{ToServer, ToWorker};
     use crate::region::{Region, Writer};
     use std::net::TcpListener;
 
-    fn tcp_pair() -> (Sender, Receiver) {
+    fn tcp_sockets() -> (Socket, Socket) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let far = listener.accept().unwrap().0;
-        let (near, far) = (Socket::tcp(near, None).unwrap(), Socket::tcp(far, None).unwrap());
+        (Socket::tcp(near, None).unwrap(), Socket::tcp(far, None).unwrap())
+    }
+
+    fn ends((near, far): (Socket, Socket)) -> (Sender, Receiver) {
         (Sender::new(near, Traffic::default()), Receiver::new(far, Traffic::default()))
+    }
+
+    fn tcp_pair() -> (Sender, Receiver) {
+        ends(tcp_sockets())
+    }
+
+    fn tls_pair() -> (Sender, Receiver) {
+        let folder = tempfile::tempdir().unwrap();
+        Keys::generate(folder.path()).unwrap();
+        let keys = Keys::read(folder.path()).unwrap();
+        let (near, far) = tcp_sockets();
+        let (config, name) = keys.client().unwrap();
+        let near = near.encrypted(rustls::ClientConnection::new(config, name).unwrap()).unwrap();
+        let far = far.encrypted(rustls::ServerConnection::new(keys.server().unwrap()).unwrap()).unwrap();
+        // Hands are shaken while both sides speak and listen.
+        let (mut to_near, mut from_far) = ends((far.clone(), near.clone()));
+        let (mut sender, mut receiver) = ends((near, far));
+        std::thread::scope(|scope| {
+            scope.spawn(|| sender.message(&ToServer::Dropped { number: 0 }).and_then(|()| from_far.message::<ToWorker>()));
+            receiver.message::<ToServer>().unwrap();
+            to_near.message(&ToWorker::Continue { number: 0 }).unwrap();
+        });
+        (sender, Receiver { traffic: Traffic::default(), ..receiver })
     }
 
     #[test]
     fn values_arrive_in_chunks_between_messages() {
-        let (sender, mut receiver) = tcp_pair();
+        for (sender, receiver) in [tcp_pair(), tls_pair()] {
+            check_values_arrive(sender, receiver);
+        }
+    }
+
+    fn check_values_arrive(sender: Sender, mut receiver: Receiver) {
         let values: Vec<f32> = (0..200_000).map(|index| index as f32).collect();
         std::thread::scope(|scope| {
             let values = &values;

@@ -1,5 +1,6 @@
 //! An encrypted connection that one thread reads while another writes.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -15,6 +16,8 @@ const PORTION: usize = 16 * 1024;
 pub(crate) struct Tls {
     stream: TcpStream,
     connection: Mutex<Connection>,
+    /// What has arrived and is not decrypted yet.
+    sealed: Mutex<VecDeque<u8>>,
     /// Whoever holds this writes to the network, so that records leave in the order they were sealed.
     turn: Mutex<()>,
 }
@@ -31,7 +34,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Tls {
     pub(crate) fn new(stream: TcpStream, connection: Connection) -> Self {
-        Tls { stream, connection: Mutex::new(connection), turn: Mutex::new(()) }
+        Tls { stream, connection: Mutex::new(connection), sealed: Mutex::default(), turn: Mutex::default() }
     }
 
     pub(crate) fn stream(&self) -> &TcpStream {
@@ -46,12 +49,16 @@ impl Tls {
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 read => return read,
             }
-            let mut portion = [0; PORTION];
-            let count = (&self.stream).read(&mut portion)?;
-            if count == 0 {
-                return Ok(0);
+            let mut sealed = lock(&self.sealed);
+            if sealed.is_empty() {
+                let mut portion = [0; PORTION];
+                let count = (&self.stream).read(&mut portion)?;
+                if count == 0 {
+                    return Ok(0);
+                }
+                sealed.extend(&portion[..count]);
             }
-            let (answers, opened) = self.open(&portion[..count]);
+            let (answers, opened) = self.open(&mut sealed);
             // While hands are shaken the peer waits for this; later it can go with whatever is written next.
             if answers {
                 self.write(&[])?;
@@ -60,17 +67,21 @@ impl Tls {
         }
     }
 
-    /// Decrypts what has arrived. Says whether there is something to answer at once.
-    fn open(&self, mut sealed: &[u8]) -> (bool, io::Result<()>) {
+    /// Decrypts what has arrived until there is something to be read: the cipher holds a record or so, no more. Says
+    /// whether there is something to answer at once.
+    fn open(&self, sealed: &mut VecDeque<u8>) -> (bool, io::Result<()>) {
         let mut connection = lock(&self.connection);
         let greeting = connection.is_handshaking();
-        let mut opened = Ok(());
-        while !sealed.is_empty() && opened.is_ok() {
+        let mut readable = Ok(0);
+        while let Ok(0) = readable
+            && !sealed.is_empty()
+        {
             let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
-            opened = connection.read_tls(&mut sealed).map(drop);
-            opened = opened.and_then(|()| connection.process_new_packets().map(drop).map_err(invalid));
+            let taken = connection.read_tls(sealed);
+            let opened = taken.and_then(|_| connection.process_new_packets().map_err(invalid));
+            readable = opened.map(|state| state.plaintext_bytes_to_read());
         }
-        (connection.wants_write() && (greeting || opened.is_err()), opened)
+        (connection.wants_write() && (greeting || readable.is_err()), readable.map(drop))
     }
 
     pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<usize> {
