@@ -418,7 +418,9 @@ mod tests {
         let (mut to_near, mut from_far) = ends((far.clone(), near.clone()));
         let (mut sender, mut receiver) = ends((near, far));
         std::thread::scope(|scope| {
-            scope.spawn(|| sender.message(&ToServer::Dropped { number: 0 }).and_then(|()| from_far.message::<ToWorker>()));
+            scope.spawn(|| {
+                sender.message(&ToServer::Dropped { number: 0 }).and_then(|()| from_far.message::<ToWorker>())
+            });
             receiver.message::<ToServer>().unwrap();
             to_near.message(&ToWorker::Continue { number: 0 }).unwrap();
         });

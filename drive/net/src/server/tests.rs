@@ -1,15 +1,18 @@
 //! Strangers, liars and the dying: each costs only itself.
 
 use std::io::Write as _;
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver as Notices};
 use std::thread;
 use std::time::Duration;
 
-use paceline_core::{Setup, Span};
+use paceline_core::{Setup, Span, Version};
 use paceline_run::Observer;
-use paceline_workload::{Order, Partition, Sampler, SoftmaxRegression, Workload, synthetic_digits};
+use paceline_store::Layout;
+use paceline_workload::{
+    Draw, Evaluation, Order, Partition, Replica, Sampler, SoftmaxRegression, Workload, synthetic_digits,
+};
 
 use super::*;
 use crate::fingerprint::Fingerprint;
@@ -374,6 +377,73 @@ fn who_dies_in_the_middle_of_anything_is_replaced() {
 }
 
 /// A worker that comes again and again for a while.
+/// A model of somebody who did not try it out.
+struct Panicking(Arc<dyn Workload>);
+
+impl Workload for Panicking {
+    fn layout(&self) -> &Layout {
+        self.0.layout()
+    }
+
+    fn initial(&self, seed: u64) -> Vec<f32> {
+        self.0.initial(seed)
+    }
+
+    fn replica(&self) -> Box<dyn Replica> {
+        Box::new(PanickingReplica(self.0.replica()))
+    }
+}
+
+struct PanickingReplica(Box<dyn Replica>);
+
+impl Replica for PanickingReplica {
+    fn gradient(&mut self, parameters: &[f32], draw: Draw, gradient: &mut [f32]) -> f64 {
+        // The server's fingerprint is of the first samples.
+        assert_eq!(draw.offset, 0, "a panic for a test");
+        self.0.gradient(parameters, draw, gradient)
+    }
+
+    fn evaluate(&mut self, parameters: &[f32]) -> Evaluation {
+        self.0.evaluate(parameters)
+    }
+}
+
+#[test]
+fn a_worker_whose_model_panics_is_gone_at_once() {
+    let job = job("bsp", 2, 5);
+    let (outcome, _) = serve(&job, |address, notices, _| {
+        thread::scope(|scope| {
+            let well = scope.spawn(|| work(address, 0, job.workload.clone()));
+            let ill = scope.spawn(|| work(address, 1, Arc::new(Panicking(job.workload.clone()))));
+            assert!(ill.join().is_err(), "the panic goes on");
+            await_notice(notices, "worker 1 left: it closed the connection");
+            well.join().unwrap().unwrap();
+        });
+    });
+    assert_eq!(outcome.summary.iterations, 5);
+}
+
+#[test]
+fn who_is_refused_in_the_middle_of_a_model_does_not_come_again() {
+    let job = job("bsp", 1, 1);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string().parse().unwrap();
+    let refused = thread::scope(|scope| {
+        let worker = scope.spawn(|| work(&address, 0, job.workload.clone()));
+        let socket = Socket::tcp(listener.accept().unwrap().0, None).unwrap();
+        let (mut to, mut from) = (To::new(socket.clone(), Traffic::default()), From::new(socket, Traffic::default()));
+        from.message::<ToServer>().unwrap();
+        let Job { recipe, seed, optimizer, .. } = job.clone();
+        to.message(&ToWorker::Welcome { rank: 0, recipe, seed, encoding: Encoding::F32, optimizer }).unwrap();
+        from.message::<ToServer>().unwrap();
+        to.message(&ToWorker::Model { version: Version(0) }).unwrap();
+        to.chunk(&[0.0; 10], Encoding::F32).unwrap();
+        to.message(&ToWorker::Refuse { reason: "enough".into(), again: false }).unwrap();
+        worker.join().unwrap()
+    });
+    assert!(matches!(&refused, Err(WorkError::Refused { reason, .. }) if reason == "enough"), "{refused:?}");
+}
+
 fn patient(address: &Address, rank: u32) -> Worker {
     let patience = Duration::from_secs(60);
     Worker { address: address.clone(), rank: Some(rank), patience, emulation: None, congestion: None, keys: None }

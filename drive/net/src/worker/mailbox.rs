@@ -1,6 +1,7 @@
 //! What a worker has been told and not done yet: filled by the thread that reads, emptied by the one that computes.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -37,6 +38,12 @@ pub(super) enum End {
     Later(String),
     /// The connection is gone.
     Lost(String),
+}
+
+impl From<io::Error> for End {
+    fn from(error: io::Error) -> Self {
+        End::Lost(error.to_string())
+    }
 }
 
 /// Whether the result of the present task is still of use.

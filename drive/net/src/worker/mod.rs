@@ -24,7 +24,7 @@ use crate::encoding::Encoding;
 use crate::fingerprint::Fingerprint;
 use crate::frame::Kind;
 use crate::keys::Keys;
-use crate::link::{Incoming, Receiver, Sender, Traffic, unexpected};
+use crate::link::{Incoming, Receiver, Sender, Socket, Traffic, unexpected};
 use crate::message::{Buffer, Buffers, ToServer, ToWorker};
 use crate::region::{Region, Writer};
 use computer::Computer;
@@ -240,9 +240,12 @@ impl Worker {
             return Ok(lost(error));
         }
 
-        let (mailbox, sender) = (Mailbox::default(), Mutex::new(sender));
         let length = workload.layout().len();
-        let (tasks, end) = thread::scope(|scope| -> io::Result<(u64, End)> {
+        let gradient = if shared { Ok(None) } else { Region::private(length).map(Some) };
+        let gradient = gradient.map_err(WorkError::Memory)?.map(|region| Arc::new(Mutex::new(region)));
+        let hang_up = HangUp(sender.socket().clone());
+        let (mailbox, sender) = (Mailbox::default(), Mutex::new(sender));
+        let (tasks, end) = thread::scope(|scope| {
             let reader = Reader {
                 receiver,
                 sender: &sender,
@@ -254,8 +257,8 @@ impl Worker {
                 models: Vec::new(),
             };
             scope.spawn(|| reader.read());
-            let gradient = if shared { Ok(None) } else { Region::private(length).map(Some) };
-            let gradient = gradient?.map(|region| Arc::new(Mutex::new(region)));
+            // The reader may still wait for the server when this is done, or panics.
+            let _hang_up = hang_up;
             let mut computer = Computer {
                 replica: workload.replica(),
                 layout: workload.layout(),
@@ -270,11 +273,8 @@ impl Worker {
                 replicas: BTreeMap::new(),
             };
             let end = computer.compute();
-            // The reader may still wait for the server.
-            lock(&sender).socket().shutdown(Shutdown::Both);
-            Ok((computer.tasks, end))
-        })
-        .map_err(WorkError::Memory)?;
+            (computer.tasks, end)
+        });
         career.tasks += tasks;
         Ok(end)
     }
@@ -291,6 +291,15 @@ fn compute_in_batches() {
 
 fn refused(reason: String, again: bool) -> End {
     if again { End::Later(reason) } else { End::Refused(reason) }
+}
+
+/// Ends the connection when it goes.
+struct HangUp(Socket);
+
+impl Drop for HangUp {
+    fn drop(&mut self) {
+        self.0.shutdown(Shutdown::Both);
+    }
 }
 
 fn lock(sender: &Mutex<Sender>) -> MutexGuard<'_, Sender> {
@@ -316,22 +325,21 @@ impl Reader<'_> {
     fn read(mut self) {
         let end = loop {
             match self.receiver.next() {
-                Ok(Incoming::Message(ToWorker::Bye { reason })) => break End::Bye(reason),
-                Ok(Incoming::Message(ToWorker::Refuse { reason, again })) => break refused(reason, again),
                 Ok(Incoming::Message(message)) => {
-                    if let Err(error) = self.hear(message) {
-                        break End::Lost(error.to_string());
+                    if let Err(end) = self.hear(message) {
+                        break end;
                     }
                 }
                 Ok(Incoming::Chunk(_)) => break End::Lost(unexpected(Kind::Message, Kind::Chunk).to_string()),
                 Ok(Incoming::End) => break End::Lost("it closed the connection".into()),
-                Err(error) => break End::Lost(error.to_string()),
+                Err(error) => break error.into(),
             }
         };
         self.mailbox.end(end);
     }
 
-    fn hear(&mut self, message: ToWorker) -> io::Result<()> {
+    /// Does what the server says, or says why nothing more will come.
+    fn hear(&mut self, message: ToWorker) -> Result<(), End> {
         let dropped = match message {
             ToWorker::Assign { assignment, after, buffers, terms } => {
                 let (parameters, gradient) = buffers.map(|buffers| self.shared(buffers)).transpose()?.unzip();
@@ -354,9 +362,9 @@ impl Reader<'_> {
                 self.receive(version)?;
                 Vec::new()
             }
-            ToWorker::Welcome { .. } | ToWorker::Refuse { .. } | ToWorker::Bye { .. } => {
-                return Err(invalid("a second welcome".into()));
-            }
+            ToWorker::Welcome { .. } => return Err(End::Lost("a second welcome".into())),
+            ToWorker::Refuse { reason, again } => return Err(refused(reason, again)),
+            ToWorker::Bye { reason } => return Err(End::Bye(reason)),
         };
         for number in dropped {
             lock(self.sender).message(&ToServer::Dropped { number })?;
@@ -390,7 +398,7 @@ impl Reader<'_> {
     }
 
     /// Receives a model; messages may come between its chunks.
-    fn receive(&mut self, version: Version) -> io::Result<()> {
+    fn receive(&mut self, version: Version) -> Result<(), End> {
         let free = self.models.iter_mut().position(|model| Arc::get_mut(model).is_some());
         let mut model = match free {
             Some(free) => self.models.swap_remove(free),
@@ -403,15 +411,11 @@ impl Reader<'_> {
                 Incoming::Chunk(bytes) => {
                     filled += self.receiver.chunk(bytes, &mut values[filled..], self.encoding)?;
                 }
-                Incoming::Message(ToWorker::Bye { reason }) => {
-                    self.mailbox.end(End::Bye(reason));
-                    return Err(io::ErrorKind::UnexpectedEof.into());
-                }
                 Incoming::Message(ToWorker::Assign { .. } | ToWorker::Model { .. }) => {
-                    return Err(invalid("a message in the middle of a model".into()));
+                    return Err(End::Lost("a message in the middle of a model".into()));
                 }
                 Incoming::Message(message) => self.hear(message)?,
-                Incoming::End => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Incoming::End => return Err(End::Lost("it closed the connection".into())),
             }
         }
         self.mailbox.model(version, model.clone());
