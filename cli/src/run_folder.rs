@@ -82,6 +82,11 @@ pub fn metrics(folder: &Path) -> anyhow::Result<Vec<Measured>> {
     reader.deserialize().collect::<Result<_, _>>().with_context(told)
 }
 
+/// When a run was over and how accurate its model was then, which is measured after the last line of its metrics.
+pub fn last_accuracy(summary: &Summary) -> Option<(f64, f64)> {
+    summary.accuracy.map(|accuracy| (summary.time, accuracy))
+}
+
 impl RunFolder {
     /// Makes the folder and begins its files.
     pub fn create(path: &Path, settings: &Settings, header: &Header) -> anyhow::Result<Self> {

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::thin::{bucketed, coarse};
 use super::timeline::{Stretch, Timeline};
 use crate::plot;
-use crate::run_folder::{Measured, metrics};
+use crate::run_folder::{Measured, last_accuracy, metrics};
 
 /// Most points of a curve.
 const POINTS: usize = 700;
@@ -104,6 +104,10 @@ impl Run {
         };
         // A run that was cut short has no summary; what there is of it is shown all the same.
         let summary = fs::read_to_string(folder.join("summary.json")).ok();
+        let summary: Option<Summary> = summary.and_then(|text| serde_json::from_str(&text).ok());
+        let mut accuracy = values(|line| line.accuracy);
+        // The last measurement is made when the last iteration is done.
+        accuracy.extend(summary.as_ref().and_then(last_accuracy));
         let scheme = header.scheme.to_string();
         let plot::RGBColor(red, green, blue) = plot::colour_of(&scheme);
         Ok(Run {
@@ -111,14 +115,14 @@ impl Run {
             colour: format!("#{red:02x}{green:02x}{blue:02x}"),
             scheme,
             duration: end,
-            summary: summary.and_then(|text| serde_json::from_str(&text).ok()),
+            summary,
             configuration: fs::read_to_string(folder.join("config.toml")).unwrap_or_default(),
             reasons: words.reasons,
             tick,
             workers,
             steps,
             loss: values(|line| line.loss),
-            accuracy: values(|line| line.accuracy),
+            accuracy,
             settings: chosen.finish(header.batch),
             thinned,
         })

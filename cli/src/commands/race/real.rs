@@ -14,7 +14,7 @@ use super::{Race, folder_name};
 use crate::config::Settings;
 use crate::contest::{LiveTable, Showing, Shown, Standing};
 use crate::failure::Failure;
-use crate::run_folder::{Measured, metrics};
+use crate::run_folder::{Measured, last_accuracy, metrics};
 
 /// How often the live table looks at a run.
 const LOOK: Duration = Duration::from_millis(250);
@@ -80,7 +80,8 @@ impl Run<'_> {
         }
         let summary: Summary = serde_json::from_slice(&output.stdout).context("the summary of `paceline train`")?;
         let point = |line: &Measured| line.accuracy.map(|accuracy| (line.time, accuracy));
-        let curve = metrics(&self.folder)?.iter().filter_map(point).collect();
+        let mut curve: Vec<_> = metrics(&self.folder)?.iter().filter_map(point).collect();
+        curve.extend(last_accuracy(&summary));
         Ok(Shown { summary, curve })
     }
 }

@@ -12,6 +12,7 @@ use paceline_core::{
 };
 use paceline_run::{Contribution, Goal, Monitor, Run, Stepper, compensate};
 use paceline_store::Snapshot;
+use paceline_workload::Evaluation;
 
 use super::inputs::{Input, Inputs, Landed};
 use super::member::{Answer, Member, Wanted};
@@ -86,6 +87,8 @@ pub(super) struct Coordinator<'a> {
     /// Who took part before the run went on, and has to come again.
     gone: BTreeSet<WorkerId>,
     to_evaluate: Option<SyncSender<Arc<Parameters>>>,
+    /// What was measured last, until the next iteration shows it.
+    measured: Option<Evaluation>,
 }
 
 impl<'a> Coordinator<'a> {
@@ -131,6 +134,7 @@ impl<'a> Coordinator<'a> {
             finite: true,
             gone,
             to_evaluate: None,
+            measured: None,
         })
     }
 
@@ -214,6 +218,7 @@ impl<'a> Coordinator<'a> {
             }
             Input::Evaluated(evaluation) => {
                 self.monitor.evaluated(evaluation);
+                self.measured = Some(evaluation);
                 let met = self.monitor.met(&self.job.goals, self.now(), &self.ledger.samples());
                 Ok(met.map(Stop::Goal))
             }
@@ -428,6 +433,7 @@ impl<'a> Coordinator<'a> {
             }
             if let Some(iteration) = iteration {
                 self.evaluate_if_due();
+                self.measured.take().into_iter().for_each(|evaluation| self.monitor.evaluated(evaluation));
                 self.watcher.on_iteration(&iteration, &self.monitor);
                 let met = self.monitor.met(&self.job.goals, now, &self.ledger.samples());
                 stop = stop.or(met.map(Stop::Goal));

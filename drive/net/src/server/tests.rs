@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use paceline_core::{Setup, Span, Version};
-use paceline_run::Observer;
+use paceline_run::{Iteration, Monitor, Observer};
 use paceline_store::Layout;
 use paceline_workload::{
     Draw, Evaluation, Order, Partition, Replica, Sampler, SoftmaxRegression, Workload, synthetic_digits,
@@ -377,6 +377,33 @@ fn who_dies_in_the_middle_of_anything_is_replaced() {
 }
 
 /// A worker that comes again and again for a while.
+/// Ends the run when a measurement was shown.
+struct Measured(Stopper, Option<Evaluation>);
+
+impl Observer for Measured {
+    fn on_iteration(&mut self, _iteration: &Iteration, monitor: &Monitor) {
+        if let Some(evaluation) = monitor.fresh_evaluation() {
+            self.1 = Some(evaluation);
+            self.0.stop("it was measured");
+        }
+    }
+}
+
+impl Watcher for Measured {}
+
+#[test]
+fn what_is_measured_beside_the_training_is_shown_with_the_next_iteration() {
+    let job = Job { evaluate_every: 1, ..job("bsp", 1, u64::MAX) };
+    let server = Server::bind(&["127.0.0.1:0".parse().unwrap()], Transport::default()).unwrap();
+    let address = server.addresses()[0].clone();
+    let mut measured = Measured(server.stopper(), None);
+    thread::scope(|scope| {
+        scope.spawn(|| work(&address, 0, job.workload.clone()));
+        server.run(&job, &mut measured).unwrap();
+    });
+    assert!(measured.1.is_some());
+}
+
 /// A model of somebody who did not try it out.
 struct Panicking(Arc<dyn Workload>);
 
