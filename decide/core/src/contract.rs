@@ -122,12 +122,16 @@ pub struct Update {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Aggregate {
     /// Mean training loss over the updates, weighted as they were.
+    #[serde(with = "crate::number")]
     pub loss: f64,
     /// The learning rate of the step.
+    #[serde(with = "crate::number")]
     pub rate: f64,
     /// Σ‖gⱼ‖² over the updates.
+    #[serde(with = "crate::number")]
     pub sum_of_squares: f64,
     /// ‖Σ wⱼ gⱼ‖² of the weighted sum.
+    #[serde(with = "crate::number")]
     pub square_of_sum: f64,
 }
 

@@ -28,6 +28,7 @@ mod learnt;
 mod ledger;
 pub mod local_rounds;
 mod loss_guard;
+mod number;
 mod reason;
 mod recent;
 mod round_trips;

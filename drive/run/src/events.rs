@@ -294,7 +294,7 @@ fn first_difference(recorded: &[Decision], decided: &[Decision]) -> Option<usize
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paceline_core::{Report, Span, TaskId, WorkerId};
+    use paceline_core::{Aggregate, Report, Span, TaskId, Version, WorkerId};
 
     fn recorded() -> String {
         let scheme: SchemeSpec = "backup:k=1".parse().unwrap();
@@ -306,7 +306,11 @@ mod tests {
             task: TaskId { worker: WorkerId(1), number: 0 },
             report: Report { compute: Span(7), cpu: Some(0.25), ..Report::default() },
         };
-        for event in [Event::Joined { worker: WorkerId(0) }, Event::Joined { worker: WorkerId(1) }, report] {
+        // A model that has diverged.
+        let aggregate =
+            Aggregate { loss: f64::NAN, rate: 1.0, sum_of_squares: f64::INFINITY, square_of_sum: f64::NEG_INFINITY };
+        let committed = Event::Committed { version: Version(1), aggregate: Some(aggregate) };
+        for event in [Event::Joined { worker: WorkerId(0) }, Event::Joined { worker: WorkerId(1) }, report, committed] {
             let decisions = ledger.handle(Time(9), event).unwrap();
             log.on_turn(Time(9), &event, decisions);
         }
@@ -318,7 +322,7 @@ mod tests {
     fn a_recorded_stream_replays() {
         let replayed = replay(recorded().as_bytes()).unwrap();
         // Two first assignments; then the commit and both workers' next work.
-        assert_eq!((replayed.events, replayed.decisions), (3, 5));
+        assert_eq!((replayed.events, replayed.decisions), (4, 5));
         let mut again = Vec::new();
         let header = Header::new("backup:k=1".parse().unwrap(), &Setup { workers: 2, batch: 4, handout: None });
         let mut log = EventLog::new(&mut again, &header).unwrap();
@@ -340,8 +344,8 @@ mod tests {
         assert!(matches!(replay(&b""[..]), Err(ReplayError::Empty)));
         let past = Past::read(stream.as_bytes(), 2).unwrap();
         assert_eq!((past.workers.len(), past.ledger.live(), past.now), (2, 2, Time(9)));
-        let short = Past::read(stream.as_bytes(), 4).err().map(|error| error.to_string());
-        assert_eq!(short.as_deref(), Some("the event stream has only 3 events of 4"));
+        let short = Past::read(stream.as_bytes(), 5).err().map(|error| error.to_string());
+        assert_eq!(short.as_deref(), Some("the event stream has only 4 events of 5"));
         let twice: Vec<&str> = stream.lines().take(2).chain(stream.lines().nth(1)).collect();
         assert!(replay(twice.join("\n").as_bytes()).unwrap_err().to_string().contains("line 3: event refused"));
     }
