@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, channel, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -82,6 +82,8 @@ pub struct Keeper {
     /// The version of the last snapshot that was begun.
     begun: u64,
     to_save: Option<SyncSender<Copy>>,
+    /// A copy that was due while another was being written. A later one takes its place; the last is not lost.
+    waiting: Option<Copy>,
     outcomes: Receiver<Result<u64, String>>,
     writer: Option<JoinHandle<()>>,
     failing: bool,
@@ -98,9 +100,8 @@ impl Keeper {
         let folder = SnapshotFolder::create(path.join(SNAPSHOTS), KEPT)?;
         let log = path.join(LOG);
         let resumptions = read(&log)?.into_iter().filter(|entry| matches!(entry, Entry::Resumed { .. })).collect();
-        // One is being written, none waits: if that one still is when the next is due, the next comes later.
         let (to_save, copies) = sync_channel::<Copy>(0);
-        let (tell, outcomes) = sync_channel(1);
+        let (tell, outcomes) = channel();
         let write = move || {
             for copy in copies {
                 if tell.send(save(&folder, workload.as_ref(), &copy)).is_err() {
@@ -116,6 +117,7 @@ impl Keeper {
             last: Instant::now(),
             begun: 0,
             to_save: Some(to_save),
+            waiting: None,
             outcomes,
             writer: Some(writer),
             failing: false,
@@ -167,9 +169,10 @@ impl Keeper {
         !self.every.is_zero() && self.last.elapsed() >= self.every
     }
 
-    /// Begins a snapshot of this moment, if none is being written; `events` events led to it.
+    /// Begins a snapshot of this moment; `events` events led to it. If another is being written, it comes with the next, or
+    /// in the end.
     pub fn begin(&mut self, moment: &Moment<'_>, events: u64, stream: io::Result<File>) -> Told {
-        if moment.version == self.begun {
+        if moment.version == self.begun || self.waiting.as_ref().is_some_and(|copy| copy.version == moment.version) {
             return None;
         }
         let events_file = match stream {
@@ -183,10 +186,14 @@ impl Keeper {
             state: SchemeState { events },
             events: events_file,
         };
-        if self.to_save.as_ref().is_some_and(|sender| sender.try_send(copy).is_ok()) {
-            self.begun = moment.version;
-            self.last = Instant::now();
-        }
+        self.last = Instant::now();
+        self.waiting = match self.to_save.as_ref()?.try_send(copy) {
+            Ok(()) => {
+                self.begun = moment.version;
+                None
+            }
+            Err(TrySendError::Full(copy) | TrySendError::Disconnected(copy)) => Some(copy),
+        };
         None
     }
 
@@ -235,7 +242,10 @@ impl Keeper {
 
     /// Waits for the last snapshot to be written.
     pub fn finish(mut self) -> Told {
-        self.to_save = None;
+        if let (Some(sender), Some(last)) = (self.to_save.take(), self.waiting.take()) {
+            // It fails only where the writer is gone, which has said why.
+            let _ = sender.send(last);
+        }
         let mut told = None;
         while let Ok(outcome) = self.outcomes.recv() {
             told = self.hear(outcome).or(told);
@@ -288,6 +298,25 @@ fn last_committed(entries: &[Entry]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use paceline_workload::{Order, Partition, Sampler, SoftmaxRegression, synthetic_digits};
+
+    #[test]
+    fn the_last_moment_is_kept_however_quickly_they_come() {
+        let folder = tempfile::tempdir().unwrap();
+        let splits = synthetic_digits(1, 100, 10).unwrap();
+        let sampler = Sampler::new(splits.train().labels(), Partition::Iid, Order::Epochs, 1, 1).unwrap();
+        let workload: Arc<dyn Workload> = Arc::new(SoftmaxRegression::new(splits, sampler, 0.0));
+        let parameters = workload.initial(1);
+        let optimizer = Optimizer::new("sgd".parse().unwrap(), workload.layout().trainable());
+        let mut keeper = Keeper::new(folder.path(), workload, Duration::ZERO).unwrap();
+        let stream = folder.path().join("events.jsonl");
+        for version in 1..=20 {
+            let moment = Moment { version, parameters: &parameters, optimizer: &optimizer };
+            assert_eq!(keeper.begin(&moment, version, File::create(&stream)), None);
+        }
+        assert_eq!(keeper.finish(), None);
+        assert_eq!(read(&folder.path().join(LOG)).unwrap(), [Entry::Snapshot(20)]);
+    }
 
     #[test]
     fn a_log_that_was_cut_short_is_read_up_to_there() {

@@ -44,6 +44,16 @@ fn json_holds_one_object_per_run_with_all_keys() {
 }
 
 #[test]
+fn a_run_that_diverges_leaves_a_folder_that_can_be_read() {
+    let folder = tempdir().unwrap();
+    let out = folder.path().join("run");
+    let runs = quick(&["--model", "mlp", "--lr", "100", "--out", out.to_str().unwrap()]);
+    assert_eq!((&runs[0]["stopped_by"], &runs[0]["loss"]), (&"the loss is no longer finite".into(), &Value::Null));
+    assert!(out.join("report.html").exists());
+    assert!(paceline(&["replay", out.join("events.jsonl").to_str().unwrap()]).status.success());
+}
+
+#[test]
 fn trace_holds_one_object_per_iteration_too() {
     let lines = quick(&["--trace", "--scheme", "backup:k=6"]);
     assert_eq!(lines.len(), 13);
