@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use crate::output::written;
+
 /// Why the command ends without success.
 #[derive(Debug)]
 pub enum Failure {
@@ -31,8 +33,7 @@ impl Failure {
                 ExitCode::FAILURE
             }
             Failure::Shown(text) => {
-                // Nothing can be done if the terminal is gone.
-                let _ = text.print();
+                written(text.print());
                 ExitCode::SUCCESS
             }
         }

@@ -3,6 +3,8 @@
     rustdoc::broken_intra_doc_links,
     reason = "comments on options are help texts, in which brackets are brackets"
 )]
+// It panics where standard output can't be written; `output::say` does not.
+#![warn(clippy::print_stdout)]
 
 mod attendance;
 mod batch;

@@ -1,6 +1,7 @@
 //! What people and machines see of runs.
 
-use std::io::IsTerminal;
+use std::fmt::Display;
+use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -12,10 +13,28 @@ use crate::attendance::Attendance;
 /// How often the line of a real run is written anew between iterations, in seconds.
 const REFRESH: f64 = 0.2;
 
+/// Writes a line, or several, to standard output. If it can't be written, the program is over: quietly, if nobody
+/// reads on, as behind `| head`.
+pub fn say(line: impl Display) {
+    written(writeln!(io::stdout(), "{line}"));
+}
+
+/// Ends the program if standard output could not be written.
+pub fn written(outcome: io::Result<()>) {
+    match outcome {
+        Ok(()) => {}
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(error) => {
+            eprintln!("error: can't write to standard output: {error}");
+            std::process::exit(1);
+        }
+    }
+}
+
 /// Progress bars on standard error, where there is someone to look at them.
 pub fn bars() -> MultiProgress {
     let bars = MultiProgress::new();
-    if !std::io::stderr().is_terminal() {
+    if !io::stderr().is_terminal() {
         bars.set_draw_target(ProgressDrawTarget::hidden());
     }
     bars

@@ -18,7 +18,7 @@ use crate::failure::Failure;
 use crate::http;
 use crate::keeper::Keeper;
 use crate::logs;
-use crate::output::{Progress, bars, table, workers_table};
+use crate::output::{Progress, bars, say, table, workers_table};
 use crate::resumed::Resumed;
 use crate::run_folder::{RunFolder, check_free, next_free};
 use crate::status::SharedStatus;
@@ -228,14 +228,14 @@ pub fn run(
 fn show(outcome: &Outcome, folder: &Path, as_json: bool) -> anyhow::Result<()> {
     if as_json {
         let emulated = outcome.emulated.iter().map(|(worker, how)| (worker.0.to_string(), json!(how))).collect();
-        println!("{}", serde_json::to_string(&Line { summary: &outcome.summary, emulated, folder })?);
+        say(serde_json::to_string(&Line { summary: &outcome.summary, emulated, folder })?);
         return Ok(());
     }
-    println!("{}\n", table(std::slice::from_ref(&outcome.summary)));
-    println!("{}\n", workers_table(&outcome.summary.worker_times));
+    say(format_args!("{}\n", table(std::slice::from_ref(&outcome.summary))));
+    say(format_args!("{}\n", workers_table(&outcome.summary.worker_times)));
     for (worker, how) in &outcome.emulated {
-        println!("{worker}'s straggling was emulated: {how}");
+        say(format_args!("{worker}'s straggling was emulated: {how}"));
     }
-    println!("run folder: {}", folder.display());
+    say(format_args!("run folder: {}", folder.display()));
     Ok(())
 }

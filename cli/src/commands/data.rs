@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use paceline_workload::{PublishedSet, download};
 
 use crate::failure::Failure;
-use crate::output::bars;
+use crate::output::{bars, say};
 
 /// Fetch data sets
 #[derive(Args)]
@@ -65,9 +65,9 @@ impl Get {
         download(self.set, self.mirror.as_deref(), &folder, &mut progress).map_err(Failure::run)?;
         bar.finish_and_clear();
         if self.json {
-            println!("{}", serde_json::json!({ "set": self.set.name(), "folder": folder }));
+            say(serde_json::json!({ "set": self.set.name(), "folder": folder }));
         } else {
-            println!("{} is in {}", self.set, folder.display());
+            say(format_args!("{} is in {}", self.set, folder.display()));
         }
         Ok(())
     }

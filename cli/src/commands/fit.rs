@@ -10,7 +10,7 @@ use paceline_workload::{Draw, Workload};
 
 use crate::failure::Failure;
 use crate::options::Training;
-use crate::output::{Progress, bars, table};
+use crate::output::{Progress, bars, say, table};
 
 /// Train a model on this machine alone, without workers: what schemes are compared with
 #[derive(Args)]
@@ -53,9 +53,9 @@ impl Fit {
         let workload = self.training.workload(self.model, &data, 1, self.seed).map_err(Failure::Input)?;
         let summary = self.train(workload.as_ref());
         if self.json {
-            println!("{}", serde_json::to_string(&summary).map_err(Failure::run)?);
+            say(serde_json::to_string(&summary).map_err(Failure::run)?);
         } else {
-            println!("{}", table(&[summary]));
+            say(table(&[summary]));
         }
         Ok(())
     }

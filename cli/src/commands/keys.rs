@@ -6,6 +6,7 @@ use clap::Args;
 use paceline_net::Keys;
 
 use crate::failure::Failure;
+use crate::output::say;
 
 /// Make a token and a self-signed certificate that keep strangers out of runs on other machines
 #[derive(Args)]
@@ -27,9 +28,9 @@ impl MakeKeys {
     pub fn run(self) -> Result<(), Failure> {
         Keys::generate(&self.folder).map_err(|error| Failure::Input(error.into()))?;
         let folder = self.folder.display();
-        println!(
+        say(format_args!(
             "made {folder}/certificate.pem and {folder}/token for server and workers, {folder}/key.pem for the server alone"
-        );
+        ));
         Ok(())
     }
 }

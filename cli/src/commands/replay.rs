@@ -9,6 +9,7 @@ use clap::Args;
 use paceline_run::{ReplayError, replay};
 
 use crate::failure::Failure;
+use crate::output::say;
 
 /// Feed a recorded event stream to its scheme again, and fail at the first decision that differs
 #[derive(Args)]
@@ -34,12 +35,12 @@ impl Replay {
             if bad_input { Failure::Input(error) } else { Failure::Run(error) }
         })?;
         if self.json {
-            println!("{}", serde_json::to_string(&replayed).map_err(Failure::run)?);
+            say(serde_json::to_string(&replayed).map_err(Failure::run)?);
         } else {
-            println!(
+            say(format_args!(
                 "{}: {} events gave the same {} decisions again",
                 replayed.scheme, replayed.events, replayed.decisions
-            );
+            ));
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ use clap::Args;
 use serde_json::json;
 
 use crate::failure::Failure;
+use crate::output::say;
 use crate::plot;
 use crate::report;
 
@@ -47,9 +48,9 @@ impl Report {
         }
         let bytes = report::write(&out, &folders).map_err(Failure::Input)?;
         if self.json {
-            println!("{}", json!({ "file": out, "bytes": bytes, "runs": folders }));
+            say(json!({ "file": out, "bytes": bytes, "runs": folders }));
         } else {
-            println!("{}: {} runs, {:.2} MB", out.display(), folders.len(), bytes as f64 / 1e6);
+            say(format_args!("{}: {} runs, {:.2} MB", out.display(), folders.len(), bytes as f64 / 1e6));
         }
         Ok(())
     }

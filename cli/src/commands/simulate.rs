@@ -14,7 +14,7 @@ use crate::batch;
 use crate::config::Settings;
 use crate::failure::Failure;
 use crate::options::{Prepared, Scenario, Seeds, scheme};
-use crate::output::{Progress, bars, table};
+use crate::output::{Progress, bars, say, table};
 use crate::run_folder::{RunFolder, check_free};
 
 /// Run a scheme on a virtual clock, with real gradients
@@ -117,14 +117,13 @@ impl Simulate {
             |&seed| self.run_seed(&prepared, settings, seed, threads / at_once, &bars),
             |(lines, summary)| {
                 if self.output.json {
-                    print!("{lines}");
-                    println!("{}", serde_json::to_string(&summary).unwrap_or_default());
+                    say(lines + &serde_json::to_string(&summary).unwrap_or_default());
                 }
                 summaries.push(summary);
             },
         );
         if !self.output.json && !summaries.is_empty() {
-            println!("{}", table(&summaries));
+            say(table(&summaries));
         }
         outcome.map_err(Failure::Run)
     }

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::failure::Failure;
 use crate::options::scheme;
-use crate::output::bars;
+use crate::output::{bars, say};
 
 /// The most workers a scheme's own settings may ask for.
 const MOST_WORKERS: usize = 64;
@@ -101,14 +101,13 @@ impl Torture {
         let Tally { histories, events, versions, .. } = tally;
         let (seeds, seconds) = (range.end - range.start, began.elapsed().as_secs_f64());
         if self.json {
-            println!(
-                "{}",
-                json!({ "seeds": seeds, "histories": histories, "events": events, "versions": versions, "seconds": seconds })
+            say(
+                json!({ "seeds": seeds, "histories": histories, "events": events, "versions": versions, "seconds": seconds }),
             );
         } else {
-            println!(
+            say(format_args!(
                 "all schemes survived {seeds} seeds: {histories} histories, {events} events, {versions} versions, {seconds:.1} s"
-            );
+            ));
         }
         Ok(())
     }

@@ -11,6 +11,7 @@ use serde_json::json;
 
 use crate::failure::Failure;
 use crate::options::Lateness;
+use crate::output::say;
 use crate::recipe::Recipe;
 
 /// Compute gradients for a server, until its run is over
@@ -130,9 +131,9 @@ impl Work {
             _ => Failure::Input(error.into()),
         })?;
         if self.json {
-            println!("{}", json!({ "worker": done.worker, "tasks": done.tasks, "reason": done.reason }));
+            say(json!({ "worker": done.worker, "tasks": done.tasks, "reason": done.reason }));
         } else if !self.quiet {
-            println!("{} did {} tasks; the run is over: {}", done.worker, done.tasks, done.reason);
+            say(format_args!("{} did {} tasks; the run is over: {}", done.worker, done.tasks, done.reason));
         }
         Ok(())
     }

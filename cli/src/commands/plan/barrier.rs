@@ -7,6 +7,7 @@ use clap::Args;
 use paceline_core::barrier::{Algorithm, Barrier as Planned, PredictedTimes, plan};
 
 use crate::failure::Failure;
+use crate::output::say;
 use crate::plot::{self, Figure, Mark, Series, colour_of};
 
 /// Put the barrier where workers wait least, given when each will finish its next iterations
@@ -42,9 +43,9 @@ impl Barrier {
             plot::save(path, &[figure(&times, &barrier)]).map_err(Failure::Run)?;
         }
         if self.json {
-            println!("{}", serde_json::to_string(&barrier).map_err(Failure::run)?);
+            say(serde_json::to_string(&barrier).map_err(Failure::run)?);
         } else {
-            println!("{}", in_words(&times, &barrier));
+            say(in_words(&times, &barrier));
         }
         Ok(())
     }

@@ -8,6 +8,7 @@ use paceline_core::batching::{Cost, balance};
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::output::say;
 
 /// A worker's share of the samples if the user does not say how many there are.
 const BATCH: u64 = 64;
@@ -48,12 +49,12 @@ impl Batches {
     pub fn run(self) -> Result<(), Failure> {
         let planned = self.plan().with_context(|| self.file.display().to_string()).map_err(Failure::Input)?;
         if self.json {
-            println!("{}", serde_json::to_string(&planned).map_err(Failure::run)?);
+            say(serde_json::to_string(&planned).map_err(Failure::run)?);
             return Ok(());
         }
-        println!("iteration takes {:.6} s\nworker  samples  seconds", planned.seconds);
+        say(format_args!("iteration takes {:.6} s\nworker  samples  seconds", planned.seconds));
         for (worker, (batch, seconds)) in planned.batches.iter().zip(&planned.worker_seconds).enumerate() {
-            println!("{worker:>6}  {batch:>7}  {seconds:.6}");
+            say(format_args!("{worker:>6}  {batch:>7}  {seconds:.6}"));
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use paceline_run::recall;
 use serde_json::json;
 
 use crate::failure::Failure;
-use crate::output::aligned;
+use crate::output::{aligned, say};
 use crate::speeds::Shown;
 
 /// Compare predictors of speed on a recorded run, and learn from it for the next
@@ -51,7 +51,7 @@ impl SpeedsOf {
             if self.json {
                 let next: Vec<Option<f64>> =
                     (0..shown.workers.len() as u32).map(|worker| predicted.speeds.predict(WorkerId(worker))).collect();
-                println!("{}", json!({ "predictor": name, "rmse": error, "next": next, "weights": weights }));
+                say(json!({ "predictor": name, "rmse": error, "next": next, "weights": weights }));
             }
             rows.push([name.into(), format!("{error:.3}")]);
             if let Some(weights) = weights {
@@ -59,7 +59,7 @@ impl SpeedsOf {
             }
         }
         if !self.json {
-            println!("{}{learnt}", aligned(rows));
+            say(format_args!("{}{learnt}", aligned(rows)));
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use paceline_core::{Memory, RoundTripTable};
 use serde_json::json;
 
 use crate::failure::Failure;
-use crate::output::aligned;
+use crate::output::{aligned, say};
 
 /// Fit DBW's expected iteration times to measured round trips
 #[derive(Args)]
@@ -39,13 +39,13 @@ impl Times {
     pub fn run(self) -> Result<(), Failure> {
         let expected = self.fit().with_context(|| self.file.display().to_string()).map_err(Failure::Input)?;
         if self.json {
-            println!("{}", json!({ "workers": expected.len(), "expected": expected }));
+            say(json!({ "workers": expected.len(), "expected": expected }));
         } else {
             let head = ["k", "expected", "gradients per second"].map(String::from);
             let rows = (1..).zip(&expected).map(|(k, seconds)| {
                 [k.to_string(), format!("{seconds:.4} s"), format!("{:.3}", f64::from(k) / seconds)]
             });
-            println!("{}", aligned(std::iter::once(head).chain(rows)));
+            say(aligned(std::iter::once(head).chain(rows)));
         }
         Ok(())
     }

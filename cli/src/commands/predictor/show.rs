@@ -13,6 +13,7 @@ use serde_json::json;
 
 use super::panel;
 use crate::failure::Failure;
+use crate::output::say;
 use crate::plot;
 
 /// How many of the workers to name that are to be late.
@@ -104,31 +105,30 @@ impl Show {
         if self.json {
             let late: Vec<serde_json::Value> =
                 late.iter().map(|&worker| json!({ "worker": worker, "seconds": next.workers[worker].mean })).collect();
-            println!(
-                "{}",
-                json!({
-                    "workers": workers, "lag": lag, "latent": latent, "hidden": hidden, "weights": weights,
-                    "iterations": found.iterations, "error": found.error, "covered": found.covered,
-                    "throughput": found.throughput, "waiting_for_all": found.waiting_for_all,
-                    "next_cutoff": cutoff, "next_seconds": expected, "next_late": late,
-                })
-            );
+            say(json!({
+                "workers": workers, "lag": lag, "latent": latent, "hidden": hidden, "weights": weights,
+                "iterations": found.iterations, "error": found.error, "covered": found.covered,
+                "throughput": found.throughput, "waiting_for_all": found.waiting_for_all,
+                "next_cutoff": cutoff, "next_seconds": expected, "next_late": late,
+            }));
             return;
         }
-        println!("model      {workers} workers, lag {lag}, latent {latent}, hidden {hidden}: {weights} weights");
-        println!("foreseen   {} iterations", found.iterations);
-        println!("error      {:.1} % of the mean run-time", 100.0 * found.error);
-        println!("covered    {:.1} % of order statistics within ±2 s.d.", 100.0 * found.covered);
-        println!(
+        say(format_args!(
+            "model      {workers} workers, lag {lag}, latent {latent}, hidden {hidden}: {weights} weights"
+        ));
+        say(format_args!("foreseen   {} iterations", found.iterations));
+        say(format_args!("error      {:.1} % of the mean run-time", 100.0 * found.error));
+        say(format_args!("covered    {:.1} % of order statistics within ±2 s.d.", 100.0 * found.covered));
+        say(format_args!(
             "throughput {:.1} % of the largest possible; {:.1} % when waiting for all",
             100.0 * found.throughput,
             100.0 * found.waiting_for_all
-        );
+        ));
         let named = late.iter().map(|&worker| format!("{worker} ({})", time(next.workers[worker].mean)));
-        println!(
+        say(format_args!(
             "next       wait for {cutoff} of {workers}, {}; the latest: {}",
             time(expected),
             named.collect::<Vec<_>>().join(", ")
-        );
+        ));
     }
 }

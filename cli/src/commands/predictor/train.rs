@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::failure::Failure;
 use crate::options::count;
-use crate::output::{Steps, aligned, bars};
+use crate::output::{Steps, aligned, bars, say};
 
 /// Learn a cluster's run-times from the trace of a fully synchronous run
 #[derive(Args)]
@@ -125,10 +125,10 @@ impl Train {
                 "seconds": seconds,
                 "assessed": serde_json::Map::from_iter(found),
             });
-            println!("{summary}");
+            say(summary);
             return;
         }
-        println!(
+        say(format_args!(
             "{} workers, {} iterations, {} epochs in {seconds:.0} s; best after {}: ELBO {:.4} in training, {:.4} in \
              validation\n",
             times.workers(),
@@ -137,7 +137,7 @@ impl Train {
             best.number,
             best.training,
             best.validation
-        );
+        ));
         let percent = |share: f64| format!("{:.1} %", 100.0 * share);
         let mut rows = vec![["predictor", "error", "covered", "throughput", "waiting for all"].map(String::from)];
         for (name, assessment) in found {
@@ -151,7 +151,7 @@ impl Train {
                 ]);
             }
         }
-        println!("{}", aligned(rows));
+        say(aligned(rows));
         eprintln!("wrote {}", self.out.display());
     }
 }

@@ -18,6 +18,7 @@ use crate::config::Settings;
 use crate::contest::{self, Contenders, Ranking, Showing};
 use crate::failure::Failure;
 use crate::options::{Late, Scenario, Seeds};
+use crate::output::say;
 use crate::plot;
 use crate::report;
 use crate::run_folder::{RunFolder, check_free, next_free};
@@ -134,17 +135,17 @@ impl Race {
         report::write(&out.join("report.html"), &report::run_folders(&[out.to_path_buf()])?)?;
         if self.output.json {
             let winner = ranking.winner().map(|winner| winner.scheme.as_str());
-            println!("{}", json!({ "winner": winner, "why": ranking.verdict(), "folder": out }));
+            say(json!({ "winner": winner, "why": ranking.verdict(), "folder": out }));
             for place in &ranking.places {
-                println!("{}", json!(place));
+                say(json!(place));
             }
             return Ok(());
         }
-        println!("{}\n\n{}", ranking.table(), ranking.verdict());
+        say(format_args!("{}\n\n{}", ranking.table(), ranking.verdict()));
         for late in &self.emulate {
-            println!("Straggling was emulated: {late}");
+            say(format_args!("Straggling was emulated: {late}"));
         }
-        println!("A picture, a report and the run folders: {}", out.display());
+        say(format_args!("A picture, a report and the run folders: {}", out.display()));
         Ok(())
     }
 }

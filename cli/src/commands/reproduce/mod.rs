@@ -20,6 +20,7 @@ use paceline_workload::DataSource;
 
 use crate::failure::Failure;
 use crate::options::Seeds;
+use crate::output::say;
 use crate::plot::{self, Figure};
 
 /// An experiment of a paper.
@@ -155,10 +156,10 @@ impl Reproduce {
         let findings = run(&self.conditions)?;
         if self.json {
             for record in &findings.records {
-                println!("{record}");
+                say(record);
             }
         } else {
-            println!("{}", findings.text);
+            say(findings.text);
         }
         if !findings.panels.is_empty() {
             std::fs::create_dir_all(&self.out).with_context(|| self.out.display().to_string()).map_err(Failure::Run)?;

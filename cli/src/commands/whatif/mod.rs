@@ -14,6 +14,7 @@ use crate::batch;
 use crate::contest::{self, Contenders, Ranking};
 use crate::failure::Failure;
 use crate::options::{Scenario, Seeds};
+use crate::output::say;
 
 use stragglers::Analysis;
 
@@ -93,31 +94,31 @@ impl Whatif {
 
     fn print(&self, analysis: &Analysis, ranking: &Ranking) {
         if let Some(winner) = ranking.winner() {
-            println!("Recommended: {} (paceline train --scheme {})", winner.scheme, winner.scheme);
+            say(format_args!("Recommended: {} (paceline train --scheme {})", winner.scheme, winner.scheme));
         }
-        println!("{}", ranking.verdict());
-        println!("{}", analysis.verdict());
+        say(ranking.verdict());
+        say(analysis.verdict());
         if analysis.in_step() {
-            println!(
+            say(format_args!(
                 "All workers' steps take alike. If they include waiting for each other, they do not show who is slow: record \
                  the computing alone."
-            );
+            ));
         }
-        println!("\n{} steps of {} workers\n{}", analysis.steps, analysis.workers.len(), analysis.table());
+        say(format_args!("\n{} steps of {} workers\n{}", analysis.steps, analysis.workers.len(), analysis.table()));
         let Scenario { model, training, .. } = &self.scenario;
-        println!(
+        say(format_args!(
             "\nSimulated on these times: {model} on {}, {} seeds; a task's time is in proportion to its samples\n{}",
             training.data,
             self.seeds.0.len(),
             ranking.table()
-        );
+        ));
     }
 
     fn print_json(&self, analysis: &Analysis, ranking: &Ranking) {
         let recommended = ranking.winner().map(|winner| winner.scheme.as_str());
-        println!("{}", json!({ "recommended": recommended, "why": ranking.verdict(), "trace": analysis }));
+        say(json!({ "recommended": recommended, "why": ranking.verdict(), "trace": analysis }));
         for place in &ranking.places {
-            println!("{}", json!(place));
+            say(json!(place));
         }
     }
 }
