@@ -74,12 +74,13 @@ pub struct Measured {
     pub reason: String,
 }
 
-/// What a run folder's `metrics.csv` holds.
+/// What a run folder's `metrics.csv` holds; of a run that was killed, without a last line that was cut short.
 pub fn metrics(folder: &Path) -> anyhow::Result<Vec<Measured>> {
     let path = folder.join(METRICS);
     let told = || path.display().to_string();
-    let mut reader = csv::Reader::from_path(&path).with_context(told)?;
-    reader.deserialize().collect::<Result<_, _>>().with_context(told)
+    let text = fs::read(&path).with_context(told)?;
+    let end = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
+    csv::Reader::from_reader(&text[..end]).deserialize().collect::<Result<_, _>>().with_context(told)
 }
 
 /// When a run was over and how accurate its model was then, which is measured after the last line of its metrics.

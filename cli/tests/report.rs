@@ -44,6 +44,25 @@ fn what_is_no_run_is_refused() {
     assert!(!folder.path().join("report.html").exists());
 }
 
+#[test]
+fn a_run_that_was_killed_is_shown_as_far_as_it_got() {
+    let folder = tempdir().unwrap();
+    let run = folder.path().join("run");
+    simulate(&run, &["--data", "digits:600,200", "--until", "iterations=30", "--evaluate-every", "0"]);
+    for name in ["events.jsonl", "metrics.csv"] {
+        let bytes = fs::read(run.join(name)).unwrap();
+        let cut = bytes.len() - if name == "metrics.csv" { 60 } else { 20 };
+        fs::write(run.join(name), &bytes[..cut]).unwrap();
+    }
+    let run = run.to_str().unwrap();
+    assert_eq!(json(&["report", run, "--json"]).len(), 1);
+    assert_eq!(json(&["replay", run, "--json"])[0]["cut_short"], true);
+    let told = String::from_utf8(paceline(&["replay", run]).stdout).unwrap();
+    assert!(told.contains("the last line was cut short"), "{told}");
+    let quick = ["--schemes", "bsp", "--data", "digits:600,200", "--until", "loss<2.2,iterations=10", "--seeds", "1"];
+    assert_eq!(json(&[&["whatif", run, "--json"], &quick[..]].concat()).len(), 2);
+}
+
 /// What a Chromium on this machine makes of it, if there is one that runs.
 fn chromium(arguments: &[&str]) -> Option<Output> {
     ["chromium", "chromium-browser", "google-chrome"].into_iter().find_map(|name| {

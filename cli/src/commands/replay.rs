@@ -10,6 +10,7 @@ use paceline_run::{ReplayError, replay};
 
 use crate::failure::Failure;
 use crate::output::say;
+use crate::run_folder::EVENTS;
 
 /// Feed a recorded event stream to its scheme again, and fail at the first decision that differs
 #[derive(Args)]
@@ -17,7 +18,8 @@ use crate::output::say;
     after_help = "Example:\n  paceline simulate --scheme backup:k=6 --out RUN && paceline replay RUN/events.jsonl"
 )]
 pub struct Replay {
-    /// The events.jsonl of a run folder
+    /// A run folder, or its events.jsonl
+    #[arg(value_name = "RUN")]
     file: PathBuf,
 
     /// Print one JSON object instead of text
@@ -27,8 +29,9 @@ pub struct Replay {
 
 impl Replay {
     pub fn run(self) -> Result<(), Failure> {
-        let named = || self.file.display().to_string();
-        let file = File::open(&self.file).with_context(named).map_err(Failure::Input)?;
+        let path = if self.file.is_dir() { self.file.join(EVENTS) } else { self.file };
+        let named = || path.display().to_string();
+        let file = File::open(&path).with_context(named).map_err(Failure::Input)?;
         let replayed = replay(BufReader::new(file)).map_err(|error| {
             let bad_input = !matches!(error, ReplayError::Differs { .. });
             let error = anyhow::Error::new(error).context(named());
@@ -37,8 +40,9 @@ impl Replay {
         if self.json {
             say(serde_json::to_string(&replayed).map_err(Failure::run)?);
         } else {
+            let cut = if replayed.cut_short { "; the last line was cut short and is left out" } else { "" };
             say(format_args!(
-                "{}: {} events gave the same {} decisions again",
+                "{}: {} events gave the same {} decisions again{cut}",
                 replayed.scheme, replayed.events, replayed.decisions
             ));
         }

@@ -186,34 +186,75 @@ pub struct Replayed {
     pub events: u64,
     /// How many decisions were compared.
     pub decisions: u64,
+    /// Whether the last line was cut short and left out, as in the stream of a run that was killed.
+    pub cut_short: bool,
 }
 
-/// A turn with the number of its line, if it can be read.
-type Turn = Result<(usize, Line<Event, Vec<Decision>>), ReplayError>;
+/// A turn with the number of its line.
+type Turn = (usize, Line<Event, Vec<Decision>>);
 
-/// A stream's header and its turns.
-fn turns(stream: impl BufRead) -> Result<(Header, impl Iterator<Item = Turn>), ReplayError> {
-    let mut lines = stream.lines().enumerate().map(|(index, text)| (index + 1, text));
-    let (line, text) = lines.next().ok_or(ReplayError::Empty)?;
-    let text = text.map_err(|error| ReplayError::Unreadable { line, error })?;
-    let header: Header = serde_json::from_str(&text).map_err(|error| ReplayError::Malformed { line, error })?;
-    if header.format != FORMAT {
-        return Err(ReplayError::OtherFormat { found: header.format });
+/// A stream's turns, one after another.
+struct Turns<S> {
+    stream: S,
+    /// The line read last; counts from 1.
+    line: usize,
+    /// Whether the last line was cut short, as that of a run that was killed.
+    cut_short: bool,
+}
+
+impl<S: BufRead> Turns<S> {
+    /// A stream's header, before its turns.
+    fn begin(stream: S) -> Result<(Header, Self), ReplayError> {
+        let mut turns = Turns { stream, line: 0, cut_short: false };
+        let text = turns.text()?;
+        if text.is_empty() {
+            return Err(ReplayError::Empty);
+        }
+        let header: Header =
+            serde_json::from_slice(&text).map_err(|error| ReplayError::Malformed { line: 1, error })?;
+        if header.format != FORMAT {
+            return Err(ReplayError::OtherFormat { found: header.format });
+        }
+        Ok((header, turns))
     }
-    let turns = lines.map(|(line, text)| {
-        let text = text.map_err(|error| ReplayError::Unreadable { line, error })?;
-        let turn = serde_json::from_str(&text).map_err(|error| ReplayError::Malformed { line, error })?;
-        Ok((line, turn))
-    });
-    Ok((header, turns))
+
+    /// The next line, with its end; empty if there is none.
+    fn text(&mut self) -> Result<Vec<u8>, ReplayError> {
+        self.line += 1;
+        let mut text = Vec::new();
+        let read = self.stream.read_until(b'\n', &mut text);
+        read.map_err(|error| ReplayError::Unreadable { line: self.line, error })?;
+        Ok(text)
+    }
+
+    fn turn(&mut self) -> Result<Option<Turn>, ReplayError> {
+        let text = self.text()?;
+        match serde_json::from_slice(&text) {
+            _ if text.is_empty() => Ok(None),
+            Ok(turn) => Ok(Some((self.line, turn))),
+            Err(_) if !text.ends_with(b"\n") => {
+                self.cut_short = true;
+                Ok(None)
+            }
+            Err(error) => Err(ReplayError::Malformed { line: self.line, error }),
+        }
+    }
 }
 
-/// Shows a recorded stream's turns to an observer, as they were.
+impl<S: BufRead> Iterator for Turns<S> {
+    type Item = Result<Turn, ReplayError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.turn().transpose()
+    }
+}
+
+/// Shows a recorded stream's turns to an observer, as they were. A last line that was cut short is left out.
 ///
 /// # Errors
 /// At the first line that can't be read.
 pub fn recall(stream: impl BufRead, observer: &mut dyn Observer) -> Result<Header, ReplayError> {
-    let (header, turns) = turns(stream)?;
+    let (header, turns) = Turns::begin(stream)?;
     for turn in turns {
         let (_, Line { time, event, decisions }) = turn?;
         observer.on_turn(time, &event, &decisions);
@@ -221,13 +262,13 @@ pub fn recall(stream: impl BufRead, observer: &mut dyn Observer) -> Result<Heade
     Ok(header)
 }
 
-/// Feeds a recorded stream to its scheme and compares every decision.
+/// Feeds a recorded stream to its scheme and compares every decision. A last line that was cut short is left out.
 ///
 /// # Errors
 /// At the first line that can't be read or decision that differs.
 pub fn replay(stream: impl BufRead) -> Result<Replayed, ReplayError> {
-    let Past { header, events, decisions, .. } = Past::live(stream, None)?;
-    Ok(Replayed { scheme: header.scheme.to_string(), events, decisions })
+    let Past { header, events, decisions, cut_short, .. } = Past::live(stream, None)?;
+    Ok(Replayed { scheme: header.scheme.to_string(), events, decisions, cut_short })
 }
 
 /// The beginning of a run, lived through again: the state it led to, from which the run can go on.
@@ -244,6 +285,7 @@ pub struct Past {
     pub workers: BTreeSet<WorkerId>,
     events: u64,
     decisions: u64,
+    cut_short: bool,
 }
 
 impl Past {
@@ -260,11 +302,12 @@ impl Past {
     }
 
     fn live(stream: impl BufRead, most: Option<u64>) -> Result<Past, ReplayError> {
-        let (header, turns) = turns(stream)?;
+        let (header, mut turns) = Turns::begin(stream)?;
         let ledger = Ledger::new(equip(header.scheme.clone())?.build(&header.setup())?);
         let (monitor, workers) = (Monitor::default(), BTreeSet::new());
-        let mut past = Past { header, ledger, monitor, now: Time::START, workers, events: 0, decisions: 0 };
-        for turn in turns.take(most.map_or(usize::MAX, |most| most as usize)) {
+        let mut past =
+            Past { header, ledger, monitor, now: Time::START, workers, events: 0, decisions: 0, cut_short: false };
+        for turn in turns.by_ref().take(most.map_or(usize::MAX, |most| most as usize)) {
             let (line, Line { time, event, decisions }) = turn?;
             let decided = past.ledger.handle(time, event).map_err(|error| ReplayError::Ledger { line, error })?;
             if let Some(position) = first_difference(&decisions, decided) {
@@ -282,6 +325,7 @@ impl Past {
                 _ => {}
             }
         }
+        past.cut_short = turns.cut_short;
         Ok(past)
     }
 }
@@ -337,8 +381,8 @@ mod tests {
         let tampered = stream.replace("\"samples\":4,\"offset\":4", "\"samples\":3,\"offset\":4");
         let error = replay(tampered.as_bytes()).unwrap_err().to_string();
         assert!(error.starts_with("line 4, 0.000 s: decision 2 differs"), "{error}");
-        let cut = stream.lines().take(3).chain(["{"]).collect::<Vec<_>>().join("\n");
-        assert!(replay(cut.as_bytes()).unwrap_err().to_string().starts_with("line 4 is no line of an event stream"));
+        let bad = stream.lines().take(3).chain(["{", ""]).collect::<Vec<_>>().join("\n");
+        assert!(replay(bad.as_bytes()).unwrap_err().to_string().starts_with("line 4 is no line of an event stream"));
         let other = stream.replacen("\"format\":1", "\"format\":9", 1);
         assert!(replay(other.as_bytes()).unwrap_err().to_string().contains("format 9"));
         assert!(matches!(replay(&b""[..]), Err(ReplayError::Empty)));
@@ -348,5 +392,16 @@ mod tests {
         assert_eq!(short.as_deref(), Some("the event stream has only 4 events of 5"));
         let twice: Vec<&str> = stream.lines().take(2).chain(stream.lines().nth(1)).collect();
         assert!(replay(twice.join("\n").as_bytes()).unwrap_err().to_string().contains("line 3: event refused"));
+    }
+
+    #[test]
+    fn a_last_line_that_was_cut_short_is_left_out() {
+        let stream = recorded();
+        let replayed = replay(&stream.as_bytes()[..stream.len() - 9]).unwrap();
+        assert_eq!((replayed.events, replayed.cut_short), (3, true));
+        // Only its end of line is missing.
+        assert!(!replay(stream.trim_end().as_bytes()).unwrap().cut_short);
+        let cut = stream.lines().next().unwrap();
+        assert!(matches!(replay(&cut.as_bytes()[..9]), Err(ReplayError::Malformed { line: 1, .. })));
     }
 }
