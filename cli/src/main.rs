@@ -11,6 +11,7 @@ mod batch;
 mod commands;
 mod config;
 mod contest;
+mod destination;
 mod failure;
 mod http;
 mod keeper;

@@ -14,6 +14,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::config::Settings;
+use crate::destination::check_file;
 use crate::failure::Failure;
 use crate::http;
 use crate::keeper::Keeper;
@@ -58,8 +59,12 @@ pub struct ServingOutput {
 }
 
 impl ServingOutput {
-    /// The run folder: the user's, which must be free, or the next in `runs/`.
+    /// The run folder: the user's, which must be free, or the next in `runs/`. What else is to be written must have its
+    /// place, too.
     pub fn folder(&self) -> anyhow::Result<PathBuf> {
+        if let Some(record) = &self.record {
+            check_file("--record", record)?;
+        }
         if let Some(folder) = &self.resume {
             return Ok(folder.clone());
         }
@@ -194,7 +199,7 @@ pub fn run(
         None => RunFolder::create(&path, settings, &header),
         Some(resumed) => RunFolder::resume(&path, resumed.state.events, resumed.from.snapshot.version),
     };
-    let folder = folder.map_err(Failure::Run)?;
+    let folder = folder.map_err(Failure::Input)?;
     let mut following = Following {
         progress: Progress::live(&bars, job.scheme.to_string(), &job.goals),
         folder,

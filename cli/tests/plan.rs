@@ -25,6 +25,10 @@ fn a_barrier_is_planned_from_a_file() {
         json(&["plan", "barrier", file, "--json", "--plot", picture.to_str().unwrap()]);
         assert!(fs::metadata(picture).unwrap().len() > 1000, "{name}");
     }
+    let message = refused(&["plan", "barrier", file, "--plot", "p.foo"]);
+    assert!(message.contains("--plot p.foo: a picture's name ends in .png or .svg"), "{message}");
+    let message = refused(&["plan", "barrier", file, "--plot", "nodir/p.png"]);
+    assert!(message.contains("--plot nodir/p.png: there is no folder nodir"), "{message}");
 }
 
 #[test]

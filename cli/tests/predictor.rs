@@ -86,7 +86,9 @@ fn what_does_not_fit_is_refused() {
     let told = refused(&train(&uneven, &model));
     assert!(told.contains("7.csv: not of a fully synchronous run: worker"), "{told}");
     let lost = refused(&train(&trace, "no/such/folder/model"));
-    assert!(lost.contains("--out no/such/folder/model"), "{lost}");
+    assert!(lost.contains("--out no/such/folder/model: there is no folder no/such/folder"), "{lost}");
+    let picture = refused(&["predictor", "show", &model, &trace, "--plot", "x.gif"]);
+    assert!(picture.contains("--plot x.gif: a picture's name ends in .png or .svg"), "{picture}");
 
     let mut bytes = fs::read(&model).unwrap();
     let last = bytes.len() - 1;

@@ -148,7 +148,7 @@ fn bad_input_is_one_clear_line_and_leaves_nothing_behind() {
     let config = write("config.toml", "scheme = \"bsp\"\nlearning-rate = 3\n");
     let value = write("value.toml", "scheme = \"ssp:staleness=x\"\nbatch = 0\n");
     let syntax = write("syntax.toml", "scheme = \"bsp\"\nbatch =\n");
-    let cases: [(&[&str], &str); 26] = [
+    let cases: [(&[&str], &str); 27] = [
         (&["--scheme", "bspp"], "unknown scheme 'bspp'; there are"),
         (&["--scheme", "ssp:slack=1"], "no setting 'slack'; it has staleness"),
         (&["--scheme", "backup:k=17", "--workers", "16"], "k=17 in scheme 'backup': expected 1 to 16"),
@@ -172,6 +172,7 @@ fn bad_input_is_one_clear_line_and_leaves_nothing_behind() {
         (&["--seeds", "5..1"], "expected a seed"),
         (&["--model", "gpt"], "unknown model `gpt`"),
         (&["--data", "mnist:/no/such/folder"], "/no/such/folder"),
+        (&["--record", "nodir/times.csv"], "--record nodir/times.csv: there is no folder nodir"),
         (&["--config", &config], "unknown key 'learning-rate'; there are"),
         (&["--config", &value], "value.toml"),
         (&["--config", &syntax], "syntax.toml, line 2"),
@@ -181,6 +182,7 @@ fn bad_input_is_one_clear_line_and_leaves_nothing_behind() {
         assert!(message.contains(expected), "{arguments:?}: {message}");
         assert!(!out.exists(), "{arguments:?} left a folder behind");
     }
+    assert!(refused(&["simulate", "--out", "/dev/null/run"]).contains("/dev/null/run"));
 }
 
 #[test]

@@ -101,6 +101,10 @@ fn what_cannot_be_is_refused_in_a_line() {
     assert!(refused(&["train", "--emulate", "4=2"]).contains("--emulate names worker 4, but there are 4 workers"));
     assert!(refused(&["train", "--emulate", "1=0.5"]).contains("expected a factor of at least 1"));
     assert!(refused(&["train", "--scheme", "backup:k=5"]).contains("k=5 in scheme 'backup': expected 1 to 4"));
+    for command in ["train", "serve"] {
+        let record = refused(&[&[command, "--record", "nodir/times.csv"], &QUICK[..]].concat());
+        assert!(record.contains("--record nodir/times.csv: there is no folder nodir"), "{record}");
+    }
     let help = paceline(&["work", "--help"]);
     assert!(String::from_utf8(help.stdout).unwrap().contains("MASTER_ADDR"));
 }

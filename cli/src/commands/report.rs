@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::json;
 
+use crate::destination::{check_file, check_picture};
 use crate::failure::Failure;
 use crate::output::say;
 use crate::plot;
@@ -42,6 +43,10 @@ impl Report {
             [folder] => folder.join("report.html"),
             _ => "report.html".into(),
         });
+        check_file("--out", &out).map_err(Failure::Input)?;
+        if let Some(picture) = &self.picture {
+            check_picture("--picture", picture).map_err(Failure::Input)?;
+        }
         if let (Some(file), Some(folder)) = (&self.picture, folders.first()) {
             let figure = report::picture(folder).map_err(Failure::Input)?;
             plot::save(file, &[figure]).map_err(Failure::Input)?;

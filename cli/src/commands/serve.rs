@@ -43,6 +43,8 @@ impl Serve {
         let job = self.job.load().map_err(Failure::Input)?;
         let resumed = self.output.resumed(&job).map_err(Failure::Input)?;
         let keys = self.keys.as_deref().map(Keys::read).transpose().map_err(|error| Failure::Input(error.into()))?;
+        // Refused now rather than when others wait for it.
+        self.output.folder().map_err(Failure::Input)?;
         self.output.check_http(self.open).map_err(Failure::Input)?;
         let transport = Transport { keys, open: self.open, ..self.job.transport() };
         let server = Server::bind(&self.listen, transport).map_err(|error| Failure::Input(error.into()))?;

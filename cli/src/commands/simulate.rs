@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::batch;
 use crate::config::Settings;
+use crate::destination::{check_file, make_folder};
 use crate::failure::Failure;
 use crate::options::{Prepared, Scenario, Seeds, scheme};
 use crate::output::{Progress, bars, say, table};
@@ -128,15 +129,19 @@ impl Simulate {
         outcome.map_err(Failure::Run)
     }
 
-    /// Reads and checks everything before anything is run or written.
+    /// Reads and checks everything before anything is run.
     fn prepare(&self) -> anyhow::Result<Prepared<'_>> {
         let prepared = self.scenario.prepare()?;
         Simulation::check(&self.scheme, prepared.setup())?;
         if let (Some(path), true) = (&self.output.record, self.seeds.0.len() > 1) {
             bail!("--record {} is of one run, but there are {} seeds", path.display(), self.seeds.0.len());
         }
+        if let Some(record) = &self.output.record {
+            check_file("--record", record)?;
+        }
         if let Some(out) = &self.output.out {
             check_free(out)?;
+            make_folder(out)?;
         }
         Ok(prepared)
     }

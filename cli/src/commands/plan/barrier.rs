@@ -6,6 +6,7 @@ use anyhow::Context;
 use clap::Args;
 use paceline_core::barrier::{Algorithm, Barrier as Planned, PredictedTimes, plan};
 
+use crate::destination::check_picture;
 use crate::failure::Failure;
 use crate::output::say;
 use crate::plot::{self, Figure, Mark, Series, colour_of};
@@ -38,6 +39,9 @@ pub struct Barrier {
 
 impl Barrier {
     pub fn run(self) -> Result<(), Failure> {
+        if let Some(plot) = &self.plot {
+            check_picture("--plot", plot).map_err(Failure::Input)?;
+        }
         let (times, barrier) = self.plan().with_context(|| self.file.display().to_string()).map_err(Failure::Input)?;
         if let Some(path) = &self.plot {
             plot::save(path, &[figure(&times, &barrier)]).map_err(Failure::Run)?;

@@ -12,6 +12,7 @@ use paceline_run::read_learnt;
 use serde_json::json;
 
 use super::panel;
+use crate::destination::check_picture;
 use crate::failure::Failure;
 use crate::output::say;
 use crate::plot;
@@ -74,6 +75,9 @@ impl Show {
     }
 
     fn read(&self) -> anyhow::Result<(DeepMarkov, RunTimes)> {
+        if let Some(plot) = &self.plot {
+            check_picture("--plot", plot)?;
+        }
         let learnt = read_learnt(&self.model)?;
         let times = super::read(&self.trace)?;
         let model = DeepMarkov::new(&learnt).and_then(|model| model.for_workers(times.workers()));

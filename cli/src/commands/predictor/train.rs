@@ -1,16 +1,17 @@
 //! `paceline predictor train`: learn a cluster's run-times from a recorded run.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Args;
 use paceline_core::run_times::{Amortized, DeepMarkov, IndependentNormal, RunTimePredictor, SAMPLES};
 use paceline_predictor::{Assessment, Options, RunTimes, RunTimesError, Trained, assess, train};
 use paceline_run::write_learnt;
 use serde_json::json;
 
+use crate::destination::check_file;
 use crate::failure::Failure;
 use crate::options::count;
 use crate::output::{Steps, aligned, bars, say};
@@ -84,10 +85,7 @@ impl Train {
 
     /// Reads and checks everything before hours are spent.
     fn prepare(&self) -> anyhow::Result<(RunTimes, Options)> {
-        let folder = self.out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        if !folder.is_dir() || self.out.is_dir() {
-            bail!("--out {}: not a file in a folder that is there", self.out.display());
-        }
+        check_file("--out", &self.out)?;
         let options = Options {
             lag: self.lag.into(),
             latent: self.latent.into(),

@@ -3,10 +3,8 @@
 mod figures;
 mod real;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use clap::Args;
 use paceline_core::{SchemeSpec, Setup};
 use paceline_run::{Goals, Header};
@@ -16,6 +14,7 @@ use serde_json::json;
 use crate::batch;
 use crate::config::Settings;
 use crate::contest::{self, Contenders, Ranking, Showing};
+use crate::destination::make_folder;
 use crate::failure::Failure;
 use crate::options::{Late, Scenario, Seeds};
 use crate::output::say;
@@ -106,6 +105,7 @@ impl Race {
     fn simulate(&self, settings: &Settings, out: &Path) -> Result<Vec<Showing>, Failure> {
         let prepared = self.scenario.prepare().map_err(Failure::Input)?;
         let schemes = self.schemes.specs(prepared.setup(), false).map_err(Failure::Input)?;
+        make_folder(out).map_err(Failure::Input)?;
         let settings = settings.clone().without(&["schemes", "real", "emulate"]);
         let folder = |simulation: &Simulation| {
             let Simulation { scheme, setup, seed, .. } = simulation;
@@ -127,7 +127,7 @@ impl Race {
     }
 
     fn show(&self, ranking: &Ranking, showings: &[Showing], out: &Path) -> anyhow::Result<()> {
-        fs::create_dir_all(out).with_context(|| out.display().to_string())?;
+        make_folder(out)?;
         let panels = figures::panels(ranking, showings);
         for ending in ["png", "svg"] {
             plot::save(&out.join("race").with_extension(ending), &panels)?;
