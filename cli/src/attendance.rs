@@ -7,7 +7,7 @@ use paceline_core::{Action, Decision, Event, Time, WorkerId};
 /// Over how many seconds samples are counted for their rate.
 const STRETCH: f64 = 2.0;
 
-/// Of more than so many only the number is said.
+/// Of more than so many the others are only counted.
 const NAMES: usize = 3;
 
 /// What a worker has to do, in samples.
@@ -61,35 +61,37 @@ impl Attendance {
         }
     }
 
-    /// Samples per second lately, unequal batch sizes, and who keeps others waiting.
-    pub fn line(&mut self, now: Time) -> String {
+    /// Who keeps others waiting, samples per second lately, and unequal batch sizes.
+    pub fn parts(&mut self, now: Time) -> Vec<String> {
+        let mut parts = Vec::new();
+        let working: Vec<(&WorkerId, u32)> =
+            self.posts.iter().filter_map(|(worker, post)| Some((worker, post.present?))).collect();
+        if !working.is_empty() && working.len() < self.posts.len() {
+            let names: Vec<String> = working.iter().take(NAMES).map(|(worker, _)| worker.0.to_string()).collect();
+            let more = match working.len() - names.len() {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            parts.push(format!("waiting for worker {}{more}", names.join(", ")));
+        }
+
         let now = now.seconds();
         while self.marks.len() > 1 && self.marks.front().is_some_and(|(time, _)| now - time > STRETCH) {
             self.marks.pop_front();
         }
         let rate = self.marks.front().filter(|(time, _)| *time < now);
-        let mut line = rate.map_or(String::new(), |(time, samples)| {
-            format!(", {:.0} samples/s", (self.samples - samples) as f64 / (now - time))
-        });
+        parts.extend(
+            rate.map(|(time, samples)| format!("{:.0} samples/s", (self.samples - samples) as f64 / (now - time))),
+        );
         self.marks.push_back((now, self.samples));
 
-        let working = || self.posts.iter().filter_map(|(worker, post)| Some((worker, post.present?)));
-        let sizes = working().map(|(_, samples)| samples);
+        let sizes = working.iter().map(|(_, samples)| samples);
         if let (Some(least), Some(most)) = (sizes.clone().min(), sizes.max())
             && least < most
         {
-            line += &format!(", batches of {least} to {most}");
+            parts.push(format!("batches of {least} to {most}"));
         }
-        match working().count() {
-            0 => {}
-            all if all == self.posts.len() => {}
-            some if some <= NAMES => {
-                let names: Vec<String> = working().map(|(worker, _)| worker.to_string()).collect();
-                line += &format!(", waiting for {}", names.join(", "));
-            }
-            some => line += &format!(", waiting for {some} workers"),
-        }
-        line
+        parts
     }
 }
 
@@ -116,11 +118,15 @@ mod tests {
         for (worker, samples) in [(0, 10), (1, 10), (2, 30)] {
             attendance.observe(&Event::Joined { worker: WorkerId(worker) }, &[assign(worker, samples)]);
         }
-        assert_eq!(attendance.line(second(0)), ", batches of 10 to 30");
+        assert_eq!(attendance.parts(second(0)), ["batches of 10 to 30"]);
         attendance.observe(&Event::Reported { task: task(1, 0), report: Report::default() }, &[]);
-        assert_eq!(attendance.line(second(1)), ", 10 samples/s, batches of 10 to 30, waiting for worker 0, worker 2");
+        assert_eq!(attendance.parts(second(1)), ["waiting for worker 0, 2", "10 samples/s", "batches of 10 to 30"]);
         attendance.observe(&Event::Left { worker: WorkerId(2) }, &[]);
-        assert_eq!(attendance.line(second(2)), ", 5 samples/s, waiting for worker 0");
+        assert_eq!(attendance.parts(second(2)), ["waiting for worker 0", "5 samples/s"]);
+        for worker in 3..8 {
+            attendance.observe(&Event::Joined { worker: WorkerId(worker) }, &[assign(worker, 10)]);
+        }
+        assert_eq!(attendance.parts(second(2))[0], "waiting for worker 0, 3, 4 and 3 more");
     }
 
     #[test]

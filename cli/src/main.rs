@@ -16,6 +16,7 @@ mod failure;
 mod http;
 mod keeper;
 mod logs;
+mod numerals;
 mod options;
 mod output;
 mod patient_file;

@@ -9,9 +9,16 @@ use paceline_core::{Decision, Event, Time};
 use paceline_run::{Goals, Iteration, Monitor, Observer, Summary, WorkerTimes};
 
 use crate::attendance::Attendance;
+use crate::numerals::{number, time};
 
 /// How often the line of a real run is written anew between iterations, in seconds.
 const REFRESH: f64 = 0.2;
+
+/// How long a line of progress may be, in characters; its name; and what else stands in it beside its message and its
+/// counts.
+const WIDTH: usize = 99;
+const NAME: usize = 32;
+const BESIDE: usize = 28;
 
 /// Writes a line, or several, to standard output. If it can't be written, the program is over: quietly, if nobody
 /// reads on, as behind `| head`.
@@ -43,8 +50,10 @@ pub fn bars() -> MultiProgress {
 /// A bar that follows one run.
 pub struct Progress {
     bar: ProgressBar,
+    /// How wide a message may be.
+    room: usize,
     /// How things stood at the end of the last iteration.
-    standing: String,
+    standing: Vec<String>,
     /// Who works, and when that was last shown; only where time is real.
     live: Option<(Attendance, f64)>,
 }
@@ -53,14 +62,17 @@ impl Progress {
     /// A bar up to the number of iterations, where that is known.
     pub fn new(bars: &MultiProgress, name: String, goals: &Goals) -> Self {
         let bar = match goals.iteration_limit() {
-            Some(limit) => ProgressBar::new(limit).with_style(style("{prefix} {bar:24} {pos}/{len} {msg} [{elapsed}]")),
+            Some(limit) => ProgressBar::new(limit).with_style(style("{prefix} {bar:12} {pos}/{len} {msg} [{elapsed}]")),
             None => {
                 ProgressBar::new_spinner().with_style(style("{prefix} {spinner} {pos} iterations {msg} [{elapsed}]"))
             }
         };
+        let name = shortened(name, NAME);
+        let digits = goals.iteration_limit().map_or(8, |limit| limit.to_string().len());
+        let room = WIDTH.saturating_sub(name.chars().count() + 2 * digits + BESIDE);
         let bar = bars.add(bar.with_prefix(name));
         bar.enable_steady_tick(Duration::from_millis(200));
-        Progress { bar, standing: String::new(), live: None }
+        Progress { bar, room, standing: Vec::new(), live: None }
     }
 
     /// A bar that also says, between iterations, who is waited for: where time is real.
@@ -69,6 +81,24 @@ impl Progress {
         progress.live = Some((Attendance::default(), 0.0));
         progress
     }
+}
+
+/// As many of the parts, with commas, as there is room for.
+fn fitting(parts: impl IntoIterator<Item = String>, room: usize) -> String {
+    let mut text = String::new();
+    for part in parts {
+        let longer = if text.is_empty() { part } else { format!("{text}, {part}") };
+        if longer.chars().count() > room {
+            break;
+        }
+        text = longer;
+    }
+    text
+}
+
+/// The beginning of a name that is too long.
+fn shortened(name: String, most: usize) -> String {
+    if name.chars().count() <= most { name } else { name.chars().take(most - 1).chain(['…']).collect() }
 }
 
 fn style(template: &str) -> ProgressStyle {
@@ -87,7 +117,8 @@ impl Observer for Progress {
         attendance.observe(event, decisions);
         if now.seconds() - *shown >= REFRESH {
             *shown = now.seconds();
-            self.bar.set_message(self.standing.clone() + &attendance.line(now));
+            let standing = self.standing.iter().cloned().chain(attendance.parts(now));
+            self.bar.set_message(fitting(standing, self.room));
         }
     }
 
@@ -96,12 +127,11 @@ impl Observer for Progress {
             return;
         }
         self.bar.set_position(iteration.iteration);
-        let loss = monitor.loss().map_or(String::new(), |loss| format!(", loss {loss:.3}"));
-        let accuracy = monitor.evaluation().map_or(String::new(), |found| format!(", accuracy {:.3}", found.accuracy));
-        let k = iteration.waited_for;
-        self.standing = format!("t = {:.1} s, k = {k}{loss}{accuracy}", iteration.time);
+        self.standing = vec![format!("t = {}", time(iteration.time)), format!("k = {}", iteration.waited_for)];
+        self.standing.extend(monitor.loss().map(|loss| format!("loss {}", number(loss, 3))));
+        self.standing.extend(monitor.evaluation().map(|found| format!("accuracy {:.3}", found.accuracy)));
         if self.live.is_none() {
-            self.bar.set_message(self.standing.clone());
+            self.bar.set_message(fitting(self.standing.iter().cloned(), self.room));
         }
     }
 }
@@ -135,8 +165,7 @@ impl Drop for Steps {
 
 /// Finished runs as a table.
 pub fn table(summaries: &[Summary]) -> String {
-    let names =
-        ["scheme", "seed", "iterations", "time", "reached", "loss", "accuracy", "idle", "samples lost", "MB moved"];
+    let names = ["scheme", "seed", "iterations", "time", "reached", "loss", "accuracy", "idle", "lost", "MB"];
     aligned(std::iter::once(names.map(String::from)).chain(summaries.iter().map(row)))
 }
 
@@ -173,12 +202,12 @@ pub fn aligned<Row: AsRef<[String]>>(rows: impl IntoIterator<Item = Row>) -> Str
 }
 
 fn row(summary: &Summary) -> [String; 10] {
-    let or_dash = |value: Option<f64>, digits: usize| value.map_or("-".into(), |value| format!("{value:.digits$}"));
+    let or_dash = |value: Option<f64>, digits: usize| value.map_or("-".into(), |value| number(value, digits));
     [
         summary.scheme.clone(),
         summary.seed.to_string(),
         summary.iterations.to_string(),
-        format!("{:.2} s", summary.time),
+        time(summary.time),
         if summary.reached { summary.stopped_by.clone() } else { format!("no: {}", summary.stopped_by) },
         or_dash(summary.loss, 4),
         or_dash(summary.accuracy, 4),
@@ -186,4 +215,18 @@ fn row(summary: &Summary) -> [String; 10] {
         summary.samples_lost.to_string(),
         format!("{:.1}", summary.bytes as f64 / 1e6),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_progress_holds_what_there_is_room_for() {
+        let parts = || ["t = 1 s", "k = 3", "waiting for worker 0"].map(String::from);
+        assert_eq!(fitting(parts(), 60), "t = 1 s, k = 3, waiting for worker 0");
+        assert_eq!(fitting(parts(), 35), "t = 1 s, k = 3");
+        assert_eq!(fitting([], 35), "");
+        assert_eq!(shortened("lb-bsp:weights=1/2/3".into(), 8), "lb-bsp:…");
+    }
 }

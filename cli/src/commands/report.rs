@@ -7,6 +7,7 @@ use serde_json::json;
 
 use crate::destination::{check_file, check_picture};
 use crate::failure::Failure;
+use crate::numerals::counted;
 use crate::output::say;
 use crate::plot;
 use crate::report;
@@ -55,7 +56,7 @@ impl Report {
         if self.json {
             say(json!({ "file": out, "bytes": bytes, "runs": folders }));
         } else {
-            say(format_args!("{}: {} runs, {:.2} MB", out.display(), folders.len(), bytes as f64 / 1e6));
+            say(format_args!("{}: {}, {:.2} MB", out.display(), counted(folders.len(), "run"), bytes as f64 / 1e6));
         }
         Ok(())
     }

@@ -14,6 +14,7 @@ use paceline_torture::{History, Survival, schemes, shorten, torture};
 use serde_json::json;
 
 use crate::failure::Failure;
+use crate::numerals::{counted, time};
 use crate::options::scheme;
 use crate::output::{bars, say};
 
@@ -105,8 +106,13 @@ impl Torture {
                 json!({ "seeds": seeds, "histories": histories, "events": events, "versions": versions, "seconds": seconds }),
             );
         } else {
+            let names: Vec<String> = self.scheme.iter().map(SchemeSpec::to_string).collect();
+            let who = if names.is_empty() { "all schemes".into() } else { names.join(" and ") };
             say(format_args!(
-                "all schemes survived {seeds} seeds: {histories} histories, {events} events, {versions} versions, {seconds:.1} s"
+                "{who} survived {}: {histories} {}, {events} events, {versions} versions, {}",
+                counted(seeds as usize, "seed"),
+                if histories == 1 { "history" } else { "histories" },
+                time(seconds)
             ));
         }
         Ok(())

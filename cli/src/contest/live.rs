@@ -6,6 +6,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use paceline_core::SchemeSpec;
 use paceline_run::{Iteration, Monitor, Observer, Summary};
 
+use crate::numerals::{self, number};
 use crate::output::bars;
 
 /// How often a line is written anew, in iterations.
@@ -91,11 +92,11 @@ impl Drop for LiveTable {
 
 impl Line {
     fn text(&self, standing: &Standing) -> String {
-        let or_dash = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.4}"));
+        let or_dash = |value: Option<f64>| value.map_or("-".into(), |value| number(value, 4));
         let runs = format!("{}/{}", self.done, self.runs);
         let Standing { time, updates, loss, accuracy } = *standing;
         let (loss, accuracy) = (or_dash(loss), or_dash(accuracy));
-        format!("{}  {runs:>5}  {time:>9.1} s  {updates:>8}  {loss:>8}  {accuracy:>8}", self.scheme)
+        format!("{}  {runs:>5}  {:>11}  {updates:>8}  {loss:>8}  {accuracy:>8}", self.scheme, numerals::time(time))
     }
 }
 

@@ -6,6 +6,7 @@ use paceline_run::{Goals, Summary};
 use serde::Serialize;
 
 use super::Showing;
+use crate::numerals::{number, time, time_within};
 use crate::output::aligned;
 use crate::statistics::{deviation, mean};
 
@@ -83,21 +84,27 @@ impl Place {
     }
 
     fn cells(&self) -> [String; 9] {
+        let several = self.runs > 1;
         let reached = match (self.time_to_target, self.spread) {
-            (Some(time), Some(spread)) if self.finished() => format!("{time:.1} ± {spread:.1} s"),
-            (Some(time), _) => format!("{time:.1} s in {} of {}", self.reached, self.runs),
+            (Some(own), _) if !several => time(own),
+            (Some(own), Some(spread)) if self.finished() => time_within(own, spread),
+            (Some(own), _) => format!("{} in {} of {}", time(own), self.reached, self.runs),
             _ => "not reached".into(),
         };
         [
             self.scheme.clone(),
             reached,
-            self.speedup.map_or("-".into(), |speedup| format!("{speedup:.2}")),
+            self.speedup.map_or("-".into(), |speedup| number(speedup, 2)),
             format!("{:.1} %", 100.0 * self.idle_share),
             format!("{:.0}", self.updates),
             format!("{:.0}", self.samples_used),
             format!("{:.0}", self.samples_lost),
             format!("{:.0}", self.bytes / 1e6),
-            format!("{:.4} ± {:.4}", self.accuracy, self.accuracy_spread),
+            if several {
+                format!("{:.4} ± {:.4}", self.accuracy, self.accuracy_spread)
+            } else {
+                format!("{:.4}", self.accuracy)
+            },
         ]
     }
 }
@@ -147,16 +154,16 @@ impl Ranking {
         let Some(winner) = self.winner() else {
             return format!("No scheme reached {} in every run: aim lower with --until.", self.target);
         };
-        let time = winner.time_to_target.unwrap_or(winner.time);
+        let own = winner.time_to_target.unwrap_or(winner.time);
         let spread = winner.spread.unwrap_or(0.0);
-        let mut text = format!("{} wins: {} after {time:.1} s", winner.scheme, self.target);
+        let mut text = format!("{} wins: {} after {}", winner.scheme, self.target, time(own));
         let others = || self.places.iter().skip(1);
         match others().find(|place| place.scheme == BASELINE).or(others().next()) {
             Some(other) => text += &compared(winner, other),
             None => text.push('.'),
         }
         let close = others().filter(|place| place.finished()).filter(|place| {
-            place.time_to_target.is_some_and(|other| other - time < spread.max(place.spread.unwrap_or(0.0)))
+            place.time_to_target.is_some_and(|other| other - own < spread.max(place.spread.unwrap_or(0.0)))
         });
         let close: Vec<&str> = close.map(|place| place.scheme.as_str()).collect();
         if !close.is_empty() {
@@ -168,13 +175,13 @@ impl Ranking {
 
 fn compared(winner: &Place, other: &Place) -> String {
     let mut text = match (winner.time_to_target, other.time_to_target.filter(|_| other.finished())) {
-        (Some(own), Some(theirs)) => format!(", {:.1} times as fast as {}", theirs / own, other.scheme),
+        (Some(own), Some(theirs)) => format!(", {} times as fast as {}", number(theirs / own, 1), other.scheme),
         _ => format!(", which {} did not reach in every run", other.scheme),
     };
     text += &format!(
-        ". Why: it got through {:.1} times as many samples a second (its workers waited for {:.0} % of the time, under {} \
+        ". Why: it got through {} times as many samples a second (its workers waited for {:.0} % of the time, under {} \
          for {:.0} %",
-        winner.throughput() / other.throughput(),
+        number(winner.throughput() / other.throughput(), 1),
         100.0 * winner.idle_share,
         other.scheme,
         100.0 * other.idle_share
@@ -247,7 +254,15 @@ mod tests {
         assert!(verdict.contains("waited for 5 % of the time, under bsp for 50 %"), "{verdict}");
         assert!(verdict.ends_with("Too close to tell over these seeds: dbw."), "{verdict}");
         let table = ranking.table();
+        assert!(table.contains("50.5 ± 0.7 s"), "{table}");
         assert!(table.contains("10.0 s in 1 of 2") && table.contains("not reached"), "{table}");
+    }
+
+    #[test]
+    fn one_run_has_no_spread() {
+        let alone = Showing { scheme: "bsp".parse().unwrap(), runs: vec![shown("bsp", 1, 0.0123, true, 0.5)] };
+        let table = Ranking::new(&[alone], &"accuracy>0.9".parse().unwrap()).table();
+        assert!(table.contains("12.3 ms") && !table.contains('±'), "{table}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use paceline_core::{Memory, RoundTripTable};
 use serde_json::json;
 
 use crate::failure::Failure;
+use crate::numerals::{number, time};
 use crate::output::{aligned, say};
 
 /// Fit DBW's expected iteration times to measured round trips
@@ -42,9 +43,9 @@ impl Times {
             say(json!({ "workers": expected.len(), "expected": expected }));
         } else {
             let head = ["k", "expected", "gradients per second"].map(String::from);
-            let rows = (1..).zip(&expected).map(|(k, seconds)| {
-                [k.to_string(), format!("{seconds:.4} s"), format!("{:.3}", f64::from(k) / seconds)]
-            });
+            let rows = (1..)
+                .zip(&expected)
+                .map(|(k, seconds)| [k.to_string(), time(*seconds), number(f64::from(k) / seconds, 3)]);
             say(aligned(std::iter::once(head).chain(rows)));
         }
         Ok(())

@@ -14,16 +14,12 @@ use serde_json::json;
 use super::panel;
 use crate::destination::check_picture;
 use crate::failure::Failure;
+use crate::numerals::time;
 use crate::output::say;
 use crate::plot;
 
 /// How many of the workers to name that are to be late.
 const NAMED: usize = 8;
-
-/// Seconds, or milliseconds where those are few.
-fn time(seconds: f64) -> String {
-    if seconds < 0.1 { format!("{:.2} ms", 1e3 * seconds) } else { format!("{seconds:.2} s") }
-}
 
 /// Compare what a model foresees with a recorded run, and draw it
 #[derive(Args)]

@@ -13,6 +13,7 @@ use serde_json::json;
 
 use crate::destination::check_file;
 use crate::failure::Failure;
+use crate::numerals::time;
 use crate::options::count;
 use crate::output::{Steps, aligned, bars, say};
 
@@ -127,11 +128,12 @@ impl Train {
             return;
         }
         say(format_args!(
-            "{} workers, {} iterations, {} epochs in {seconds:.0} s; best after {}: ELBO {:.4} in training, {:.4} in \
+            "{} workers, {} iterations, {} epochs in {}; best after {}: ELBO {:.4} in training, {:.4} in \
              validation\n",
             times.workers(),
             times.rows().len(),
             trained.epochs,
+            time(seconds),
             best.number,
             best.training,
             best.validation

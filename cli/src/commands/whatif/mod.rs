@@ -13,6 +13,7 @@ use serde_json::json;
 use crate::batch;
 use crate::contest::{self, Contenders, Ranking};
 use crate::failure::Failure;
+use crate::numerals::counted;
 use crate::options::{Scenario, Seeds};
 use crate::output::say;
 
@@ -104,12 +105,17 @@ impl Whatif {
                  the computing alone."
             ));
         }
-        say(format_args!("\n{} steps of {} workers\n{}", analysis.steps, analysis.workers.len(), analysis.table()));
+        say(format_args!(
+            "\n{} of {}\n{}",
+            counted(analysis.steps, "step"),
+            counted(analysis.workers.len(), "worker"),
+            analysis.table()
+        ));
         let Scenario { model, training, .. } = &self.scenario;
         say(format_args!(
-            "\nSimulated on these times: {model} on {}, {} seeds; a task's time is in proportion to its samples\n{}",
+            "\nSimulated on these times: {model} on {}, {}; a task's time is in proportion to its samples\n{}",
             training.data,
-            self.seeds.0.len(),
+            counted(self.seeds.0.len(), "seed"),
             ranking.table()
         ));
     }

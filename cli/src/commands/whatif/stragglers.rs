@@ -5,6 +5,7 @@ use std::fmt;
 use paceline_run::Trace;
 use serde::Serialize;
 
+use crate::numerals::{number, time};
 use crate::output::aligned;
 use crate::statistics::{mean, median};
 
@@ -113,7 +114,7 @@ impl Analysis {
     fn named(&self, kind: Straggling) -> Vec<String> {
         let those = self.workers.iter().filter(|worker| worker.straggling == kind);
         let named = |worker: &Worker| match kind {
-            Straggling::Persistent => format!("worker {} ({:.1}×)", worker.worker, worker.slowness),
+            Straggling::Persistent => format!("worker {} ({}×)", worker.worker, number(worker.slowness, 1)),
             _ => format!("worker {} ({:.0} % of its steps)", worker.worker, 100.0 * worker.slow_steps),
         };
         those.map(named).collect()
@@ -156,8 +157,8 @@ impl Analysis {
         let row = |worker: &Worker| {
             [
                 format!("worker {}", worker.worker),
-                format!("{:.3} s", worker.mean_step),
-                format!("{:.2}", worker.slowness),
+                time(worker.mean_step),
+                number(worker.slowness, 2),
                 percent(worker.slow_steps),
                 percent(worker.waits),
                 percent(worker.holds_back),
