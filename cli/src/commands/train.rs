@@ -1,13 +1,17 @@
 //! `paceline train`: a server and its worker processes on this machine.
 
+use std::collections::BTreeMap;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use paceline_core::WorkerId;
 use paceline_net::{Address, Server, Stopper};
+use rustix::io::Errno;
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
 use crate::config::Settings;
 use crate::failure::Failure;
@@ -61,22 +65,24 @@ impl Train {
         let server = Server::bind(&[address], self.job.transport()).map_err(Failure::run)?;
         let address = server.addresses().first().cloned().context("the server listens").map_err(Failure::Run)?;
         let begun = Arc::new(AtomicBool::new(false));
-        let workers = (0..self.job.workers).map(|rank| self.start(&address, WorkerId(rank)));
-        let workers = workers.collect::<anyhow::Result<Vec<Child>>>().map_err(Failure::Run)?;
+        let workers = (0..self.job.workers).map(WorkerId);
+        let running = workers.clone().map(|worker| Ok((worker, self.start(&address, worker)?)));
+        let running = running.collect::<anyhow::Result<BTreeMap<_, _>>>().map_err(Failure::Run)?;
+        let pids: Vec<_> = running.values().map(Pid::from_child).collect();
         let watch = Watch {
             stopper: server.stopper(),
             begun: begun.clone(),
-            left: AtomicUsize::new(workers.len()),
             over: AtomicBool::new(false),
+            running: Mutex::new(running),
+            ended: Condvar::new(),
         };
         std::thread::scope(|scope| {
-            for (rank, worker) in (0..).zip(workers) {
+            for (worker, pid) in workers.zip(pids) {
                 let watch = &watch;
-                scope.spawn(move || watch.wait_for(WorkerId(rank), worker));
+                scope.spawn(move || watch.wait_for(worker, pid));
             }
             let outcome = serving::run(server, &job, &self.output, settings, resumed, begun);
-            // Workers end by themselves when the server is gone.
-            watch.over.store(true, Ordering::Relaxed);
+            watch.see_off();
             outcome
         })
     }
@@ -118,19 +124,34 @@ impl Train {
     }
 }
 
+/// How long workers may take to end when the server is gone.
+const FAREWELL: Duration = Duration::from_secs(3);
+
 /// Looks after the worker processes.
 struct Watch {
     stopper: Stopper,
     begun: Arc<AtomicBool>,
-    left: AtomicUsize,
     over: AtomicBool,
+    /// Those that have not ended, or whose end has not been looked at: their process numbers are still theirs.
+    running: Mutex<BTreeMap<WorkerId, Child>>,
+    ended: Condvar,
 }
 
 impl Watch {
+    fn running(&self) -> MutexGuard<'_, BTreeMap<WorkerId, Child>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits for a worker's end. A run that can't begin, or go on, without it is ended.
-    fn wait_for(&self, worker: WorkerId, mut child: Child) {
-        let ended = child.wait().map_err(|error| anyhow!(error));
-        let left = self.left.fetch_sub(1, Ordering::Relaxed) - 1;
+    fn wait_for(&self, worker: WorkerId, pid: Pid) {
+        while let Err(Errno::INTR) = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {}
+        let (child, left) = {
+            let mut running = self.running();
+            (running.remove(&worker), running.len())
+        };
+        self.ended.notify_all();
+        let Some(mut child) = child else { return };
+        let ended = child.wait();
         if self.over.load(Ordering::Relaxed) {
             return;
         }
@@ -139,6 +160,18 @@ impl Watch {
             self.stopper.stop(&format!("{worker} ended before the run began ({how})"));
         } else if left == 0 {
             self.stopper.stop(&format!("no worker left; {worker} ended last ({how})"));
+        }
+    }
+
+    /// Waits, not for long, until the workers have ended by themselves, since the server is gone. The others were stopped,
+    /// or hang.
+    fn see_off(&self) {
+        self.over.store(true, Ordering::Relaxed);
+        let waited = self.ended.wait_timeout_while(self.running(), FAREWELL, |running| !running.is_empty());
+        for (worker, child) in waited.unwrap_or_else(PoisonError::into_inner).0.iter_mut() {
+            tracing::warn!("{worker} did not end by itself, so it was killed");
+            // It fails only if it has ended just now.
+            let _ = child.kill();
         }
     }
 }

@@ -5,14 +5,12 @@ mod run;
 mod thin;
 mod timeline;
 
-use std::fs::Permissions;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use paceline_store::write_file;
 use serde::Serialize;
-use tempfile::Builder;
 
 pub use picture::picture;
 use run::{Room, Run};
@@ -62,13 +60,7 @@ pub fn run_folders(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
 /// If a folder can't be read or the file can't be written.
 pub fn write(file: &Path, folders: &[PathBuf]) -> anyhow::Result<usize> {
     let page = page(folders)?;
-    let told = || file.display().to_string();
-    let beside = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Unlike other temporary files, this one is to be read by whoever may read its folder.
-    let readable = Permissions::from_mode(0o644);
-    let mut unfinished = Builder::new().permissions(readable).tempfile_in(beside).with_context(told)?;
-    unfinished.write_all(page.as_bytes()).with_context(told)?;
-    unfinished.persist(file).with_context(told)?;
+    write_file(file, |file| file.write_all(page.as_bytes())).with_context(|| file.display().to_string())?;
     Ok(page.len())
 }
 

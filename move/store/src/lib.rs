@@ -19,6 +19,7 @@ mod tensor_file;
 mod tensors;
 
 pub use aggregate::{Norms, ShardNorms, aggregate, aggregate_shard};
+pub use atomic::write_file;
 pub use layout::{Entry, Layout};
 pub use optimizer::{Moments, Optimizer, OptimizerSpec, Step};
 pub use schedule::{Schedule, Shape};

@@ -10,7 +10,7 @@ use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 
 use paceline_core::{Span, TaskId};
-use tempfile::NamedTempFile;
+use paceline_store::write_file;
 use thiserror::Error;
 
 use crate::events::ReplayError;
@@ -156,12 +156,9 @@ impl Trace {
     /// If it can't be written.
     pub fn write(&self, path: &Path) -> Result<(), TraceError> {
         let failed = |kind| TraceError { path: path.into(), kind };
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut file = NamedTempFile::new_in(folder).map_err(|error| failed(error.into()))?;
-        let written = if is_parquet(path) { table::write(self, &mut file) } else { delimited::write(self, &mut file) };
-        written.map_err(failed)?;
-        file.persist(path).map_err(|error| failed(error.error.into()))?;
-        Ok(())
+        let write =
+            |file: &mut File| if is_parquet(path) { table::write(self, file) } else { delimited::write(self, file) };
+        write_file(path, write).map_err(failed)
     }
 
     fn steps(&self) -> usize {
