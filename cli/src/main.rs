@@ -108,3 +108,35 @@ fn parse() -> Result<(Cli, config::Settings), Failure> {
     let cli = Cli::from_arg_matches(&matches).map_err(Failure::from)?;
     Ok((cli, settings))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Beyond that, help is wrapped.
+    const WIDTH: usize = 98;
+
+    fn check(command: &clap::Command, path: &str) {
+        let path = format!("{path} {}", command.get_name());
+        let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        let (prose, examples) = text.split_once("Example").unwrap_or_else(|| panic!("{path} has no example"));
+        let lines: Vec<&str> = prose.lines().collect();
+        let flows = |line: &&str| !line.is_empty() && !line.starts_with(' ');
+        assert!(
+            !lines.windows(2).any(|pair| pair.iter().all(flows)),
+            "{path}: paragraphs are wrapped where they are shown"
+        );
+        let mut begun = false;
+        for line in examples.lines().skip(1) {
+            assert!(line.chars().count() <= WIDTH, "{path}: too long: {line}");
+            assert!(begun || line.starts_with("  paceline ") || line.starts_with("  printf "), "{path}: {line}");
+            begun = line.ends_with('\\');
+        }
+        command.get_subcommands().for_each(|command| check(command, &path));
+    }
+
+    #[test]
+    fn help_has_examples_that_can_be_typed() {
+        check(&Cli::command(), "");
+    }
+}

@@ -12,6 +12,10 @@ use crate::output::{bars, say};
 
 /// Fetch data sets
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  paceline data get mnist
+  paceline train --data mnist --model mlp")]
 pub struct Data {
     #[command(subcommand)]
     command: DataCommand,

@@ -69,7 +69,7 @@ struct Output {
 fn after_help() -> String {
     let mut text = String::from("Schemes:\n");
     for entry in CATALOGUE {
-        text += &format!("  {:<8} {}\n", entry.name, entry.summary);
+        text += &format!("  {:<11} {}\n", entry.name, entry.summary);
         for (key, meaning) in entry.settings {
             text += &format!("             {key}: {meaning}\n");
         }

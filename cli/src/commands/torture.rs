@@ -24,7 +24,7 @@ const MOST_WORKERS: usize = 64;
 /// Put schemes through random joins, crashes, freezes, bad networks, clock jumps and server restarts, in virtual time
 #[derive(Args)]
 #[command(
-    after_help = "A seed is a history of faults; every scheme lives through it. One that fails is shown with the shortest
+    after_help = "A seed is a history of faults; every scheme lives through it. One that fails is shown with the shortest \
 history found, and is replayed exactly with --seed.
 
 Examples:

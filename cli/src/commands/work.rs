@@ -16,8 +16,8 @@ use crate::recipe::Recipe;
 
 /// Compute gradients for a server, until its run is over
 #[derive(Args)]
-#[command(after_help = "Without --join and --rank, the environment says where and who, as torchrun (MASTER_ADDR,
-MASTER_PORT, RANK), Slurm (SLURM_LAUNCH_NODE_IPADDR, SLURM_PROCID) and MPI (OMPI_COMM_WORLD_RANK,
+#[command(after_help = "Without --join and --rank, the environment says where and who, as torchrun (MASTER_ADDR, \
+MASTER_PORT, RANK), Slurm (SLURM_LAUNCH_NODE_IPADDR, SLURM_PROCID) and MPI (OMPI_COMM_WORLD_RANK, \
 PMI_RANK) set it.
 
 Example:

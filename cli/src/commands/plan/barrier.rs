@@ -14,11 +14,12 @@ use crate::plot::{self, Figure, Mark, Series, colour_of};
 /// Put the barrier where workers wait least, given when each will finish its next iterations
 #[derive(Args)]
 #[command(after_help = "\
-Prints how long the first to arrive waits (d_Z), when the barrier opens (t_sync), and after which iteration, counted from
-1, each worker waits. Times are whole numbers in any unit.
+Prints how long the first to arrive waits (d_Z), when the barrier opens (t_sync), and after which iteration, counted \
+from 1, each worker waits. Times are whole numbers in any unit.
 
 Example:
-  printf '10 20 30\\n14 25 36\\n' > times.txt && paceline plan barrier times.txt")]
+  printf '10 20 30\\n14 25 36\\n' > times.txt
+  paceline plan barrier times.txt")]
 pub struct Barrier {
     /// Predicted times: a row per worker, with blanks, tabs or commas between the times
     file: PathBuf,

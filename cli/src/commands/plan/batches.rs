@@ -16,11 +16,12 @@ const BATCH: u64 = 64;
 /// Split an iteration's samples so that the slowest worker is done as early as can be
 #[derive(Args)]
 #[command(after_help = "\
-A line of the file is a worker: its speed in samples per second, or what samples cost it: seconds per sample, fixed
+A line of the file is a worker: its speed in samples per second, or what samples cost it: seconds per sample, fixed \
 seconds, fewest samples, most samples, and, if there is any, seconds of communication. `#` begins a comment.
 
 Example:
-  printf '100\\n50\\n0.002 0.1 32 384 0.05\\n' > workers.txt && paceline plan batches workers.txt --total 192")]
+  printf '100\\n50\\n0.002 0.1 32 384 0.05\\n' > workers.txt
+  paceline plan batches workers.txt --total 192")]
 pub struct Batches {
     /// The workers: a line each, with blanks, tabs or commas between the numbers
     file: PathBuf,

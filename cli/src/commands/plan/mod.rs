@@ -11,6 +11,12 @@ use crate::failure::Failure;
 
 /// Ask a scheme's planner, with numbers from a file
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  printf '10 20 30\\n14 25 36\\n' > times.txt
+  paceline plan barrier times.txt
+  printf '100\\n50\\n' > workers.txt
+  paceline plan batches workers.txt --total 192")]
 pub struct Plan {
     #[command(subcommand)]
     what: What,

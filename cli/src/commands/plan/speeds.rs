@@ -18,8 +18,8 @@ use crate::speeds::Shown;
 /// Compare predictors of speed on a recorded run, and learn from it for the next
 #[derive(Args)]
 #[command(after_help = "\
-Each speed is predicted before it is looked at; errors are root mean squares in samples per second, over the tasks after
---first. What networks learnt is printed as a setting that another run can start from.
+Each speed is predicted before it is looked at; errors are root mean squares in samples per second, over the tasks \
+after --first. What networks learnt is printed as a setting that another run can start from.
 
 Example:
   paceline simulate --model none --times contention:l2 --until iterations=1500 --out RUN

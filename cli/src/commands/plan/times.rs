@@ -14,12 +14,13 @@ use crate::output::{aligned, say};
 /// Fit DBW's expected iteration times to measured round trips
 #[derive(Args)]
 #[command(after_help = "\
-A row h,i,seconds says: after an iteration that had waited for h gradients, the i-th gradient of the next model arrived
-so many seconds after that model was made. Where no row is about waiting for k after waiting for k, the least time that
+A row h,i,seconds says: after an iteration that had waited for h gradients, the i-th gradient of the next model arrived \
+so many seconds after that model was made. Where no row is about waiting for k after waiting for k, the least time that \
 the others allow is expected.
 
 Example:
-  printf '2,1,0.8\\n2,2,1.5\\n1,1,1.1\\n' > rows.csv && paceline plan times rows.csv")]
+  printf '2,1,0.8\\n2,2,1.5\\n1,1,1.1\\n' > rows.csv
+  paceline plan times rows.csv")]
 pub struct Times {
     /// Rows of h,i,seconds; a first line of names and lines that begin with # are skipped
     file: PathBuf,

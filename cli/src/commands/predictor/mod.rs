@@ -18,6 +18,11 @@ pub use train::learn;
 
 /// Learn a cluster's run-times from a recorded run, and look at what was learnt
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  paceline predictor train times.csv --out cluster.model
+  paceline predictor show cluster.model times.csv --plot foreseen.png
+  paceline simulate --scheme cutoff:predictor=dmm,model=cluster.model --times trace:times.csv")]
 pub struct Predictor {
     #[command(subcommand)]
     what: What,

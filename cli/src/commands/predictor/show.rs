@@ -24,7 +24,7 @@ const NAMED: usize = 8;
 /// Compare what a model foresees with a recorded run, and draw it
 #[derive(Args)]
 #[command(after_help = "\
-Each iteration is foreseen from those before it. The picture has a panel per iteration asked for: run-times sorted, as they
+Each iteration is foreseen from those before it. The picture has a panel per iteration asked for: run-times sorted, as they \
 were predicted (±2 s.d.) and as they were observed, with the cutoff that would have been chosen.
 
 Example:

@@ -20,16 +20,17 @@ use crate::output::{Steps, aligned, bars, say};
 /// Learn a cluster's run-times from the trace of a fully synchronous run
 #[derive(Args)]
 #[command(after_help = "\
-The last fifth of the iterations is kept apart: training ends when it is no longer foreseen better, and the summary is of
-it. ELBO is in nats per run-time; the error is that of order statistics, as a share of the mean run-time; covered are those
-within ±2 s.d. of the prediction (95 % if all were normal); throughput is that at the predicted cutoffs, as a share of the
+The last fifth of the iterations is kept apart: training ends when it is no longer foreseen better, and the summary is of \
+it. ELBO is in nats per run-time; the error is that of order statistics, as a share of the mean run-time; covered are those \
+within ±2 s.d. of the prediction (95 % if all were normal); throughput is that at the predicted cutoffs, as a share of the \
 largest there could have been.
 
 Example:
-  paceline simulate --model none --workers 32 --times bursts:4,1,0.1,3,0.02,0.1 --until iterations=1000 --record times.csv
+  paceline simulate --model none --workers 32 --times bursts:4,1,0.1,3,0.02,0.1 \\
+    --until iterations=1000 --record times.csv
   paceline predictor train times.csv --out cluster.model
-  paceline simulate --model none --workers 32 --times bursts:4,1,0.1,3,0.02,0.1 --until iterations=300 \\
-    --scheme cutoff:predictor=dmm,model=cluster.model --seeds 2")]
+  paceline simulate --model none --workers 32 --times bursts:4,1,0.1,3,0.02,0.1 \\
+    --until iterations=300 --seeds 2 --scheme cutoff:predictor=dmm,model=cluster.model")]
 pub struct Train {
     /// The trace, as --record writes it: CSV or .parquet, a row per iteration, a column per worker
     trace: PathBuf,

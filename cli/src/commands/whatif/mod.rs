@@ -25,10 +25,12 @@ use stragglers::Analysis;
     mut_arg("times", |arg| arg.hide(true).conflicts_with("trace")),
     mut_args(contest::small_race),
     after_help = "A TRACE is one of
-  a table, CSV or .parquet: a row per step, a column per worker, seconds (`--record` of train and simulate writes it)
+  a table, .csv or .parquet: a row per step, a column per worker, seconds, as --record writes it
   a run folder, or its events.jsonl
-  a .json of spans as PyTorch's profiler and Chrome write it: ProfilerStep#N of every process. Give one file per rank,
-  or one with all. Spans that include waiting for the other workers hide who is slow: name better ones with --span
+  a .json of spans as PyTorch's profiler and Chrome write it: ProfilerStep#N of every process
+
+Of spans, give one file per rank, or one with all. Those that include waiting for the other workers hide who is slow: \
+name better ones with --span.
 
 Every scheme is simulated on these times with a small model, to the same target: what counts is which is there first.
 
