@@ -30,14 +30,15 @@ impl Resumed {
         let stream = File::open(&events).with_context(told)?;
         let layout = job.workload.layout();
         let Latest { snapshot, skipped } = SnapshotFolder::create(folder.join(SNAPSHOTS), 1)?.latest(layout)?;
-        let skipped = skipped.iter().map(|error| format!("{error}; an older one is taken")).collect();
+        let skipped: Vec<String> = skipped.iter().map(ToString::to_string).collect();
         let (snapshot, state) = match snapshot {
             Some(snapshot) => {
                 let state = serde_json::from_str(&snapshot.scheme_state)
                     .with_context(|| format!("what the snapshot says of the scheme: '{}'", snapshot.scheme_state))?;
                 (snapshot, state)
             }
-            None => (beginning(job), SchemeState { events: 0 }),
+            None if skipped.is_empty() => (beginning(job), SchemeState { events: 0 }),
+            None => bail!("no snapshot can be read: {}; delete it to begin anew", skipped.join("; ")),
         };
         if snapshot.optimizer.spec() != job.optimizer {
             bail!("the run's optimizer was {}, not {}", snapshot.optimizer.spec(), job.optimizer);

@@ -211,7 +211,7 @@ pub fn run(
     let outcome = match resumed {
         None => server.run(job, &mut following),
         Some(Resumed { from, skipped, .. }) => {
-            skipped.iter().for_each(|skipped| tracing::warn!("{skipped}"));
+            skipped.iter().for_each(|skipped| tracing::warn!("{skipped}; an older one is taken"));
             let entry = following.keeper.resumed(from.snapshot.version).map_err(Failure::Run)?;
             tracing::info!("{entry}");
             server.resume(job, from, &mut following)

@@ -251,4 +251,8 @@ fn damaged_snapshots_are_passed_over_and_read_only_folders_survived() {
     assert!(refused(&["train", "--resume", "nowhere"]).contains("nowhere/config.toml"));
     assert!(refused(&["train", "--resume", out, "--scheme", "asp"]).contains("it is of scheme bsp with 2 workers"));
     assert!(refused(&["train", "--resume", out, "--out", "x"]).contains("cannot be used with"));
+    for snapshot in fs::read_dir(&snapshots).unwrap() {
+        fs::write(snapshot.unwrap().path(), "torn").unwrap();
+    }
+    assert!(refused(&["train", "--resume", out]).contains("no snapshot can be read: "));
 }

@@ -73,11 +73,12 @@ fn workers_join_a_server_by_flags_or_environment() {
 }
 
 #[test]
-fn an_interrupt_ends_a_run_cleanly() {
+fn an_interrupt_ends_a_run_cleanly_and_it_can_go_on() {
     let folder = tempdir().unwrap();
     let out = folder.path().join("run");
-    let mut run =
-        start(&[&["train", "--until", "iterations=100000000", "--out", out.to_str().unwrap()], &QUICK[..]].concat());
+    // One is late, so that the others' gradients wait for it most of the time.
+    let late = ["--until", "iterations=100000000", "--emulate", "3=deterministic:0.02"];
+    let mut run = start(&[&["train", "--out", out.to_str().unwrap()], &QUICK[..], &late].concat());
     // Wait for the first iterations to be there: the file grows as they are done.
     while fs::metadata(out.join("metrics.csv")).map_or(0, |file| file.len()) < 1_000 {
         assert!(run.try_wait().unwrap().is_none(), "the run ended by itself");
@@ -88,6 +89,16 @@ fn an_interrupt_ends_a_run_cleanly() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(String::from_utf8(output.stdout).unwrap().contains("interrupted"));
     assert!(out.join("model.safetensors").exists());
+
+    let summary: serde_json::Value = serde_json::from_slice(&fs::read(out.join("summary.json")).unwrap()).unwrap();
+    let done = summary["iterations"].as_u64().unwrap();
+    let until = format!("iterations={}", done + 2);
+    let resumed = paceline(&["train", "--resume", out.to_str().unwrap(), "--until", &until, "--json"]);
+    let told = String::from_utf8(resumed.stderr).unwrap();
+    assert!(told.contains(&format!("resumed at version {done}; nothing was lost")), "{told}");
+    let summary: serde_json::Value = serde_json::from_slice(&resumed.stdout).unwrap();
+    assert_eq!(summary["iterations"], done + 2);
+    assert!(paceline(&["replay", out.join("events.jsonl").to_str().unwrap()]).status.success());
 }
 
 #[test]

@@ -61,7 +61,9 @@ impl Socket {
         stream.set_nodelay(true)?;
         sockopt::set_socket_send_buffer_size(&stream, SOCKET_BUFFER)?;
         sockopt::set_socket_recv_buffer_size(&stream, SOCKET_BUFFER)?;
-        // A peer whose machine vanished without a word is noticed after about half a minute.
+        // A peer whose machine vanished without a word, or that takes nothing of what it is sent, is noticed after about
+        // half a minute.
+        sockopt::set_tcp_user_timeout(&stream, 30_000)?;
         sockopt::set_socket_keepalive(&stream, true)?;
         sockopt::set_tcp_keepidle(&stream, Duration::from_secs(10))?;
         sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(5))?;

@@ -2,8 +2,10 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -67,13 +69,14 @@ impl Run<'_> {
         for late in &self.race.emulate {
             command.args(["--emulate", &late.to_string()]);
         }
-        // Its summary is a line, its complaints are few: neither fills a pipe before the run is over.
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-        while child.try_wait()?.is_none() {
-            std::thread::sleep(LOOK);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        // Read meanwhile, so that it never waits for somebody to listen.
+        let reader = thread::spawn(|| child.wait_with_output());
+        while !reader.is_finished() {
+            thread::sleep(LOOK);
             standing(&self.folder).iter().for_each(&show);
         }
-        let output = child.wait_with_output()?;
+        let output = reader.join().unwrap_or_else(|panic| resume_unwind(panic))?;
         if !output.status.success() {
             let told = String::from_utf8_lossy(&output.stderr);
             bail!("{} with seed {}: {}", self.scheme, self.seed, told.trim().trim_start_matches("error: "));

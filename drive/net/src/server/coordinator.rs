@@ -101,7 +101,8 @@ impl<'a> Coordinator<'a> {
     ) -> Result<Self, ServeError> {
         let layout = job.workload.layout();
         let Job { schedule, rate, shards, .. } = *job;
-        let began = from.is_some().then(Instant::now);
+        // One that had come to nothing begins anew, when all are there.
+        let began = from.as_ref().is_some_and(|from| from.snapshot.version > 0).then(Instant::now);
         let (ledger, monitor, stepper, parameters, at_begin, gone) = match from {
             None => {
                 let stepper = Stepper::new(layout, job.optimizer, schedule, rate, shards);
@@ -167,11 +168,22 @@ impl<'a> Coordinator<'a> {
             Stop::Goal(goal) => format!("{goal} is reached"),
             Stop::Because(reason) => reason.clone(),
         };
+        self.settle()?;
         self.members.values().for_each(|member| member.say_goodbye(reason.clone()));
         self.show_moment(self.ledger.is_settled());
         let outcome = self.outcome(now, stop);
         self.see_off(inputs)?;
         Ok(outcome)
+    }
+
+    /// Lets those go first whose updates wait to be committed, and will not be: the run can go on from there.
+    fn settle(&mut self) -> Result<(), ServeError> {
+        let waiting: BTreeSet<WorkerId> = self.arrived.keys().map(|task| task.worker).collect();
+        for worker in waiting {
+            self.forget_all_of(worker);
+            self.feed(Event::Left { worker })?;
+        }
+        Ok(())
     }
 
     fn now(&self) -> Time {
@@ -294,15 +306,15 @@ impl<'a> Coordinator<'a> {
         let Some(member) = self.members.remove(&worker) else { return Ok(None) };
         // If it is gone, this reaches nobody and does no harm.
         member.refuse(reason.clone(), again);
-        let lost: Vec<TaskId> = self.arrived.keys().copied().filter(|task| task.worker == worker).collect();
-        lost.into_iter().for_each(|task| self.forget(task));
+        self.forget_all_of(worker);
         if !member.ready {
             self.watcher.on_notice(&Notice::Refused { peer: member.peer, reason });
             return Ok(None);
         }
         let before = self.ledger.samples().dropped;
         let stop = if self.began.is_some() { self.feed(Event::Left { worker })? } else { None };
-        let (lost, left) = (self.ledger.samples().dropped - before, self.ledger.live());
+        let lost = self.ledger.samples().dropped - before;
+        let left = self.members.values().filter(|member| member.ready).count();
         self.watcher.on_notice(&Notice::Left { worker, reason, lost, left });
         Ok(stop)
     }
@@ -310,6 +322,7 @@ impl<'a> Coordinator<'a> {
     /// A worker's update is no number. Where it is the only worker, that is the model's fault.
     fn undefined(&mut self, session: u64, reason: String) -> Result<Option<Stop>, ServeError> {
         let alone = self.ledger.live() <= 1;
+        self.finite &= !alone;
         let stop = self.dismiss(session, reason, false)?;
         Ok(stop.or_else(|| alone.then(|| Stop::Because("the gradient is no longer finite".into()))))
     }
@@ -358,16 +371,16 @@ impl<'a> Coordinator<'a> {
             _ => return self.dismiss(session, format!("the gradient of {task} is not where it should be"), false),
         };
         self.arrived.insert(task, Arrived { gradient, loss, parameters });
-        match assignment.work.course() {
+        let stop = self.hear_of(session, Event::Reported { task, report })?;
+        let times = match assignment.work.course() {
+            _ if !self.ranks.contains_key(&session) => 0,
             // Known from its questions.
-            Some(Course::AskAndWait | Course::AskAndGoOn) => {}
-            Some(Course::Iterations(count)) => {
-                let each = Span(report.compute.0 / u64::from(count));
-                (0..count).for_each(|_| self.watcher.on_task(task, each));
-            }
-            None => self.watcher.on_task(task, report.compute),
-        }
-        self.hear_of(session, Event::Reported { task, report })
+            Some(Course::AskAndWait | Course::AskAndGoOn) => 0,
+            Some(Course::Iterations(count)) => count,
+            None => 1,
+        };
+        (0..times).for_each(|_| self.watcher.on_task(task, Span(report.compute.0 / u64::from(times))));
+        Ok(stop)
     }
 
     fn on_asked(
@@ -384,8 +397,11 @@ impl<'a> Coordinator<'a> {
             Err(nonsense) => return self.dismiss(session, nonsense.to_string(), false),
         }
         let task = TaskId { worker, number };
-        self.watcher.on_task(task, report.compute);
-        self.hear_of(session, Event::Asked { task, iterations, report })
+        let stop = self.hear_of(session, Event::Asked { task, iterations, report })?;
+        if self.ranks.contains_key(&session) {
+            self.watcher.on_task(task, report.compute);
+        }
+        Ok(stop)
     }
 
     /// Tells the scheme what a worker says. One that says what can't be has to go.
@@ -437,12 +453,6 @@ impl<'a> Coordinator<'a> {
                 self.watcher.on_iteration(&iteration, &self.monitor);
                 let met = self.monitor.met(&self.job.goals, now, &self.ledger.samples());
                 stop = stop.or(met.map(Stop::Goal));
-                if let Event::Committed { aggregate: Some(aggregate), .. } = event
-                    && !aggregate.square_of_sum.is_finite()
-                {
-                    self.finite = false;
-                    stop = stop.or_else(|| Some(Stop::Because("the gradient is no longer finite".into())));
-                }
             }
         }
         self.show_moment(self.watcher.wants_moment() && self.ledger.is_settled());
@@ -524,6 +534,11 @@ impl<'a> Coordinator<'a> {
         if let Some(update) = self.arrived.remove(&task) {
             self.recycle(update.gradient);
         }
+    }
+
+    fn forget_all_of(&mut self, worker: WorkerId) {
+        let lost: Vec<TaskId> = self.arrived.keys().copied().filter(|task| task.worker == worker).collect();
+        lost.into_iter().for_each(|task| self.forget(task));
     }
 
     fn recycle(&self, gradient: Gradient) {

@@ -101,12 +101,7 @@ impl Outbox {
         self.send(last);
         match &self.queue {
             None => self.socket.shutdown(Shutdown::Write),
-            Some(queue) => {
-                let mut waiting = queue.lock();
-                waiting.closed = true;
-                waiting.parcels.clear();
-                queue.changed.notify_one();
-            }
+            Some(queue) => queue.close(),
         }
     }
 
@@ -120,11 +115,10 @@ impl Outbox {
 }
 
 impl Drop for Outbox {
-    /// Nothing more will come: what waits is written, then the writer ends.
+    /// Nothing more will come: the messages that wait are written, then the writer ends.
     fn drop(&mut self) {
         if let Some(queue) = &self.queue {
-            queue.lock().closed = true;
-            queue.changed.notify_one();
+            queue.close();
         }
     }
 }
@@ -177,6 +171,14 @@ impl Waiting {
 impl Queue {
     fn lock(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets the writer end when it has written the messages that wait. Work is of no use any more.
+    fn close(&self) {
+        let mut waiting = self.lock();
+        waiting.closed = true;
+        waiting.parcels.clear();
+        self.changed.notify_one();
     }
 
     fn abandon(&self) {
@@ -319,12 +321,11 @@ mod tests {
             }
             assert!(!outbox.recall(0), "it is on its way");
             assert!(outbox.recall(MODELS - 1), "it had to wait");
-            drop(outbox);
 
             let mut receiver = Receiver::new(far, Traffic::default());
             let mut values = [0.0; 16_000];
-            let (mut continued, mut collected, mut models) = (Vec::new(), Vec::new(), Vec::new());
-            loop {
+            let (mut continued, mut collected, mut models, mut chunks) = (Vec::new(), Vec::new(), Vec::new(), 0);
+            while chunks < MODELS - 1 || continued.len() < 2 * chunks as usize {
                 match receiver.next().unwrap() {
                     Incoming::Message(ToWorker::Continue { number }) => continued.push(number),
                     Incoming::Message(ToWorker::Collect { number }) => collected.push(number),
@@ -333,10 +334,14 @@ mod tests {
                     Incoming::Chunk(bytes) => {
                         assert_eq!(receiver.chunk(bytes, &mut values, Encoding::F32).unwrap(), values.len());
                         assert_eq!(values, [*models.last().unwrap() as f32; 16_000]);
+                        chunks += 1;
                     }
-                    Incoming::End => break,
+                    Incoming::End => panic!("it was not closed"),
                 }
             }
+            outbox.close(&ToWorker::Interrupt { number: 0 });
+            assert_eq!(receiver.message::<ToWorker>().unwrap(), ToWorker::Interrupt { number: 0 });
+            assert_eq!(receiver.next::<ToWorker>().unwrap(), Incoming::End);
             assert_eq!(collected, (0..MODELS).collect::<Vec<_>>());
             assert_eq!(models, (0..MODELS - 1).collect::<Vec<_>>());
             assert_eq!(continued, (0..MODELS - 1).flat_map(|number| [number; 2]).collect::<Vec<_>>());
