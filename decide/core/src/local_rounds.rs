@@ -47,16 +47,14 @@ pub struct LocalRounds<P> {
     /// The global learning rate.
     rate: f32,
     batch: u32,
-    /// This round's updates so far.
-    arrived: Vec<TaskId>,
-    /// Local iterations in them.
-    iterations: u64,
+    /// This round's updates so far, and the local iterations in them.
+    arrived: Vec<(TaskId, u32)>,
 }
 
 impl<P: Pace> LocalRounds<P> {
     /// Rounds with `batch` samples per local iteration, after which the model moves by `rate` of the mean difference.
     pub fn new(pace: P, rate: f32, batch: u32) -> Self {
-        LocalRounds { pace, rate, batch, arrived: Vec::new(), iterations: 0 }
+        LocalRounds { pace, rate, batch, arrived: Vec::new() }
     }
 
     fn end_round_if_all_are_in(&mut self, turn: &mut Turn<'_>) {
@@ -64,10 +62,10 @@ impl<P: Pace> LocalRounds<P> {
         if live == 0 || self.arrived.len() < live {
             return;
         }
-        let reason = Reason::Averaged { workers: live as u32, iterations: self.iterations };
-        turn.commit_by(Step::Average { rate: self.rate }, &self.arrived, reason);
-        self.arrived.clear();
-        self.iterations = 0;
+        let (tasks, iterations): (Vec<TaskId>, Vec<u32>) = self.arrived.drain(..).unzip();
+        let iterations = iterations.into_iter().map(u64::from).sum();
+        let reason = Reason::Averaged { workers: live as u32, iterations };
+        turn.commit_by(Step::Average { rate: self.rate }, &tasks, reason);
         let workers: Vec<WorkerId> = turn.workers().collect();
         workers.iter().for_each(|&worker| self.pace.on_start(turn.now(), worker));
         workers.iter().for_each(|&worker| self.give(turn, worker, Reason::NewVersion));
@@ -86,15 +84,14 @@ impl<P: Pace> Scheme for LocalRounds<P> {
     }
 
     fn on_left(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
-        self.arrived.retain(|task| task.worker != worker);
+        self.arrived.retain(|(task, _)| task.worker != worker);
         self.pace.on_left(worker);
         self.end_round_if_all_are_in(turn);
     }
 
     fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update) {
         self.pace.on_reported(turn.now(), update);
-        self.arrived.push(update.task);
-        self.iterations += u64::from(update.iterations);
+        self.arrived.push((update.task, update.iterations));
         self.end_round_if_all_are_in(turn);
         while let Some(worker) = turn.next_unsettled() {
             turn.hold(worker, Until::Commit, Reason::Contributed);

@@ -202,8 +202,9 @@ impl<Q: Quorum, S: Sizing> Scheme for Rounds<Q, S> {
     fn on_left(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
         self.arrived.retain(|task| task.worker != worker);
         self.note_contribution(worker, None);
+        let before = turn.version();
         self.advance(turn, Reason::Free);
-        if self.handout == Handout::Pull {
+        if self.handout == Handout::Pull && turn.version() == before {
             self.make_up(turn);
         }
     }

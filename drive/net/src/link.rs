@@ -310,6 +310,11 @@ impl Receiver {
     }
 }
 
+/// What the peer says makes no sense.
+pub(crate) fn invalid(text: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, text.into())
+}
+
 pub(crate) fn unexpected(expected: Kind, found: Kind) -> io::Error {
     FrameError::Unexpected { expected: expected.name(), found: found.name() }.into()
 }

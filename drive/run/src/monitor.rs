@@ -236,6 +236,7 @@ impl Monitor {
             Event::Left { worker } => {
                 self.works(*worker, now);
                 let shift = self.shift(*worker);
+                shift.issued.clear();
                 if let Some(since) = shift.present_since.take() {
                     shift.present += now.since(since);
                 }
@@ -259,7 +260,10 @@ impl Monitor {
             match &decision.action {
                 Action::Commit { updates, .. } => self.pending.push_back((updates.len(), decision.reason)),
                 Action::Discard { .. } => self.discarded += 1,
-                Action::Interrupt { .. } => self.interrupted += 1,
+                Action::Interrupt { task } => {
+                    self.interrupted += 1;
+                    self.shift(task.worker).issued.retain(|issued| issued.number != task.number);
+                }
                 Action::Assign(assignment) => {
                     self.works(assignment.task.worker, now);
                     self.shift(assignment.task.worker).issue(assignment);

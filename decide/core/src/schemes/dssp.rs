@@ -4,6 +4,9 @@ use super::{Settings, Setup, SpecError, ssp::admit_within};
 use crate::free_running::{Clocks, FreeRunning, Gate, Verdict};
 use crate::{Scheme, Span, Time, WorkerId};
 
+/// The widest range; all of it is tried whenever a worker reaches the lower bound.
+const WIDEST: u64 = 10_000;
+
 /// When a worker pushed last and how long the iteration before took.
 #[derive(Debug, Clone, Copy, Default)]
 struct Pace {
@@ -82,6 +85,6 @@ impl Gate for Range {
 
 pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
     let low = settings.optional("min", 3, 0..=u64::from(u32::MAX))?;
-    let high = settings.optional("max", low.max(15), low..=u64::from(u32::MAX))?;
+    let high = settings.optional("max", low.max(15), low..=low + WIDEST)?;
     Ok(Box::new(FreeRunning::new(Range { low, high, paces: Vec::new() }, setup.batch)))
 }

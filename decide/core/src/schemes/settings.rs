@@ -366,7 +366,7 @@ mod tests {
         let dbw: SchemeSpec = "dbw".parse().unwrap();
         let refused = dbw.build(&Setup { workers: 100_000, ..SETUP }).err().unwrap();
         assert_eq!(refused.to_string(), "scheme 'dbw' can't serve 100000 workers: 4096 at most");
-        assert_eq!(error("dssp:min=5,max=4"), "max=4 in scheme 'dssp': expected 5 to 4294967295");
+        assert_eq!(error("dssp:min=5,max=4"), "max=4 in scheme 'dssp': expected 5 to 10005");
         assert_eq!(
             error("backup:k=1,handout=throw"),
             "handout=throw in scheme 'backup': expected pull, push-wait or push-interrupt"

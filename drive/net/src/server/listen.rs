@@ -182,10 +182,12 @@ pub(super) fn accept_all<'scope>(
             if switchboard.is_closed() {
                 return;
             }
-            let reason = error.to_string();
+            let (full, reason) = (error.raw_os_error().is_some(), error.to_string());
             // Nobody listens any more when the run is over.
             let _ = context.door.send(Input::TurnedAway { peer: "a connection".into(), reason });
-            thread::sleep(BREATH);
+            if full {
+                thread::sleep(BREATH);
+            }
         };
         let (socket, peer) = match listener.accept(terms) {
             Ok(accepted) => accepted,

@@ -11,9 +11,9 @@ use rustix::net::{RecvFlags, recv};
 use super::inputs::{Input, Landed};
 use super::member::Desk;
 use super::outbox::Outbox;
-use super::session::{invalid, translate};
+use super::session::translate;
 use crate::frame::first_message;
-use crate::link::{Socket, Traffic};
+use crate::link::{Socket, Traffic, invalid};
 use crate::message::{Gradient, ToServer, ToWorker};
 
 /// Read at a time, in bytes: dozens of messages.

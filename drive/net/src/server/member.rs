@@ -10,6 +10,7 @@ use thiserror::Error;
 
 use super::outbox::Outbox;
 use super::ring::Parameters;
+use super::session::printable;
 use crate::message::{Buffer, Buffers, Terms, ToWorker};
 use crate::region::{Region, Writer};
 
@@ -115,7 +116,7 @@ impl Member {
         Member {
             session,
             peer,
-            emulated,
+            emulated: emulated.as_deref().map(printable),
             ready: false,
             keeps_models: false,
             outbox,

@@ -10,7 +10,7 @@ use super::member::Desk;
 use super::outbox::Outbox;
 use crate::encoding::Encoding;
 use crate::keys::Keys;
-use crate::link::{Incoming, Receiver, Socket, Traffic};
+use crate::link::{Incoming, Receiver, Socket, Traffic, invalid};
 use crate::message::{Gradient, ToServer, ToWorker};
 use crate::region::Region;
 
@@ -121,16 +121,17 @@ fn hello(receiver: &mut Receiver, keys: Option<&Keys>) -> io::Result<(Option<u32
     Ok(first)
 }
 
-pub(super) fn invalid(text: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, text)
-}
-
 /// Lets a peer that was told why read it: closing on unread bytes would take the words back. One that is gone is not
 /// waited for.
 fn linger(mut receiver: Receiver) {
     if receiver.set_deadline(Some(Instant::now() + FAREWELL)).is_ok() {
         let _ = receiver.skip(FAREWELL_BYTES);
     }
+}
+
+/// A peer's words as they may be shown: on a terminal, control characters would do things.
+pub(super) fn printable(words: &str) -> String {
+    words.replace(char::is_control, " ")
 }
 
 /// What a member's message means; `land` says where a reported gradient is.
@@ -142,7 +143,7 @@ pub(super) fn translate(
     match message {
         ToServer::Hello { .. } => Err(invalid("a second hello")),
         ToServer::Ready { fingerprint } => Ok(Input::Ready { session, fingerprint }),
-        ToServer::Failed { reason } => Err(io::Error::other(reason)),
+        ToServer::Failed { reason } => Err(io::Error::other(printable(&reason))),
         ToServer::Dropped { number } => Ok(Input::Dropped { session, number }),
         ToServer::Asked { number, iterations, words } => {
             Ok(Input::Asked { session, number, iterations, report: words.into() })

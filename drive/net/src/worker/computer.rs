@@ -13,11 +13,11 @@ use paceline_workload::{Draw, Replica};
 
 use super::emulation::Emulation;
 use super::load::Load;
+use super::lock;
 use super::mailbox::{End, Mailbox, Task, Use};
-use super::{invalid, lock};
 use crate::encoding::Encoding;
 use crate::frame;
-use crate::link::Sender;
+use crate::link::{Sender, invalid};
 use crate::message::{Gradient, Terms, ToServer, Words};
 use crate::region::Region;
 
@@ -71,7 +71,7 @@ impl Computer<'_> {
     fn carry_out(&mut self, Task { assignment, terms, gradient, .. }: Task, parameters: &Region) -> io::Result<()> {
         let shared = gradient.is_some();
         let Some(gradient) = gradient.or_else(|| self.gradient.clone()) else {
-            return Err(invalid("an assignment without its shared buffers".into()));
+            return Err(invalid("an assignment without its shared buffers"));
         };
         let done = match assignment.work {
             Work::Gradient => self.gradient(&assignment, parameters.values(), &gradient),

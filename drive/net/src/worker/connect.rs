@@ -9,16 +9,10 @@ use std::time::{Duration, Instant};
 
 use rustls::ClientConnection;
 
-use super::WorkError;
+use super::{FIRST_WAIT, LONGEST_WAIT, WorkError};
 use crate::address::Address;
 use crate::keys::Keys;
 use crate::link::Socket;
-
-/// The first wait between attempts; each is twice as long as the one before.
-const FIRST_WAIT: Duration = Duration::from_millis(100);
-
-/// The longest wait between attempts.
-const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
 /// How long a host may take to answer at all.
 const ONE_ATTEMPT: Duration = Duration::from_secs(5);

@@ -24,7 +24,7 @@ use crate::encoding::Encoding;
 use crate::fingerprint::Fingerprint;
 use crate::frame::Kind;
 use crate::keys::Keys;
-use crate::link::{Incoming, Receiver, Sender, Socket, Traffic, unexpected};
+use crate::link::{Incoming, Receiver, Sender, Socket, Traffic, invalid, unexpected};
 use crate::message::{Buffer, Buffers, ToServer, ToWorker};
 use crate::region::{Region, Writer};
 use computer::Computer;
@@ -124,7 +124,7 @@ fn tried_for(waited: &Option<Duration>) -> String {
     waited.map_or(String::new(), |waited| format!(" (tried for {:.0} s)", waited.as_secs_f64()))
 }
 
-/// How long a worker waits before it comes again; each time twice as long as the time before, until it did something.
+/// How long a worker waits before it tries again, each time twice as long as the time before.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
@@ -422,10 +422,6 @@ impl Reader<'_> {
         self.models.push(model);
         Ok(())
     }
-}
-
-fn invalid(text: String) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
 #[cfg(test)]
