@@ -25,11 +25,11 @@ impl Failure {
     pub fn report(self) -> ExitCode {
         match self {
             Failure::Input(error) => {
-                eprintln!("error: {error:#}");
+                eprintln!("error: {}", with_causes(&error));
                 ExitCode::from(2)
             }
             Failure::Run(error) => {
-                eprintln!("error: {error:#}");
+                eprintln!("error: {}", with_causes(&error));
                 ExitCode::FAILURE
             }
             Failure::Shown(text) => {
@@ -49,6 +49,17 @@ impl From<clap::Error> for Failure {
             _ => Failure::Input(anyhow::anyhow!("{}", in_one_line(&error.to_string()))),
         }
     }
+}
+
+/// An error and what led to it, each said once: some say their cause themselves.
+fn with_causes(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.ends_with(&cause) {
+            text += &format!(": {cause}");
+        }
+    }
+    text
 }
 
 /// What clap says, up to its advice, in one line.

@@ -101,9 +101,16 @@ fn main() -> ExitCode {
     }
 }
 
+/// Has a number below 0 taken for a value, which its flag refuses by name, rather than for a flag that there is not.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let takes_values = |arg: &clap::Arg| arg.get_action().takes_values();
+    let command = command.mut_args(|arg| if takes_values(&arg) { arg.allow_negative_numbers(true) } else { arg });
+    command.mut_subcommands(with_negative_numbers)
+}
+
 /// Reads the arguments, with those of a configuration file before them, and says what they all come to.
 fn parse() -> Result<(Cli, config::Settings), Failure> {
-    let matches = config::matches(Cli::command(), std::env::args_os().collect())?;
+    let matches = config::matches(with_negative_numbers(Cli::command()), std::env::args_os().collect())?;
     let settings = config::Settings::of(&Cli::command(), &matches);
     let cli = Cli::from_arg_matches(&matches).map_err(Failure::from)?;
     Ok((cli, settings))

@@ -62,6 +62,9 @@ fn batches_are_planned_from_speeds_and_costs() {
     assert_eq!(planned["batches"], serde_json::json!([20, 15]));
     let message = refused(&["plan", "batches", path, "--total", "41"]);
     assert!(message.contains("20 at the least and 40 at the most"), "{message}");
+    fs::write(&file, "# nobody\n").unwrap();
+    let message = refused(&["plan", "batches", path]);
+    assert!(message.contains("workers.txt: there is no worker in it"), "{message}");
     fs::write(&file, "100\nfast\n").unwrap();
     let message = refused(&["plan", "batches", path]);
     assert!(message.contains("workers.txt: line 2: 'fast' is not a number"), "{message}");

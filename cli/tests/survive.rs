@@ -157,7 +157,7 @@ fn strangers_stay_out_and_whoever_watches_sees_it() {
     for keys in [&ours, &theirs] {
         assert!(common::paceline(&["keys", keys]).status.success());
     }
-    assert!(refused(&["keys", &ours]).contains("certificate.pem"));
+    assert!(refused(&["keys", &ours]).contains("certificate.pem is there already, and keys are never overwritten"));
     assert!(refused(&[&["serve", "--listen", "0.0.0.0:0"], &QUICK[..]].concat()).contains("--open to let anyone in"));
     assert!(refused(&[&["train", "--http", "0.0.0.0:0"], &QUICK[..]].concat()).contains("serve --open"));
 

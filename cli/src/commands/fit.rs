@@ -9,7 +9,7 @@ use paceline_run::{Contribution, Goals, Monitor, Observer, Run, Summary, Trainer
 use paceline_workload::{Draw, Workload};
 
 use crate::failure::Failure;
-use crate::options::Training;
+use crate::options::{Training, whole};
 use crate::output::{Progress, bars, say, table};
 
 /// Train a model on this machine alone, without workers: what schemes are compared with
@@ -31,7 +31,7 @@ pub struct Fit {
     until: Vec<Goals>,
 
     /// Measure on the held-out set every N iterations, and at the end
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = whole::<u64>(1..=1_000_000_000))]
     evaluate_every: u64,
 
     /// The seed of everything random

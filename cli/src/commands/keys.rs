@@ -1,9 +1,11 @@
 //! `paceline keys`: make what keeps strangers out of a run.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
+use anyhow::anyhow;
 use clap::Args;
-use paceline_net::Keys;
+use paceline_net::{Keys, KeysError};
 
 use crate::failure::Failure;
 use crate::output::say;
@@ -26,7 +28,17 @@ pub struct MakeKeys {
 
 impl MakeKeys {
     pub fn run(self) -> Result<(), Failure> {
-        Keys::generate(&self.folder).map_err(|error| Failure::Input(error.into()))?;
+        Keys::generate(&self.folder).map_err(|error| {
+            Failure::Input(match error {
+                KeysError::File { path, error } if error.kind() == ErrorKind::AlreadyExists => {
+                    anyhow!(
+                        "{} is there already, and keys are never overwritten; choose another folder",
+                        path.display()
+                    )
+                }
+                _ => error.into(),
+            })
+        })?;
         let folder = self.folder.display();
         say(format_args!(
             "made {folder}/certificate.pem and {folder}/token for server and workers, {folder}/key.pem for the server alone"

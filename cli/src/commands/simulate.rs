@@ -14,7 +14,7 @@ use crate::batch;
 use crate::config::Settings;
 use crate::destination::{check_file, make_folder};
 use crate::failure::Failure;
-use crate::options::{Prepared, Scenario, Seeds, scheme};
+use crate::options::{Prepared, Scenario, Seeds, scheme, whole};
 use crate::output::{Progress, bars, say, table};
 use crate::run_folder::{RunFolder, check_free};
 
@@ -31,7 +31,7 @@ pub struct Simulate {
     seeds: Seeds,
 
     /// Threads that compute; results are the same for any number [default: all cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = whole::<u16>(1..=1024))]
     threads: Option<u16>,
 
     #[command(flatten)]

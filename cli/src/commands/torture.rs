@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::failure::Failure;
 use crate::numerals::{counted, time};
-use crate::options::scheme;
+use crate::options::{scheme, whole};
 use crate::output::{bars, say};
 
 /// The most workers a scheme's own settings may ask for.
@@ -34,7 +34,7 @@ Examples:
 )]
 pub struct Torture {
     /// How many seeds to try, from 0 on
-    #[arg(long, value_name = "COUNT", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    #[arg(long, value_name = "COUNT", default_value_t = 200, value_parser = whole::<u64>(1..=100_000_000))]
     seeds: u64,
 
     /// Try this seed alone
@@ -46,7 +46,7 @@ pub struct Torture {
     scheme: Vec<SchemeSpec>,
 
     /// Threads that try seeds; the outcome does not depend on them [default: as many as there are processors]
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "COUNT", value_parser = whole::<u32>(1..=1024))]
     threads: Option<u32>,
 
     /// Print one JSON object at the end

@@ -6,18 +6,20 @@ use anyhow::bail;
 use clap::Args;
 use paceline_sim::{NetworkSpec, Script, Slowness, Times, TimesSpec};
 
+use super::whole;
+
 /// How many workers there are if neither the user nor a trace says.
 const WORKERS: usize = 8;
 
 /// As many can be simulated in seconds per iteration, within a few gigabytes.
-const MOST_WORKERS: i64 = 1_000_000;
+const MOST_WORKERS: u64 = 1_000_000;
 
 /// The workers, their times and their network.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Cluster")]
 pub struct Cluster {
     /// How many workers there are at the start [default: 8, or as many as a trace has]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MOST_WORKERS))]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=MOST_WORKERS))]
     pub workers: Option<u32>,
 
     /// How long a task takes, in seconds: deterministic:T, uniform:LOW,HIGH, shifted-exponential:SHIFT,SCALE,

@@ -6,7 +6,7 @@ use paceline_models::ModelKind;
 use paceline_net::{CONNECTIONS, Encoding, Job, Transport};
 use paceline_run::Goals;
 
-use super::{Training, count, seconds};
+use super::{Training, seconds, whole};
 use crate::recipe::Recipe;
 
 /// What is trained, how, and until when.
@@ -21,7 +21,7 @@ pub struct JobOptions {
     pub handout: Option<Handout>,
 
     /// How many workers there are; the run begins when so many are ready
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=CONNECTIONS as i64))]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole::<u32>(1..=CONNECTIONS as u64))]
     pub workers: u32,
 
     /// When to stop, whichever comes first: loss<X (mean of the last five iterations), accuracy>X, iterations=N,
@@ -39,7 +39,7 @@ pub struct JobOptions {
     pub seed: u64,
 
     /// Threads that aggregate gradients and step the model, each a range of it
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u32>(1..=1024))]
     pub shards: u32,
 
     /// How values travel over TCP: f32, f16 or bf16

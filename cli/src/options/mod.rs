@@ -7,6 +7,8 @@ mod scenario;
 mod seeds;
 mod training;
 
+use std::ops::RangeInclusive;
+
 use paceline_core::SchemeSpec;
 use paceline_run::equip;
 
@@ -28,8 +30,11 @@ pub fn scheme(text: &str) -> anyhow::Result<SchemeSpec> {
     Ok(equip(text.parse()?)?)
 }
 
-/// A whole number from 1.
-pub fn count(text: &str) -> Result<u32, String> {
-    let count = text.parse().ok().filter(|&count: &u32| count > 0);
-    count.ok_or_else(|| format!("expected a whole number from 1 to {}", u32::MAX))
+/// A whole number of a range.
+pub fn whole<T: TryFrom<u64>>(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<T, String> + Clone {
+    move |text| {
+        let number = text.parse().ok().filter(|number| range.contains(number));
+        let number = number.and_then(|number| T::try_from(number).ok());
+        number.ok_or_else(|| format!("expected a whole number from {} to {}", range.start(), range.end()))
+    }
 }

@@ -1,6 +1,10 @@
 //! Seeds as written: `7`, `1..20`, `1,5,9`.
 
+use std::collections::BTreeSet;
 use std::str::FromStr;
+
+/// The most seeds of a range.
+const MOST: u64 = 100_000;
 
 /// Which seeds to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,13 +19,20 @@ impl FromStr for Seeds {
         let seeds = match text.split_once("..") {
             Some((first, last)) => {
                 let (first, last) = (seed(first)?, seed(last)?);
-                if last < first || last - first >= 100_000 {
+                if last < first {
                     return Err(wrong());
+                }
+                if last - first >= MOST {
+                    return Err(format!("expected {MOST} seeds at most"));
                 }
                 (first..=last).collect()
             }
             None => text.split(',').map(seed).collect::<Result<Vec<u64>, _>>()?,
         };
+        let mut seen = BTreeSet::new();
+        if let Some(twice) = seeds.iter().find(|seed| !seen.insert(**seed)) {
+            return Err(format!("seed {twice} is named twice"));
+        }
         Ok(Seeds(seeds))
     }
 }
@@ -35,7 +46,7 @@ mod tests {
         assert_eq!("7".parse(), Ok(Seeds(vec![7])));
         assert_eq!("1..4".parse(), Ok(Seeds(vec![1, 2, 3, 4])));
         assert_eq!("9,2".parse(), Ok(Seeds(vec![9, 2])));
-        for text in ["", "x", "4..1", "1..", "-1", "0..99999999999"] {
+        for text in ["", "x", "4..1", "1..", "-1", "0..99999999999", "1,2,1"] {
             assert!(text.parse::<Seeds>().is_err(), "{text}");
         }
     }

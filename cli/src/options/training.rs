@@ -12,6 +12,9 @@ use paceline_workload::{Data, DataSource, Order, Partition, Workload};
 /// Synthetic data are drawn once and for all: runs of different seeds are about the same data.
 pub const DATA_SEED: u64 = 0;
 
+/// The most samples of a batch: what takes a worker minutes rather than days.
+const MOST_SAMPLES: u64 = 1_000_000;
+
 /// A learning rate: finite and above 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rate(pub f32);
@@ -52,11 +55,11 @@ pub struct Training {
     pub order: Order,
 
     /// Samples per worker and iteration
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = super::count)]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = super::whole::<u32>(1..=MOST_SAMPLES))]
     pub batch: u32,
 
     /// Learning rate
-    #[arg(long, value_name = "RATE", default_value = "0.1", allow_negative_numbers = true)]
+    #[arg(long, value_name = "RATE", default_value = "0.1")]
     pub lr: Rate,
 
     /// Whether the rate depends on how many updates a step is made of

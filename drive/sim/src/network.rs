@@ -1,5 +1,6 @@
 //! How long messages take.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
@@ -26,7 +27,8 @@ pub struct NetworkSpec {
 /// What is wrong with a network as written.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "network '{text}': expected latency=SECONDS, bandwidth=BYTES_PER_SECOND, link=BYTES_PER_SECOND and bytes=N, with commas"
+    "network '{text}': expected latency=SECONDS (0 or more), bandwidth=BYTES_PER_SECOND and link=BYTES_PER_SECOND (above 0) \
+     and bytes=N (0 or more), with commas, each once at most"
 )]
 pub struct NetworkError {
     /// What was written.
@@ -39,8 +41,9 @@ impl FromStr for NetworkSpec {
     fn from_str(text: &str) -> Result<Self, NetworkError> {
         let wrong = || NetworkError { text: text.into() };
         let mut spec = NetworkSpec { latency: 0.0, bandwidth: f64::INFINITY, link: f64::INFINITY, bytes: None };
+        let mut seen = BTreeSet::new();
         for part in text.split(',') {
-            let (key, value) = part.split_once('=').ok_or_else(wrong)?;
+            let (key, value) = part.split_once('=').filter(|(key, _)| seen.insert(*key)).ok_or_else(wrong)?;
             let value: f64 = value.parse().map_err(|_| wrong())?;
             match key {
                 "latency" if value.is_finite() && value >= 0.0 => spec.latency = value,
@@ -109,7 +112,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for text in ["", "latency", "latency=-1", "bandwidth=0", "speed=3", "latency=NaN", "link=0"] {
+        for text in ["", "latency", "latency=-1", "bandwidth=0", "speed=3", "latency=NaN", "link=0", "link=1,link=2"] {
             assert!(text.parse::<NetworkSpec>().is_err(), "{text}");
         }
     }

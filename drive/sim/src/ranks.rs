@@ -89,7 +89,13 @@ impl FromStr for Slowness {
             let (ranks, factor) = part.split_once('=').ok_or_else(wrong)?;
             Ok((ranks.parse()?, parse_factor(factor).ok_or_else(wrong)?))
         };
-        text.split(',').filter(|part| !part.is_empty()).map(one).collect::<Result<_, _>>().map(Slowness)
+        let parts = text.split(',').filter(|part| !part.is_empty()).map(one);
+        let parts: Vec<(Ranks, f64)> = parts.collect::<Result<_, _>>()?;
+        let twice = |index: usize| parts[..index].iter().any(|(ranks, _)| *ranks == parts[index].0);
+        if (0..parts.len()).any(twice) {
+            return Err(RanksError { text: text.into(), expected: "RANKS=FACTOR for the same ranks once only" });
+        }
+        Ok(Slowness(parts))
     }
 }
 
@@ -128,7 +134,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for text in ["0", "0=", "0=0", "0=-1", "0=NaN", "7-4=2", "x=2"] {
+        for text in ["0", "0=", "0=0", "0=-1", "0=NaN", "7-4=2", "x=2", "0=2,0=3"] {
             assert!(text.parse::<Slowness>().is_err(), "{text}");
         }
     }

@@ -209,6 +209,9 @@ impl TimesSpec {
                 hosts > 0 && sigma >= 0.0 && probability(share),
                 "HOSTS must be above 0, SIGMA must not be negative, SHARE from 0 to 1",
             ),
+            TimesSpec::Hosts { mean, deviation, pattern: None, .. } => {
+                (mean > 0.0 && deviation >= 0.0, "MEAN must be above 0, DEVIATION must not be negative")
+            }
             TimesSpec::Hosts { hosts, mean, deviation, .. } => (
                 hosts > 0 && mean > 0.0 && deviation >= 0.0,
                 "HOSTS and MEAN must be above 0, DEVIATION must not be negative",

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use paceline_core::batching::{Cost, balance};
 use serde::Serialize;
@@ -62,6 +62,9 @@ impl Batches {
 
     fn plan(&self) -> anyhow::Result<Planned> {
         let costs = parse(&std::fs::read_to_string(&self.file)?)?;
+        if costs.is_empty() {
+            bail!("there is no worker in it: expected a line for each");
+        }
         let batches = balance(&costs, self.total.unwrap_or(BATCH * costs.len() as u64))?;
         let worker_seconds: Vec<f64> = costs.iter().zip(&batches).map(|(cost, &batch)| cost.seconds(batch)).collect();
         let seconds = worker_seconds.iter().copied().fold(0.0, f64::max);

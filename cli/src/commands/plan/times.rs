@@ -9,6 +9,7 @@ use serde_json::json;
 
 use crate::failure::Failure;
 use crate::numerals::{number, time};
+use crate::options::whole;
 use crate::output::{aligned, say};
 
 /// Fit DBW's expected iteration times to measured round trips
@@ -26,7 +27,7 @@ pub struct Times {
     file: PathBuf,
 
     /// How many workers there are [default: the largest h or i]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", value_parser = whole::<u16>(1..=65_535))]
     workers: Option<u16>,
 
     /// Print one JSON object instead of a table: workers, expected (seconds for k = 1, 2, …)

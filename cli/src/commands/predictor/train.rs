@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::destination::check_file;
 use crate::failure::Failure;
 use crate::numerals::time;
-use crate::options::count;
+use crate::options::whole;
 use crate::output::{Steps, aligned, bars, say};
 
 /// Learn a cluster's run-times from the trace of a fully synchronous run
@@ -40,23 +40,23 @@ pub struct Train {
     out: PathBuf,
 
     /// Iterations that are looked back on
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(2..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = whole::<u16>(2..=1000))]
     lag: u16,
 
     /// Numbers that the cluster's state is made of
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = whole::<u16>(1..=1024))]
     latent: u16,
 
     /// Units of hidden layers
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = whole::<u16>(1..=4096))]
     hidden: u16,
 
     /// How often the trace is gone through, at most
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = count)]
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = whole::<u32>(1..=1_000_000))]
     epochs: u32,
 
     /// Epochs without a better validation after which it is over
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = count)]
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = whole::<u32>(1..=1_000_000))]
     patience: u32,
 
     /// The seed of everything random

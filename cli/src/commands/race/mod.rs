@@ -16,7 +16,7 @@ use crate::config::Settings;
 use crate::contest::{self, Contenders, Ranking, Showing};
 use crate::destination::make_folder;
 use crate::failure::Failure;
-use crate::options::{Late, Scenario, Seeds};
+use crate::options::{Late, Scenario, Seeds, whole};
 use crate::output::say;
 use crate::plot;
 use crate::report;
@@ -51,7 +51,7 @@ pub struct Race {
     seeds: Seeds,
 
     /// Threads that compute; results are the same for any number [default: all cores]
-    #[arg(long, value_name = "N", conflicts_with = "real", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", conflicts_with = "real", value_parser = whole::<u16>(1..=1024))]
     threads: Option<u16>,
 
     /// Race with worker processes and real time, one run after another, instead of simulating; 4 workers by default

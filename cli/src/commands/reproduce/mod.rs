@@ -19,7 +19,7 @@ use clap::builder::PossibleValuesParser;
 use paceline_workload::DataSource;
 
 use crate::failure::Failure;
-use crate::options::Seeds;
+use crate::options::{Seeds, whole};
 use crate::output::say;
 use crate::plot::{self, Figure};
 
@@ -137,7 +137,7 @@ struct Conditions {
     full: bool,
 
     /// Threads that compute; results are the same for any number [default: all cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = whole::<u16>(1..=1024))]
     threads: Option<u16>,
 }
 

@@ -2,6 +2,7 @@
 
 mod stragglers;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use anyhow::bail;
@@ -14,7 +15,7 @@ use crate::batch;
 use crate::contest::{self, Contenders, Ranking};
 use crate::failure::Failure;
 use crate::numerals::counted;
-use crate::options::{Scenario, Seeds};
+use crate::options::{Scenario, Seeds, whole};
 use crate::output::say;
 
 use stragglers::Analysis;
@@ -57,7 +58,7 @@ pub struct Whatif {
     seeds: Seeds,
 
     /// Threads that compute; results are the same for any number [default: all cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = whole::<u16>(1..=1024))]
     threads: Option<u16>,
 
     #[command(flatten)]
@@ -70,7 +71,7 @@ pub struct Whatif {
 
 impl Whatif {
     pub fn run(self) -> Result<(), Failure> {
-        self.check_target().map_err(Failure::Input)?;
+        self.check().map_err(Failure::Input)?;
         let trace = Trace::read_all(&self.trace, &self.span).map_err(|error| Failure::Input(error.into()))?;
         let analysis = Analysis::new(&trace);
         let prepared = self.scenario.prepare_with(Times::of_trace(trace)).map_err(Failure::Input)?;
@@ -87,10 +88,15 @@ impl Whatif {
         Ok(())
     }
 
-    fn check_target(&self) -> anyhow::Result<()> {
+    fn check(&self) -> anyhow::Result<()> {
         contest::check_target(&self.scenario)?;
         if self.scenario.cluster.workers.is_some() {
             bail!("--workers can't be chosen: the trace says how many there are");
+        }
+        let mut seen = BTreeSet::new();
+        let real = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
+        if let Some(twice) = self.trace.iter().find(|path| !seen.insert(real(path))) {
+            bail!("{} is given twice", twice.display());
         }
         Ok(())
     }

@@ -116,8 +116,7 @@ pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Sc
                 .learnt()
                 .ok_or_else(|| settings.missing("model", "FILE, as made by paceline predictor train"))?;
             let model = DeepMarkov::new(learnt).and_then(|model| model.for_workers(setup.workers));
-            let model =
-                model.map_err(|error| settings.unfit("model", format!("a model of this cluster, but {error}")))?;
+            let model = model.map_err(|error| settings.unfit("model", format!("a model of this cluster; {error}")))?;
             Box::new(Amortized::new(Arc::new(model), settings.optional("samples", SAMPLES, 2..=100_000)?, seed))
         }
         Kind::Oracle => {
