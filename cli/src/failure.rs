@@ -68,5 +68,6 @@ fn in_one_line(text: &str) -> String {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let told: Vec<&str> =
         lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information")).collect();
-    told.join(" ")
+    // The standard library's words for a number that is none.
+    told.join(" ").replace("invalid digit found in string", "expected a whole number")
 }

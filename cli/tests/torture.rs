@@ -23,6 +23,7 @@ fn seeds_are_survived_and_replay_whatever_the_threads() {
 fn what_cannot_be_is_refused_in_a_line() {
     assert!(refused(&["torture", "--scheme", "backup:k=2000"]).contains("k=2000 in scheme 'backup'"));
     assert!(refused(&["torture", "--seeds", "0"]).contains("expected a whole number from 1 to 100000000"));
+    assert!(refused(&["torture", "--seed", "-1"]).contains("'-1' for '--seed <SEED>': expected a whole number"));
     assert!(refused(&["torture", "--seeds", "5", "--seed", "1"]).contains("cannot be used with"));
     let help = paceline(&["torture", "--help"]);
     assert!(String::from_utf8(help.stdout).unwrap().contains("paceline torture --seeds 10000"));

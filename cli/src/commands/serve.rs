@@ -9,6 +9,7 @@ use paceline_net::{Address, Keys, Server, Transport};
 
 use crate::config::Settings;
 use crate::failure::Failure;
+use crate::numerals::counted;
 use crate::options::JobOptions;
 use crate::serving::{self, ServingOutput};
 
@@ -49,7 +50,7 @@ impl Serve {
         let transport = Transport { keys, open: self.open, ..self.job.transport() };
         let server = Server::bind(&self.listen, transport).map_err(|error| Failure::Input(error.into()))?;
         let addresses: Vec<String> = server.addresses().iter().map(Address::to_string).collect();
-        eprintln!("waiting for {} workers on {}", job.setup.workers, addresses.join(" and "));
+        eprintln!("waiting for {} on {}", counted(job.setup.workers, "worker"), addresses.join(" and "));
         serving::run(server, &job, &self.output, settings, resumed, Arc::new(AtomicBool::new(false)))
     }
 }

@@ -10,6 +10,7 @@ use paceline_net::{Address, DEFAULT_PORT, Keys, Progress, WorkError, Worker};
 use serde_json::json;
 
 use crate::failure::Failure;
+use crate::numerals::counted;
 use crate::options::Lateness;
 use crate::output::say;
 use crate::recipe::Recipe;
@@ -133,7 +134,12 @@ impl Work {
         if self.json {
             say(json!({ "worker": done.worker, "tasks": done.tasks, "reason": done.reason }));
         } else if !self.quiet {
-            say(format_args!("{} did {} tasks; the run is over: {}", done.worker, done.tasks, done.reason));
+            say(format_args!(
+                "{} did {}; the run is over: {}",
+                done.worker,
+                counted(done.tasks as usize, "task"),
+                done.reason
+            ));
         }
         Ok(())
     }
