@@ -164,7 +164,7 @@ fn strangers_stay_out_and_whoever_watches_sees_it() {
     let listen = ["serve", "--listen", "127.0.0.1:0", "--keys", &ours, "--http", "127.0.0.1:0", "--workers", "1"];
     let rest = ["--until", "time=300", "--out", &out];
     let server = Process::start(&[&listen[..], &QUICK, &rest].concat());
-    let address = server.hear("waiting for 1 workers on ").rsplit(' ').next().unwrap().to_string();
+    let address = server.hear("waiting for 1 worker on ").rsplit(' ').next().unwrap().to_string();
     let http = server.hear("the status is at http://");
     let http = http.trim_start_matches("the status is at http://").trim_end_matches("/status");
     assert!(ask(http, "/healthz").ends_with("waiting for workers\n"));
