@@ -171,7 +171,8 @@ struct Line<'a> {
     folder: &'a Path,
 }
 
-/// Runs a job on a server that listens, or goes on with it where it was, until it is over. `begun` is set when the first iteration is done.
+/// Runs a job on a server that listens, or goes on with it where it was, until it is over. `begun` is set when the first
+/// iteration is done.
 pub fn run(
     server: Server,
     job: &Job,

@@ -1,4 +1,4 @@
-//! A worker whose gradient is no number is dismissed, whichever road it came by, and the others go on.
+//! A worker whose model breaks, by a gradient that is no number or by a panic, costs only itself.
 
 mod common;
 
@@ -11,8 +11,8 @@ use paceline_run::Observer;
 use paceline_store::Layout;
 use paceline_workload::{Draw, Evaluation, Replica, Workload};
 
-/// A workload whose gradients are broken in one place from the third on.
-struct Broken(Arc<dyn Workload>);
+/// A workload to whose gradients something happens from the third on.
+struct Broken(Arc<dyn Workload>, fn(&mut [f32]));
 
 impl Workload for Broken {
     fn layout(&self) -> &Layout {
@@ -24,12 +24,13 @@ impl Workload for Broken {
     }
 
     fn replica(&self) -> Box<dyn Replica> {
-        Box::new(BrokenReplica { replica: self.0.replica(), gradients: 0 })
+        Box::new(BrokenReplica { replica: self.0.replica(), happening: self.1, gradients: 0 })
     }
 }
 
 struct BrokenReplica {
     replica: Box<dyn Replica>,
+    happening: fn(&mut [f32]),
     gradients: u32,
 }
 
@@ -38,7 +39,7 @@ impl Replica for BrokenReplica {
         let loss = self.replica.gradient(parameters, draw, gradient);
         self.gradients += 1;
         if self.gradients > 2 {
-            gradient[5] = f32::NAN;
+            (self.happening)(gradient);
         }
         loss
     }
@@ -67,7 +68,10 @@ fn a_gradient_that_is_no_number_costs_its_worker_the_place_and_the_run_nothing()
         run(&good, &[road; 3], 1.0, Transport::default(), &mut calm);
         assert!(!calm.0.iter().any(|notice| notice.contains("not finite")), "{:?}", calm.0);
 
-        let broken = Job { workload: Arc::new(Broken(good.workload.clone())), ..good.clone() };
+        let broken = Job {
+            workload: Arc::new(Broken(good.workload.clone(), |gradient| gradient[5] = f32::NAN)),
+            ..good.clone()
+        };
         let (server, mut notices) = (server(Transport::default()), Notices::default());
         let outcome = thread::scope(|scope| {
             let place = address(&server, road);
@@ -91,6 +95,27 @@ fn a_gradient_that_is_no_number_costs_its_worker_the_place_and_the_run_nothing()
         assert_eq!(outcome.summary.iterations, 200, "{road:?}");
         assert!(outcome.parameters.iter().all(|value| value.is_finite()), "{road:?}");
         let left = "worker 2 left: the gradient of task 2 of worker 2 is not finite";
+        assert!(notices.0.iter().any(|notice| notice.starts_with(left)), "{road:?}: {:?}", notices.0);
+    }
+}
+
+#[test]
+fn a_worker_whose_model_panics_is_gone_at_once() {
+    for road in [Road::Shared, Road::Tcp] {
+        let well = job("bsp", 2, "iterations=12");
+        let broken = Arc::new(Broken(well.workload.clone(), |_| panic!("a panic for a test")));
+        let ill = Job { workload: broken, ..well.clone() };
+        let (server, mut notices) = (server(Transport::default()), Notices::default());
+        let outcome = thread::scope(|scope| {
+            let [first, second] = [0, 1].map(|rank| worker(address(&server, road), rank));
+            scope.spawn(|| work(first, &well).unwrap());
+            let panicking = scope.spawn(|| work(second, &ill));
+            let outcome = server.run(&well, &mut notices).unwrap();
+            assert!(panicking.join().is_err(), "the panic goes on");
+            outcome
+        });
+        assert_eq!(outcome.summary.iterations, 12, "{road:?}");
+        let left = "worker 1 left: it closed the connection";
         assert!(notices.0.iter().any(|notice| notice.starts_with(left)), "{road:?}: {:?}", notices.0);
     }
 }

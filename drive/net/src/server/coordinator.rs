@@ -170,7 +170,7 @@ impl<'a> Coordinator<'a> {
         };
         self.settle()?;
         self.members.values().for_each(|member| member.say_goodbye(reason.clone()));
-        self.show_moment(self.ledger.is_settled());
+        self.show_moment();
         let outcome = self.outcome(now, stop);
         self.see_off(inputs)?;
         Ok(outcome)
@@ -455,13 +455,15 @@ impl<'a> Coordinator<'a> {
                 stop = stop.or(met.map(Stop::Goal));
             }
         }
-        self.show_moment(self.watcher.wants_moment() && self.ledger.is_settled());
+        if self.watcher.wants_moment() {
+            self.show_moment();
+        }
         Ok(stop)
     }
 
     /// Shows the watcher what the run can go on from, if this is such a moment.
-    fn show_moment(&mut self, is_one: bool) {
-        if is_one && self.finite {
+    fn show_moment(&mut self) {
+        if self.finite && self.ledger.is_settled() {
             let (version, optimizer) = (self.ledger.version().0, self.stepper.optimizer());
             self.watcher.on_moment(&Moment { version, parameters: self.ring.newest().region.values(), optimizer });
         }

@@ -9,10 +9,7 @@ use std::time::Duration;
 
 use paceline_core::{Setup, Span, Version};
 use paceline_run::{Iteration, Monitor, Observer};
-use paceline_store::Layout;
-use paceline_workload::{
-    Draw, Evaluation, Order, Partition, Replica, Sampler, SoftmaxRegression, Workload, synthetic_digits,
-};
+use paceline_workload::{Evaluation, Order, Partition, Sampler, SoftmaxRegression, Workload, synthetic_digits};
 
 use super::*;
 use crate::fingerprint::Fingerprint;
@@ -402,52 +399,6 @@ fn what_is_measured_beside_the_training_is_shown_with_the_next_iteration() {
         server.run(&job, &mut measured).unwrap();
     });
     assert!(measured.1.is_some());
-}
-
-/// A model of somebody who did not try it out.
-struct Panicking(Arc<dyn Workload>);
-
-impl Workload for Panicking {
-    fn layout(&self) -> &Layout {
-        self.0.layout()
-    }
-
-    fn initial(&self, seed: u64) -> Vec<f32> {
-        self.0.initial(seed)
-    }
-
-    fn replica(&self) -> Box<dyn Replica> {
-        Box::new(PanickingReplica(self.0.replica()))
-    }
-}
-
-struct PanickingReplica(Box<dyn Replica>);
-
-impl Replica for PanickingReplica {
-    fn gradient(&mut self, parameters: &[f32], draw: Draw, gradient: &mut [f32]) -> f64 {
-        // The server's fingerprint is of the first samples.
-        assert_eq!(draw.offset, 0, "a panic for a test");
-        self.0.gradient(parameters, draw, gradient)
-    }
-
-    fn evaluate(&mut self, parameters: &[f32]) -> Evaluation {
-        self.0.evaluate(parameters)
-    }
-}
-
-#[test]
-fn a_worker_whose_model_panics_is_gone_at_once() {
-    let job = job("bsp", 2, 5);
-    let (outcome, _) = serve(&job, |address, notices, _| {
-        thread::scope(|scope| {
-            let well = scope.spawn(|| work(address, 0, job.workload.clone()));
-            let ill = scope.spawn(|| work(address, 1, Arc::new(Panicking(job.workload.clone()))));
-            assert!(ill.join().is_err(), "the panic goes on");
-            await_notice(notices, "worker 1 left: it closed the connection");
-            well.join().unwrap().unwrap();
-        });
-    });
-    assert_eq!(outcome.summary.iterations, 5);
 }
 
 #[test]
