@@ -6,36 +6,21 @@
 // It panics where standard output can't be written; `output::say` does not.
 #![warn(clippy::print_stdout)]
 
-mod attendance;
-mod batch;
 mod commands;
-mod config;
-mod contest;
+mod comparison;
 mod destination;
-mod failure;
-mod http;
-mod keeper;
+mod live_table;
 mod logs;
-mod numerals;
 mod options;
 mod output;
-mod patient_file;
-mod plot;
-mod recipe;
-mod report;
-mod resumed;
-mod run_folder;
 mod serving;
-mod speeds;
-mod statistics;
-mod status;
-mod tensorboard;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use failure::Failure;
+use paceline_config::Failure;
+use paceline_config::file::{self, Configuration};
 
 // Gradients live in fresh large buffers; this allocator keeps and reuses them.
 #[global_allocator]
@@ -54,36 +39,36 @@ Examples:
   paceline train                           4 worker processes on this machine
   paceline simulate                        8 uneven workers, on a virtual clock
   paceline simulate --scheme backup:k=6    the same, waiting for the first six only
-  paceline simulate --help                 all schemes, times and settings
+  paceline simulate --help                 all schemes, times and configuration
   paceline race                            which scheme is first, and why
   paceline whatif times.csv                which scheme suits these times";
 
 #[derive(Subcommand)]
 enum Command {
-    Train(commands::train::Train),
-    Serve(commands::serve::Serve),
-    Work(commands::work::Work),
-    Simulate(commands::simulate::Simulate),
-    Race(commands::race::Race),
-    Whatif(commands::whatif::Whatif),
-    Report(commands::report::Report),
-    Plan(commands::plan::Plan),
-    Predictor(commands::predictor::Predictor),
-    Replay(commands::replay::Replay),
-    Reproduce(commands::reproduce::Reproduce),
-    Fit(commands::fit::Fit),
-    Data(commands::data::Data),
-    Torture(commands::torture::Torture),
-    Keys(commands::keys::MakeKeys),
+    Train(commands::train::TrainArgs),
+    Serve(commands::serve::ServeArgs),
+    Work(commands::work::WorkArgs),
+    Simulate(commands::simulate::SimulateArgs),
+    Race(commands::race::RaceArgs),
+    Whatif(commands::whatif::WhatifArgs),
+    Report(commands::report::ReportArgs),
+    Plan(commands::plan::PlanArgs),
+    Predictor(commands::predictor::PredictorArgs),
+    Replay(commands::replay::ReplayArgs),
+    Reproduce(commands::reproduce::ReproduceArgs),
+    Fit(commands::fit::FitArgs),
+    Data(commands::data::DataArgs),
+    Torture(commands::torture::TortureArgs),
+    Keys(commands::keys::KeysArgs),
 }
 
 fn main() -> ExitCode {
-    let outcome = parse().and_then(|(cli, settings)| match cli.command {
-        Command::Train(command) => command.run(&settings),
-        Command::Serve(command) => command.run(&settings),
+    let outcome = parse().and_then(|(cli, configuration)| match cli.command {
+        Command::Train(command) => command.run(&configuration),
+        Command::Serve(command) => command.run(&configuration),
         Command::Work(command) => command.run(),
-        Command::Simulate(command) => command.run(&settings),
-        Command::Race(command) => command.run(&settings),
+        Command::Simulate(command) => command.run(&configuration),
+        Command::Race(command) => command.run(&configuration),
         Command::Whatif(command) => command.run(),
         Command::Report(command) => command.run(),
         Command::Plan(command) => command.run(),
@@ -97,7 +82,25 @@ fn main() -> ExitCode {
     });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
+        Err(failure) => report(&failure),
+    }
+}
+
+/// Says why a command failed, and gives the exit code.
+fn report(failure: &Failure) -> ExitCode {
+    match failure {
+        Failure::Shown(text) => {
+            output::written(text.print());
+            ExitCode::SUCCESS
+        }
+        Failure::Input(_) => {
+            eprintln!("error: {failure}");
+            ExitCode::from(2)
+        }
+        Failure::Run(_) => {
+            eprintln!("error: {failure}");
+            ExitCode::FAILURE
+        }
     }
 }
 
@@ -109,11 +112,11 @@ fn with_negative_numbers(command: clap::Command) -> clap::Command {
 }
 
 /// Reads the arguments, with those of a configuration file before them, and says what they all come to.
-fn parse() -> Result<(Cli, config::Settings), Failure> {
-    let matches = config::matches(with_negative_numbers(Cli::command()), std::env::args_os().collect())?;
-    let settings = config::Settings::of(&Cli::command(), &matches);
+fn parse() -> Result<(Cli, Configuration), Failure> {
+    let matches = file::matches(with_negative_numbers(Cli::command()), std::env::args_os().collect())?;
+    let configuration = Configuration::of(&Cli::command(), &matches);
     let cli = Cli::from_arg_matches(&matches).map_err(Failure::from)?;
-    Ok((cli, settings))
+    Ok((cli, configuration))
 }
 
 #[cfg(test)]

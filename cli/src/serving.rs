@@ -1,4 +1,4 @@
-//! Running a server: progress while it goes on, a summary and a run folder at its end.
+//! Running a server: progress while it runs, then a summary and the run folder.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -7,22 +7,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use paceline_config::Failure;
+use paceline_config::file::Configuration;
 use paceline_core::{Decision, Event, Span, TaskId, Time};
-use paceline_net::{Address, Job, Moment, Notice, Outcome, Server, Watcher};
-use paceline_run::{Header, Iteration, Monitor, Observer, Recorder};
+use paceline_net::{Address, RunOutcome, Server};
+use paceline_report::page;
+use paceline_report::progress::{RunBar, bars};
+use paceline_report::tables::{table, workers_table};
+use paceline_runtime::{
+    Checkpointer, EventLogHeader, Iteration, Job, ModelState, Monitor, Notice, Observer, ResumePoint, RunFolder,
+    ServerObserver, SharedStatus, Summary, check_free, next_free, serve_status,
+};
+use paceline_trace::Recorder;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::config::Settings;
 use crate::destination::check_file;
-use crate::failure::Failure;
-use crate::http;
-use crate::keeper::Keeper;
 use crate::logs;
-use crate::output::{Progress, bars, say, table, workers_table};
-use crate::resumed::Resumed;
-use crate::run_folder::{RunFolder, check_free, next_free};
-use crate::status::SharedStatus;
+use crate::output::say;
 
 /// Where results go.
 #[derive(Debug, Clone, clap::Args)]
@@ -36,15 +38,15 @@ pub struct ServingOutput {
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 
-    /// Go on with the run in this folder, where its last snapshot is; what is not given is as it was
+    /// Resume the run in this folder from its last checkpoint; options that are not given stay as they were
     #[arg(long, value_name = "DIR", conflicts_with = "out")]
     pub resume: Option<PathBuf>,
 
-    /// How often to take a snapshot that --resume can go on from, in seconds; 0 for at the end only
+    /// How often to write a checkpoint that --resume can start from, in seconds; 0 for at the end only
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = not_negative)]
-    pub snapshot_every: f64,
+    pub checkpoint_every: f64,
 
-    /// Where to answer /metrics (Prometheus), /healthz and /status (JSON) over HTTP, e.g. 127.0.0.1:7078; port 0 takes a
+    /// Where to serve /metrics (Prometheus), /healthz and /status (JSON) over HTTP, e.g. 127.0.0.1:7078; port 0 takes a
     /// free one
     #[arg(long, value_name = "HOST:PORT")]
     pub http: Option<Address>,
@@ -69,8 +71,8 @@ impl ServingOutput {
             return Ok(folder.clone());
         }
         match &self.out {
-            Some(out) => check_free(out).map(|()| out.clone()),
-            None => next_free(""),
+            Some(out) => Ok(check_free(out).map(|()| out.clone())?),
+            None => Ok(next_free("")),
         }
     }
 }
@@ -86,9 +88,9 @@ impl ServingOutput {
         }
     }
 
-    /// Where the run goes on, if it is to.
-    pub fn resumed(&self, job: &Job) -> anyhow::Result<Option<Resumed>> {
-        self.resume.as_ref().map(|folder| Resumed::load(folder, job)).transpose()
+    /// Where the run resumes, if it does.
+    pub fn resume_point(&self, job: &Job) -> anyhow::Result<Option<ResumePoint>> {
+        Ok(self.resume.as_ref().map(|folder| ResumePoint::load(folder, job)).transpose()?)
     }
 }
 
@@ -108,25 +110,25 @@ fn not_negative(text: &str) -> Result<f64, String> {
 }
 
 /// Everything that follows a run.
-struct Following {
-    progress: Progress,
+struct RunFollower {
+    progress: RunBar,
     folder: RunFolder,
     recorder: Recorder,
-    keeper: Keeper,
+    checkpointer: Checkpointer,
     status: SharedStatus,
-    begun: Arc<AtomicBool>,
+    started: Arc<AtomicBool>,
 }
 
-impl Observer for Following {
+impl Observer for RunFollower {
     fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
         self.progress.on_turn(now, event, decisions);
         self.folder.on_turn(now, event, decisions);
         for Decision { action, reason } in decisions {
             tracing::debug!("{now}: {action:?} ({reason})");
         }
-        let told = self.keeper.on_decisions(decisions);
-        told.into_iter().chain(self.keeper.outcome()).for_each(|told| tracing::warn!("{told}"));
-        self.status.lock().snapshot = self.keeper.saved();
+        let warnings = self.checkpointer.on_decisions(decisions).into_iter().chain(self.checkpointer.poll());
+        warnings.for_each(|warning| tracing::warn!("{warning}"));
+        self.status.lock().checkpoint = self.checkpointer.saved();
     }
 
     fn on_task(&mut self, task: TaskId, compute: Span) {
@@ -134,14 +136,14 @@ impl Observer for Following {
     }
 
     fn on_iteration(&mut self, iteration: &Iteration, monitor: &Monitor) {
-        self.begun.store(true, Ordering::Relaxed);
+        self.started.store(true, Ordering::Relaxed);
         self.progress.on_iteration(iteration, monitor);
         self.folder.on_iteration(iteration, monitor);
         self.status.lock().on_iteration(iteration, monitor);
     }
 }
 
-impl Watcher for Following {
+impl ServerObserver for RunFollower {
     fn on_notice(&mut self, notice: &Notice) {
         match notice {
             Notice::Joined { .. } => tracing::info!("{notice}"),
@@ -150,97 +152,97 @@ impl Watcher for Following {
         self.status.lock().on_notice(notice);
     }
 
-    fn wants_moment(&self) -> bool {
-        self.keeper.is_due()
+    fn wants_checkpoint(&self) -> bool {
+        self.checkpointer.is_due()
     }
 
-    fn on_moment(&mut self, moment: &Moment<'_>) {
-        let (events, stream) = self.folder.stream();
-        if let Some(told) = self.keeper.begin(moment, events, stream) {
-            tracing::warn!("{told}");
+    fn on_checkpoint(&mut self, state: &ModelState<'_>) {
+        let (events, log) = self.folder.stream();
+        if let Some(warning) = self.checkpointer.save(state, events, log) {
+            tracing::warn!("{warning}");
         }
     }
 }
 
 /// A run in numbers, with what was emulated.
 #[derive(Serialize)]
-struct Line<'a> {
+struct ServedSummary<'a> {
     #[serde(flatten)]
-    summary: &'a paceline_run::Summary,
+    summary: &'a Summary,
     emulated: serde_json::Map<String, serde_json::Value>,
     folder: &'a Path,
 }
 
-/// Runs a job on a server that listens, or goes on with it where it was, until it is over. `begun` is set when the first
-/// iteration is done.
+/// Runs a job on a server, or resumes it, until it ends. `started` is set when the first iteration is done.
 pub fn run(
     server: Server,
     job: &Job,
     output: &ServingOutput,
-    settings: &Settings,
-    resumed: Option<Resumed>,
-    begun: Arc<AtomicBool>,
+    configuration: &Configuration,
+    resume_point: Option<ResumePoint>,
+    started: Arc<AtomicBool>,
 ) -> Result<(), Failure> {
     let path = output.folder().map_err(Failure::Input)?;
     let http = output.http.as_ref().map(listen).transpose().map_err(Failure::Input)?;
-    let every = Duration::from_secs_f64(output.snapshot_every);
+    let interval = Duration::from_secs_f64(output.checkpoint_every);
     let stopper = server.stopper();
     // A second handler can't be set, but this is the program's only one.
     ctrlc::set_handler(move || stopper.stop("interrupted")).map_err(Failure::run)?;
-    let header = Header::new(job.scheme.clone(), &job.setup);
+    let header = EventLogHeader::new(job.scheme.clone(), &job.setup);
     let bars = bars();
     logs::install(&bars);
     let status = SharedStatus::default();
     (status.lock().scheme, status.lock().expected_workers) = (job.scheme.to_string(), job.setup.workers);
     if let Some(listener) = http {
-        let address = http::answer(listener, status.clone()).map_err(Failure::run)?;
-        tracing::info!("the status is at http://{address}/status");
+        let address = serve_status(listener, status.clone()).map_err(Failure::run)?;
+        tracing::info!("status at http://{address}/status");
     }
-    let folder = match &resumed {
-        None => RunFolder::create(&path, settings, &header),
-        Some(resumed) => RunFolder::resume(&path, resumed.state.events, resumed.from.snapshot.version),
+    let folder = match &resume_point {
+        None => RunFolder::create(&path, &configuration.to_string(), &header),
+        Some(point) => RunFolder::resume(&path, point.events, point.checkpoint.version),
     };
-    let folder = folder.map_err(Failure::Input)?;
-    let mut following = Following {
-        progress: Progress::live(&bars, job.scheme.to_string(), &job.goals),
+    let folder = folder.map_err(Failure::input)?;
+    let mut follower = RunFollower {
+        progress: RunBar::live(&bars, job.scheme.to_string(), &job.goals),
         folder,
         recorder: Recorder::default(),
-        keeper: Keeper::new(&path, job.workload.clone(), every).map_err(Failure::Run)?,
+        checkpointer: Checkpointer::new(&path, job.workload.clone(), interval).map_err(Failure::run)?,
         status,
-        begun,
+        started,
     };
-    let outcome = match resumed {
-        None => server.run(job, &mut following),
-        Some(Resumed { from, skipped, .. }) => {
-            skipped.iter().for_each(|skipped| tracing::warn!("{skipped}; an older one is taken"));
-            let entry = following.keeper.resumed(from.snapshot.version).map_err(Failure::Run)?;
+    let outcome = match resume_point {
+        None => server.run(job, &mut follower),
+        Some(point) => {
+            point.skipped.iter().for_each(|problem| tracing::warn!("{problem}; using an older checkpoint"));
+            let entry = follower.checkpointer.resumed(point.checkpoint.version).map_err(Failure::run)?;
             tracing::info!("{entry}");
-            server.resume(job, from, &mut following)
+            server.resume(job, point, &mut follower)
         }
     };
     let outcome = outcome.map_err(Failure::run)?;
-    let Following { folder, recorder, progress, keeper, .. } = following;
+    let RunFollower { folder, recorder, progress, checkpointer, .. } = follower;
     drop(progress);
-    if let Some(told) = keeper.finish() {
-        tracing::warn!("{told}");
+    if let Some(warning) = checkpointer.finish() {
+        tracing::warn!("{warning}");
     }
-    folder.finish(&outcome.summary, Some((job.workload.layout(), &outcome.parameters))).map_err(Failure::Run)?;
+    let model = Some((job.workload.layout(), outcome.parameters.as_slice()));
+    page::finish_run_folder(folder, &outcome.summary, model).map_err(Failure::run)?;
     if let Some(record) = &output.record {
         recorder.finish().write(record).map_err(|error| Failure::Run(anyhow::Error::new(error).context("--record")))?;
     }
     show(&outcome, &path, output.json).map_err(Failure::Run)
 }
 
-fn show(outcome: &Outcome, folder: &Path, as_json: bool) -> anyhow::Result<()> {
+fn show(outcome: &RunOutcome, folder: &Path, as_json: bool) -> anyhow::Result<()> {
     if as_json {
         let emulated = outcome.emulated.iter().map(|(worker, how)| (worker.0.to_string(), json!(how))).collect();
-        say(serde_json::to_string(&Line { summary: &outcome.summary, emulated, folder })?);
+        say(serde_json::to_string(&ServedSummary { summary: &outcome.summary, emulated, folder })?);
         return Ok(());
     }
     say(format_args!("{}\n", table(std::slice::from_ref(&outcome.summary))));
     say(format_args!("{}\n", workers_table(&outcome.summary.worker_times)));
     for (worker, how) in &outcome.emulated {
-        say(format_args!("{worker}'s straggling was emulated: {how}"));
+        say(format_args!("{worker} was slowed down by emulation: {how}"));
     }
     say(format_args!("run folder: {}", folder.display()));
     Ok(())

@@ -22,7 +22,7 @@ fn record(folder: &Path, workers: &str, scheme: &str) -> String {
 }
 
 /// A folder with a trace of six workers and a model learnt from it, however badly.
-fn learnt() -> (TempDir, String, String) {
+fn pretrained() -> (TempDir, String, String) {
     let folder = tempdir().unwrap();
     let trace = record(folder.path(), "6", "bsp");
     let model = folder.path().join("model").to_str().unwrap().to_string();
@@ -47,7 +47,7 @@ fn train<'a>(trace: &'a str, model: &'a str) -> Vec<&'a str> {
 
 #[test]
 fn a_model_is_learnt_shown_and_used() {
-    let (folder, trace, model) = learnt();
+    let (folder, trace, model) = pretrained();
     let picture = folder.path().join("foreseen.png");
     let show =
         ["predictor", "show", &model, &trace, "--iterations", "30,100", "--plot", picture.to_str().unwrap(), "--json"];
@@ -66,7 +66,7 @@ fn a_model_is_learnt_shown_and_used() {
 
 #[test]
 fn the_same_seed_gives_the_same_file() {
-    let (folder, trace, model) = learnt();
+    let (folder, trace, model) = pretrained();
     let again = folder.path().join("again");
     json(&train(&trace, again.to_str().unwrap()));
     assert_eq!(fs::read(&model).unwrap(), fs::read(&again).unwrap());
@@ -74,7 +74,7 @@ fn the_same_seed_gives_the_same_file() {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let (folder, trace, model) = learnt();
+    let (folder, trace, model) = pretrained();
     let scheme = format!("cutoff:predictor=dmm,model={model}");
     let other = refused(&[&CLUSTER[..], &["--workers", "8", "--scheme", &scheme]].concat());
     assert!(other.contains("a model of this cluster; it was learnt for 6 workers, but there are 8"), "{other}");

@@ -153,7 +153,7 @@ fn bad_input_is_one_clear_line_and_leaves_nothing_behind() {
         (&["--scheme", "ssp:slack=1"], "no setting 'slack'; it has staleness"),
         (&["--scheme", "backup:k=17", "--workers", "16"], "k=17 in scheme 'backup': expected 1 to 16"),
         (&["--scheme", "backup:k=0"], "k=0 in scheme 'backup': expected 1 to 8"),
-        (&["--scheme", "asp", "--handout", "pull"], "handout pull has no meaning"),
+        (&["--scheme", "asp", "--dispatch", "pull"], "dispatch pull has no meaning"),
         (&["--lr", "-0.1"], "'-0.1' for '--lr <RATE>': expected a number above 0"),
         (&["--lr", "nan"], "expected a number above 0"),
         (&["--workers", "0"], "'0' for '--workers <N>': expected a whole number from 1 to 1000000"),

@@ -87,7 +87,7 @@ fn survives(scheme: &str) {
     let data = ["--model", "softmax", "--data", "digits:600,200", "--batch", "16", "--lr", "0.05"];
     let rest = ["--listen", &address, "--workers", "3", "--scheme", scheme, "--out", out.to_str().unwrap()];
     // The time is only there to end it should something never be said.
-    let keep = ["--snapshot-every", "0.1", "--silence", "5", "--until", "time=300"];
+    let keep = ["--checkpoint-every", "0.1", "--silence", "5", "--until", "time=300"];
     let mut server = Process::start(&[&["serve"], &data[..], &rest, &keep].concat());
     let [first, second, third] = ["0", "1", "2"].map(work);
     await_file(&out.join("metrics.csv"), &mut server, |path| fs::read(path).is_ok_and(|text| text.len() > 500));
@@ -104,9 +104,9 @@ fn survives(scheme: &str) {
     second.signal("CONT");
     server.hear("worker 1 joined");
 
-    // The server: killed, and back where its last snapshot is; the workers come by themselves.
-    let snapshot = |path: &Path| fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some());
-    await_file(&out.join("snapshots"), &mut server, snapshot);
+    // The server: killed, and back where its last checkpoint is; the workers come by themselves.
+    let checkpoint = |path: &Path| fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some());
+    await_file(&out.join("checkpoints"), &mut server, checkpoint);
     server.kill();
     let server = Process::start(&["serve", "--resume", out.to_str().unwrap(), "--until", "loss<0.8", "--json"]);
     server.hear("resumed at version ");
@@ -189,7 +189,7 @@ fn strangers_stay_out_and_whoever_watches_sees_it() {
 }
 
 #[test]
-fn python_reads_a_snapshot() {
+fn python_reads_a_checkpoint() {
     let script = "import sys\nfrom safetensors.numpy import load_file\nt = load_file(sys.argv[1])\nprint(sorted((k, v.shape) for k, v in t.items()))";
     let python = |arguments: &[&str]| Command::new("python3").args(arguments).stdin(Stdio::null()).output();
     if !python(&["-c", "import safetensors, numpy"]).is_ok_and(|output| output.status.success()) {
@@ -200,8 +200,8 @@ fn python_reads_a_snapshot() {
     let out = folder.path().join("run");
     let options = ["--until", "iterations=5", "--optimizer", "adam", "--workers", "1", "--out", out.to_str().unwrap()];
     json(&[&["train", "--json"], &QUICK[..], &options].concat());
-    let snapshot = out.join("snapshots/snapshot-00000001.safetensors");
-    let output = python(&["-c", script, snapshot.to_str().unwrap()]).unwrap();
+    let checkpoint = out.join("checkpoints/checkpoint-00000001.safetensors");
+    let output = python(&["-c", script, checkpoint.to_str().unwrap()]).unwrap();
     let told = String::from_utf8(output.stdout).unwrap();
     assert!(
         told.contains("('optimizer.") && told.matches("(10,").count() + told.matches("(784, 10)").count() >= 2,
@@ -212,14 +212,14 @@ fn python_reads_a_snapshot() {
 const QUICK: [&str; 6] = ["--model", "softmax", "--data", "digits:600,200", "--batch", "16"];
 
 #[test]
-fn damaged_snapshots_are_passed_over_and_read_only_folders_survived() {
+fn damaged_checkpoints_are_passed_over_and_read_only_folders_survived() {
     let folder = tempdir().unwrap();
     let out = folder.path().join("run");
     let out = out.to_str().unwrap();
-    let snapshots = folder.path().join("run/snapshots");
-    let options = ["--workers", "2", "--snapshot-every", "0.001", "--optimizer", "momentum:0.9"];
+    let checkpoints = folder.path().join("run/checkpoints");
+    let options = ["--workers", "2", "--checkpoint-every", "0.001", "--optimizer", "momentum:0.9"];
     json(&[&["train", "--json", "--until", "iterations=3000", "--out", out], &QUICK[..], &options].concat());
-    let mut names: Vec<_> = fs::read_dir(&snapshots).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut names: Vec<_> = fs::read_dir(&checkpoints).unwrap().map(|entry| entry.unwrap().path()).collect();
     names.sort();
     assert!(names.len() >= 4, "the last few are kept: {names:?}");
     // The newest is torn.
@@ -229,30 +229,30 @@ fn damaged_snapshots_are_passed_over_and_read_only_folders_survived() {
     let resumed = ["train", "--resume", out, "--until", "iterations=3100", "--json"];
     let output = common::paceline(&resumed);
     let told = String::from_utf8(output.stderr).unwrap();
-    assert!(told.contains("is not a valid snapshot") && told.contains("an older one is taken"), "{told}");
+    assert!(told.contains("is not a valid checkpoint") && told.contains("an older one is taken"), "{told}");
     let run: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(run["iterations"], 3100);
 
-    // Nothing can be written where the snapshots go: the run goes on and says so.
-    fs::remove_dir_all(&snapshots).unwrap();
+    // Nothing can be written where the checkpoints go: the run goes on and says so.
+    fs::remove_dir_all(&checkpoints).unwrap();
     let again = ["train", "--resume", out, "--until", "time=300"];
     let mut run = Process::start(&again);
     run.hear("resumed at version 0; versions 1 to 3100 were lost");
-    await_file(&snapshots, &mut run, Path::exists);
-    fs::remove_dir_all(&snapshots).unwrap();
-    fs::write(&snapshots, "no folder").unwrap();
-    run.hear("no snapshot could be written: ");
-    fs::remove_file(&snapshots).unwrap();
-    fs::create_dir(&snapshots).unwrap();
-    run.hear("snapshots are written again");
+    await_file(&checkpoints, &mut run, Path::exists);
+    fs::remove_dir_all(&checkpoints).unwrap();
+    fs::write(&checkpoints, "no folder").unwrap();
+    run.hear("no checkpoint could be written: ");
+    fs::remove_file(&checkpoints).unwrap();
+    fs::create_dir(&checkpoints).unwrap();
+    run.hear("checkpoints are written again");
     run.signal("INT");
     assert!(run.child.wait().unwrap().success());
 
     assert!(refused(&["train", "--resume", "nowhere"]).contains("nowhere/config.toml"));
     assert!(refused(&["train", "--resume", out, "--scheme", "asp"]).contains("it is of scheme bsp with 2 workers"));
     assert!(refused(&["train", "--resume", out, "--out", "x"]).contains("cannot be used with"));
-    for snapshot in fs::read_dir(&snapshots).unwrap() {
-        fs::write(snapshot.unwrap().path(), "torn").unwrap();
+    for checkpoint in fs::read_dir(&checkpoints).unwrap() {
+        fs::write(checkpoint.unwrap().path(), "torn").unwrap();
     }
-    assert!(refused(&["train", "--resume", out]).contains("no snapshot can be read: "));
+    assert!(refused(&["train", "--resume", out]).contains("no checkpoint can be read: "));
 }

@@ -43,8 +43,8 @@ fn bsp_gives_the_simulators_model_over_every_road() {
     let folder = tempdir().unwrap();
     let model = |name: &str| fs::read(folder.path().join(name).join("model.safetensors")).unwrap();
     let until = ["--until", "iterations=20", "--seed", "5"];
-    for road in ["shared-memory", "tcp"] {
-        train(&folder.path().join(road), &[&until[..], &["--road", road]].concat());
+    for transport in ["shared-memory", "tcp"] {
+        train(&folder.path().join(transport), &[&until[..], &["--transport", transport]].concat());
     }
     let simulated = folder.path().join("simulated");
     let options = ["--workers", "4", "--until", "iterations=20", "--seeds", "5", "--out", simulated.to_str().unwrap()];

@@ -7,8 +7,9 @@ use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use paceline_workload::{PublishedSet, download};
 
-use crate::failure::Failure;
-use crate::output::{bars, say};
+use crate::output::say;
+use paceline_config::Failure;
+use paceline_report::progress::bars;
 
 /// Fetch data sets
 #[derive(Args)]
@@ -16,7 +17,7 @@ use crate::output::{bars, say};
 Examples:
   paceline data get mnist
   paceline train --data mnist --model mlp")]
-pub struct Data {
+pub struct DataArgs {
     #[command(subcommand)]
     command: DataCommand,
 }
@@ -46,7 +47,7 @@ struct Get {
     json: bool,
 }
 
-impl Data {
+impl DataArgs {
     pub fn run(self) -> Result<(), Failure> {
         let DataCommand::Get(get) = self.command;
         get.run()

@@ -3,27 +3,29 @@
 use std::time::Instant;
 
 use clap::Args;
-use paceline_core::{Reason, Samples, Step, Time};
+use paceline_core::{CommitStep, Reason, SampleCounts, Time};
 use paceline_models::ModelKind;
-use paceline_run::{Contribution, Goals, Monitor, Observer, Run, Summary, Trainer};
+use paceline_runtime::{Contribution, Goals, Monitor, Observer, RunInfo, Summary, Trainer};
 use paceline_workload::{Draw, Workload};
 
-use crate::failure::Failure;
-use crate::options::{Training, whole};
-use crate::output::{Progress, bars, say, table};
+use crate::output::say;
+use paceline_config::Failure;
+use paceline_config::{TrainingOptions, whole};
+use paceline_report::progress::{RunBar, bars};
+use paceline_report::tables::table;
 
 /// Train a model on this machine alone, without workers: what schemes are compared with
 #[derive(Args)]
 #[command(after_help = "Examples:
   paceline fit
   paceline fit --model cnn --data mnist:DIR --until 'accuracy>0.98'")]
-pub struct Fit {
+pub struct FitArgs {
     /// softmax, mlp, cnn, resnet8, resnet20 or charlm
     #[arg(long, value_name = "MODEL", default_value = "cnn", help_heading = "Training")]
     model: ModelKind,
 
     #[command(flatten)]
-    training: Training,
+    training: TrainingOptions,
 
     /// When to stop, whichever comes first: loss<X, accuracy>X, iterations=N, time=SECONDS, samples=N; may be given
     /// several times
@@ -47,7 +49,7 @@ pub struct Fit {
     json: bool,
 }
 
-impl Fit {
+impl FitArgs {
     pub fn run(self) -> Result<(), Failure> {
         let data = self.training.load().map_err(Failure::Input)?;
         let workload = self.training.workload(self.model, &data, 1, self.seed).map_err(Failure::Input)?;
@@ -67,13 +69,13 @@ impl Fit {
         let mut replica = workload.replica();
         let mut gradient = vec![0.0; workload.layout().len()];
         let mut monitor = Monitor::default();
-        let mut progress = Progress::new(&bars(), format!("fit {}", self.model), &goals);
+        let mut progress = RunBar::new(&bars(), format!("fit {}", self.model), &goals);
         let began = Instant::now();
-        let mut samples = Samples::default();
+        let mut samples = SampleCounts::default();
         loop {
             let draw = Draw { worker: 0, offset: samples.used, samples: self.training.batch };
             let loss = replica.gradient(trainer.parameters(), draw, &mut gradient);
-            trainer.commit(Step::Optimizer, &[Contribution { gradient: &gradient, weight: 1.0, loss }], 1);
+            trainer.commit(CommitStep::Optimizer, &[Contribution { gradient: &gradient, weight: 1.0, loss }], 1);
             samples.used += u64::from(draw.samples);
             let now = Time(began.elapsed().as_nanos() as u64);
             let iteration = monitor.stepped(now, 1, Some(loss), Reason::OnArrival);
@@ -85,7 +87,7 @@ impl Fit {
             if met.is_some() || !loss.is_finite() {
                 monitor.evaluated(replica.evaluate(trainer.parameters()));
                 let otherwise = "the loss is no longer finite";
-                let run = Run { scheme: "fit", seed: self.seed, workers: 1, goals: &goals, otherwise };
+                let run = RunInfo { scheme: "fit", seed: self.seed, workers: 1, goals: &goals, otherwise };
                 return monitor.summary(&run, now, met, &samples, 0);
             }
         }

@@ -7,8 +7,8 @@ use anyhow::anyhow;
 use clap::Args;
 use paceline_net::{Keys, KeysError};
 
-use crate::failure::Failure;
 use crate::output::say;
+use paceline_config::Failure;
 
 /// Make a token and a self-signed certificate that keep strangers out of runs on other machines
 #[derive(Args)]
@@ -20,13 +20,13 @@ Example:
   paceline serve --listen 0.0.0.0 --keys keys
   paceline work --join node0 --keys keys        (on another machine, with a copy)"
 )]
-pub struct MakeKeys {
+pub struct KeysArgs {
     /// The folder to make them in
     #[arg(value_name = "DIR")]
     folder: PathBuf,
 }
 
-impl MakeKeys {
+impl KeysArgs {
     pub fn run(self) -> Result<(), Failure> {
         Keys::generate(&self.folder).map_err(|error| {
             Failure::Input(match error {

@@ -6,18 +6,18 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use paceline_run::{ReplayError, replay};
+use paceline_runtime::{ReplayError, replay};
 
-use crate::failure::Failure;
 use crate::output::say;
-use crate::run_folder::EVENTS;
+use paceline_config::Failure;
+use paceline_runtime::EVENTS;
 
 /// Feed a recorded event stream to its scheme again, and fail at the first decision that differs
 #[derive(Args)]
 #[command(
     after_help = "Example:\n  paceline simulate --scheme backup:k=6 --out RUN && paceline replay RUN/events.jsonl"
 )]
-pub struct Replay {
+pub struct ReplayArgs {
     /// A run folder, or its events.jsonl
     #[arg(value_name = "RUN")]
     file: PathBuf,
@@ -27,7 +27,7 @@ pub struct Replay {
     json: bool,
 }
 
-impl Replay {
+impl ReplayArgs {
     pub fn run(self) -> Result<(), Failure> {
         let path = if self.file.is_dir() { self.file.join(EVENTS) } else { self.file };
         let named = || path.display().to_string();

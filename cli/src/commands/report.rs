@@ -6,11 +6,12 @@ use clap::Args;
 use serde_json::json;
 
 use crate::destination::{check_file, check_picture};
-use crate::failure::Failure;
-use crate::numerals::counted;
 use crate::output::say;
-use crate::plot;
-use crate::report;
+use paceline_config::Failure;
+use paceline_report::numbers::counted;
+use paceline_report::page;
+use paceline_report::plot;
+use paceline_runtime::REPORT;
 
 /// Write one HTML page, which needs nothing else, about a run or comparing several
 #[derive(Args)]
@@ -19,7 +20,7 @@ use crate::report;
   paceline report runs/1 --picture timeline.svg
   paceline report runs/1 runs/2 --out comparison.html
   paceline report runs/race-1                          all runs of a race")]
-pub struct Report {
+pub struct ReportArgs {
     /// Run folders, or folders of run folders
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<PathBuf>,
@@ -37,22 +38,22 @@ pub struct Report {
     json: bool,
 }
 
-impl Report {
+impl ReportArgs {
     pub fn run(self) -> Result<(), Failure> {
-        let folders = report::run_folders(&self.runs).map_err(Failure::Input)?;
+        let folders = page::run_folders(&self.runs).map_err(Failure::input)?;
         let out = self.out.unwrap_or_else(|| match folders.as_slice() {
-            [folder] => folder.join("report.html"),
-            _ => "report.html".into(),
+            [folder] => folder.join(REPORT),
+            _ => REPORT.into(),
         });
         check_file("--out", &out).map_err(Failure::Input)?;
         if let Some(picture) = &self.picture {
             check_picture("--picture", picture).map_err(Failure::Input)?;
         }
         if let (Some(file), Some(folder)) = (&self.picture, folders.first()) {
-            let figure = report::picture(folder).map_err(Failure::Input)?;
-            plot::save(file, &[figure]).map_err(Failure::Input)?;
+            let figure = page::timeline_figure(folder).map_err(Failure::input)?;
+            plot::save(file, &[figure]).map_err(Failure::input)?;
         }
-        let bytes = report::write(&out, &folders).map_err(Failure::Input)?;
+        let bytes = page::write(&out, &folders).map_err(Failure::input)?;
         if self.json {
             say(json!({ "file": out, "bytes": bytes, "runs": folders }));
         } else {

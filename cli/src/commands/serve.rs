@@ -5,20 +5,20 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::Args;
-use paceline_net::{Address, Keys, Server, Transport};
+use paceline_net::{Address, Keys, Server, TransportOptions};
 
-use crate::config::Settings;
-use crate::failure::Failure;
-use crate::numerals::counted;
 use crate::options::JobOptions;
 use crate::serving::{self, ServingOutput};
+use paceline_config::Failure;
+use paceline_config::file::Configuration;
+use paceline_report::numbers::counted;
 
 /// Run a parameter server that workers join from anywhere
 #[derive(Args)]
 #[command(after_help = "Example (two terminals, or two machines with --listen 0.0.0.0):
   paceline serve --workers 2 --scheme backup:k=1
   paceline work --join 127.0.0.1        (twice)")]
-pub struct Serve {
+pub struct ServeArgs {
     /// Where to listen: HOST:PORT for TCP, local:NAME for shared memory with workers on this machine; may be given
     /// several times. Beyond this machine it takes --keys or --open
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7077")]
@@ -39,18 +39,18 @@ pub struct Serve {
     output: ServingOutput,
 }
 
-impl Serve {
-    pub fn run(self, settings: &Settings) -> Result<(), Failure> {
+impl ServeArgs {
+    pub fn run(self, configuration: &Configuration) -> Result<(), Failure> {
         let job = self.job.load().map_err(Failure::Input)?;
-        let resumed = self.output.resumed(&job).map_err(Failure::Input)?;
-        let keys = self.keys.as_deref().map(Keys::read).transpose().map_err(|error| Failure::Input(error.into()))?;
+        let resumed = self.output.resume_point(&job).map_err(Failure::Input)?;
+        let keys = self.keys.as_deref().map(Keys::read).transpose().map_err(Failure::input)?;
         // Refused now rather than when others wait for it.
         self.output.folder().map_err(Failure::Input)?;
         self.output.check_http(self.open).map_err(Failure::Input)?;
-        let transport = Transport { keys, open: self.open, ..self.job.transport() };
-        let server = Server::bind(&self.listen, transport).map_err(|error| Failure::Input(error.into()))?;
+        let transport = TransportOptions { keys, open: self.open, ..self.job.transport() };
+        let server = Server::bind(&self.listen, transport).map_err(Failure::input)?;
         let addresses: Vec<String> = server.addresses().iter().map(Address::to_string).collect();
         eprintln!("waiting for {} on {}", counted(job.setup.workers, "worker"), addresses.join(" and "));
-        serving::run(server, &job, &self.output, settings, resumed, Arc::new(AtomicBool::new(false)))
+        serving::run(server, &job, &self.output, configuration, resumed, Arc::new(AtomicBool::new(false)))
     }
 }

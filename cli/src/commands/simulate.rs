@@ -6,22 +6,26 @@ use anyhow::{Context, bail};
 use clap::Args;
 use indicatif::MultiProgress;
 use paceline_core::{CATALOGUE, SchemeSpec};
-use paceline_run::{Header, Iteration, Monitor, Observer, Recorder, Summary};
+use paceline_runtime::{EventLogHeader, Iteration, Monitor, Observer, Summary};
 use paceline_sim::Simulation;
 use serde::Serialize;
 
-use crate::batch;
-use crate::config::Settings;
 use crate::destination::{check_file, make_folder};
-use crate::failure::Failure;
-use crate::options::{Prepared, Scenario, Seeds, scheme, whole};
-use crate::output::{Progress, bars, say, table};
-use crate::run_folder::{RunFolder, check_free};
+use crate::output::say;
+use paceline_config::Failure;
+use paceline_config::file::Configuration;
+use paceline_config::parallel;
+use paceline_config::{PreparedScenario, Scenario, Seeds, scheme, whole};
+use paceline_report::page;
+use paceline_report::progress::{RunBar, bars};
+use paceline_report::tables::table;
+use paceline_runtime::{RunFolder, check_free};
+use paceline_trace::Recorder;
 
 /// Run a scheme on a virtual clock, with real gradients
 #[derive(Args)]
 #[command(after_help = after_help())]
-pub struct Simulate {
+pub struct SimulateArgs {
     /// The scheme, as NAME or NAME:KEY=VALUE,… (see below)
     #[arg(long, value_name = "SCHEME", default_value = "bsp", value_parser = scheme)]
     scheme: SchemeSpec,
@@ -38,13 +42,13 @@ pub struct Simulate {
     scenario: Scenario,
 
     #[command(flatten)]
-    output: Output,
+    output: SimulateOutput,
 }
 
 /// Where results go.
 #[derive(Args)]
 #[command(next_help_heading = "Output")]
-struct Output {
+struct SimulateOutput {
     /// Read options from a TOML file whose keys are these flags; flags count more
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -105,17 +109,17 @@ impl Observer for Lines {
     }
 }
 
-impl Simulate {
-    pub fn run(self, settings: &Settings) -> Result<(), Failure> {
+impl SimulateArgs {
+    pub fn run(self, configuration: &Configuration) -> Result<(), Failure> {
         let prepared = self.prepare().map_err(Failure::Input)?;
-        let threads = batch::threads(self.threads);
+        let threads = parallel::threads(self.threads);
         let at_once = threads.min(self.seeds.0.len());
         let bars = bars();
         let mut summaries = Vec::new();
-        let outcome = batch::run(
+        let outcome = parallel::run(
             &self.seeds.0,
             at_once,
-            |&seed| self.run_seed(&prepared, settings, seed, threads / at_once, &bars),
+            |&seed| self.run_seed(&prepared, configuration, seed, threads / at_once, &bars),
             |(lines, summary)| {
                 if self.output.json {
                     say(lines + &serde_json::to_string(&summary).unwrap_or_default());
@@ -130,7 +134,7 @@ impl Simulate {
     }
 
     /// Reads and checks everything before anything is run.
-    fn prepare(&self) -> anyhow::Result<Prepared<'_>> {
+    fn prepare(&self) -> anyhow::Result<PreparedScenario<'_>> {
         let prepared = self.scenario.prepare()?;
         Simulation::check(&self.scheme, prepared.setup())?;
         if let (Some(path), true) = (&self.output.record, self.seeds.0.len() > 1) {
@@ -148,8 +152,8 @@ impl Simulate {
 
     fn run_seed(
         &self,
-        prepared: &Prepared<'_>,
-        settings: &Settings,
+        prepared: &PreparedScenario<'_>,
+        configuration: &Configuration,
         seed: u64,
         threads: usize,
         bars: &MultiProgress,
@@ -158,15 +162,15 @@ impl Simulate {
         let workers = simulation.setup.workers;
         let mut folder = match &self.output.out {
             Some(out) => {
-                let header = Header::new(self.scheme.clone(), &simulation.setup);
-                let settings = settings.clone().with("seeds", seed).with("workers", workers);
-                Some(RunFolder::create(&self.folder(out, seed), &settings, &header)?)
+                let header = EventLogHeader::new(self.scheme.clone(), &simulation.setup);
+                let configuration = configuration.clone().with("seeds", seed).with("workers", workers);
+                Some(RunFolder::create(&self.folder(out, seed), &configuration.to_string(), &header)?)
             }
             None => None,
         };
         let mut lines = self.output.trace.then(|| Lines { seed, text: String::new() });
         let mut recorder = self.output.record.is_some().then(Recorder::default);
-        let mut progress = Progress::new(bars, format!("{} seed {seed}", self.scheme), &simulation.goals);
+        let mut progress = RunBar::new(bars, format!("{} seed {seed}", self.scheme), &simulation.goals);
         let mut observers: Vec<&mut dyn Observer> = vec![&mut progress];
         observers.extend(folder.as_mut().map(|folder| folder as &mut dyn Observer));
         observers.extend(lines.as_mut().map(|lines| lines as &mut dyn Observer));
@@ -175,7 +179,7 @@ impl Simulate {
 
         if let Some(folder) = folder {
             let layout = simulation.training.as_ref().map(|training| training.workload.layout());
-            folder.finish(&outcome.summary, layout.zip(outcome.parameters.as_deref()))?;
+            page::finish_run_folder(folder, &outcome.summary, layout.zip(outcome.parameters.as_deref()))?;
         }
         if let (Some(path), Some(recorder)) = (&self.output.record, recorder) {
             recorder.finish().write(path).context("--record")?;

@@ -13,10 +13,11 @@ use paceline_core::{SchemeSpec, Setup};
 use paceline_torture::{History, Survival, schemes, shorten, torture};
 use serde_json::json;
 
-use crate::failure::Failure;
-use crate::numerals::{counted, time};
-use crate::options::{scheme, whole};
-use crate::output::{bars, say};
+use crate::output::say;
+use paceline_config::Failure;
+use paceline_config::{scheme, whole};
+use paceline_report::numbers::{counted, time};
+use paceline_report::progress::bars;
 
 /// The most workers a scheme's own settings may ask for.
 const MOST_WORKERS: usize = 64;
@@ -32,7 +33,7 @@ Examples:
   paceline torture --seeds 10000
   paceline torture --seed 17 --scheme backup:k=2"
 )]
-pub struct Torture {
+pub struct TortureArgs {
     /// How many seeds to try, from 0 on
     #[arg(long, value_name = "COUNT", default_value_t = 200, value_parser = whole::<u64>(1..=100_000_000))]
     seeds: u64,
@@ -64,7 +65,7 @@ struct Tally {
     failed: Option<(u64, usize)>,
 }
 
-impl Torture {
+impl TortureArgs {
     pub fn run(self) -> Result<(), Failure> {
         let began = Instant::now();
         for scheme in &self.scheme {
@@ -162,13 +163,14 @@ impl Torture {
             ));
         };
         let (shortest, failure) = shorten(history, failure, &make);
-        let History { workers, batch, snapshot_every, troubles, .. } = &shortest;
+        let History { workers, batch, checkpoint_every, troubles, .. } = &shortest;
         let mut text = format!(
             "seed {seed}, scheme {scheme}: {failure}\n\nthe shortest history found that fails so, {} of {} troubles:",
             troubles.len(),
             history.troubles.len()
         );
-        text += &format!("\n  {workers} workers with batches of {batch}, a snapshot every {snapshot_every} versions");
+        text +=
+            &format!("\n  {workers} workers with batches of {batch}, a checkpoint every {checkpoint_every} versions");
         for (at, trouble) in troubles {
             text += &format!("\n  {at}: {trouble}");
         }
@@ -188,11 +190,11 @@ fn build(scheme: &SchemeSpec, setup: &Setup) -> Box<dyn paceline_core::Scheme> {
 /// The history with as many workers as the scheme needs.
 fn fitting(scheme: &SchemeSpec, history: History) -> anyhow::Result<History> {
     let fits =
-        |workers: &usize| scheme.build(&Setup { workers: *workers, batch: history.batch, handout: None }).is_ok();
+        |workers: &usize| scheme.build(&Setup { workers: *workers, batch: history.batch, dispatch: None }).is_ok();
     match (history.workers..=MOST_WORKERS).find(fits) {
         Some(workers) => Ok(History { workers, ..history }),
         None => {
-            let setup = Setup { workers: MOST_WORKERS, batch: history.batch, handout: None };
+            let setup = Setup { workers: MOST_WORKERS, batch: history.batch, dispatch: None };
             Err(scheme.build(&setup).err().map_or_else(|| anyhow!("{scheme} fits no number of workers"), Into::into))
         }
     }

@@ -13,14 +13,14 @@ use paceline_net::{Address, Server, Stopper};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
-use crate::config::Settings;
-use crate::failure::Failure;
-use crate::options::{JobOptions, Late};
+use crate::options::{JobOptions, StragglerSpec};
 use crate::serving::{self, ServingOutput};
+use paceline_config::Failure;
+use paceline_config::file::Configuration;
 
 /// How values travel between the server and its workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Road {
+enum TransportKind {
     /// In memory that all processes share.
     SharedMemory,
     /// Over loopback TCP.
@@ -33,45 +33,45 @@ enum Road {
   paceline train
   paceline train --scheme backup:k=3 --emulate 0=3
   paceline train --model mlp --data mnist --workers 2 --until 'accuracy>0.98' --out RUN")]
-pub struct Train {
+pub struct TrainArgs {
     #[command(flatten)]
     job: JobOptions,
 
     /// Makes workers late on purpose, e.g. 0=3.0 (three times slower) or 1-2=lognormal:-2,0.5 (their tasks' times); may be
     /// given several times; says so in every output
     #[arg(long, value_name = "RANKS=FACTOR|TIMES")]
-    emulate: Vec<Late>,
+    emulate: Vec<StragglerSpec>,
 
     /// How values travel
-    #[arg(long, value_name = "ROAD", value_enum, default_value_t = Road::SharedMemory)]
-    road: Road,
+    #[arg(long, value_name = "TRANSPORT", value_enum, default_value_t = TransportKind::SharedMemory)]
+    transport: TransportKind,
 
     #[command(flatten)]
     output: ServingOutput,
 }
 
-impl Train {
-    pub fn run(self, settings: &Settings) -> Result<(), Failure> {
+impl TrainArgs {
+    pub fn run(self, configuration: &Configuration) -> Result<(), Failure> {
         let job = self.job.load().map_err(Failure::Input)?;
         self.check_emulation().map_err(Failure::Input)?;
         // The folder is refused now rather than after the workers were started.
         self.output.folder().map_err(Failure::Input)?;
         self.output.check_http(false).map_err(Failure::Input)?;
-        let resumed = self.output.resumed(&job).map_err(Failure::Input)?;
-        let address = match self.road {
-            Road::SharedMemory => Address::Local { name: format!("paceline-{}", std::process::id()) },
-            Road::Tcp => Address::Tcp { host: "127.0.0.1".into(), port: 0 },
+        let resumed = self.output.resume_point(&job).map_err(Failure::Input)?;
+        let address = match self.transport {
+            TransportKind::SharedMemory => Address::Local { name: format!("paceline-{}", std::process::id()) },
+            TransportKind::Tcp => Address::Tcp { host: "127.0.0.1".into(), port: 0 },
         };
         let server = Server::bind(&[address], self.job.transport()).map_err(Failure::run)?;
         let address = server.addresses().first().cloned().context("the server listens").map_err(Failure::Run)?;
-        let begun = Arc::new(AtomicBool::new(false));
+        let started = Arc::new(AtomicBool::new(false));
         let workers = (0..self.job.workers).map(WorkerId);
         let running = workers.clone().map(|worker| Ok((worker, self.start(&address, worker)?)));
         let running = running.collect::<anyhow::Result<BTreeMap<_, _>>>().map_err(Failure::Run)?;
         let pids: Vec<_> = running.values().map(Pid::from_child).collect();
-        let watch = Watch {
+        let watch = WorkerProcesses {
             stopper: server.stopper(),
-            begun: begun.clone(),
+            started: started.clone(),
             over: AtomicBool::new(false),
             running: Mutex::new(running),
             ended: Condvar::new(),
@@ -81,7 +81,7 @@ impl Train {
                 let watch = &watch;
                 scope.spawn(move || watch.wait_for(worker, pid));
             }
-            let outcome = serving::run(server, &job, &self.output, settings, resumed, begun);
+            let outcome = serving::run(server, &job, &self.output, configuration, resumed, started);
             watch.see_off();
             outcome
         })
@@ -106,7 +106,7 @@ impl Train {
         command.args(["work", "--quiet", "--join", &server.to_string(), "--rank", &worker.0.to_string()]);
         // If the server is lost it is gone with this process; that it has no place for a worker is soon over.
         command.args([
-            "--patience",
+            "--join-timeout",
             "5",
             "--device",
             &self.job.training.device,
@@ -125,19 +125,19 @@ impl Train {
 }
 
 /// How long workers may take to end when the server is gone.
-const FAREWELL: Duration = Duration::from_secs(3);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Looks after the worker processes.
-struct Watch {
+struct WorkerProcesses {
     stopper: Stopper,
-    begun: Arc<AtomicBool>,
+    started: Arc<AtomicBool>,
     over: AtomicBool,
     /// Those that have not ended, or whose end has not been looked at: their process numbers are still theirs.
     running: Mutex<BTreeMap<WorkerId, Child>>,
     ended: Condvar,
 }
 
-impl Watch {
+impl WorkerProcesses {
     fn running(&self) -> MutexGuard<'_, BTreeMap<WorkerId, Child>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -156,7 +156,7 @@ impl Watch {
             return;
         }
         let how = ended.map_or_else(|error| error.to_string(), |status| status.to_string());
-        if !self.begun.load(Ordering::Relaxed) {
+        if !self.started.load(Ordering::Relaxed) {
             self.stopper.stop(&format!("{worker} ended before the run began ({how})"));
         } else if left == 0 {
             self.stopper.stop(&format!("no worker left; {worker} ended last ({how})"));
@@ -167,7 +167,7 @@ impl Watch {
     /// or hang.
     fn see_off(&self) {
         self.over.store(true, Ordering::Relaxed);
-        let waited = self.ended.wait_timeout_while(self.running(), FAREWELL, |running| !running.is_empty());
+        let waited = self.ended.wait_timeout_while(self.running(), SHUTDOWN_TIMEOUT, |running| !running.is_empty());
         for (worker, child) in waited.unwrap_or_else(PoisonError::into_inner).0.iter_mut() {
             tracing::warn!("{worker} did not end by itself, so it was killed");
             // It fails only if it has ended just now.

@@ -6,14 +6,13 @@ use std::time::Duration;
 use anyhow::anyhow;
 use clap::Args;
 use paceline_core::WorkerId;
-use paceline_net::{Address, DEFAULT_PORT, Keys, Progress, WorkError, Worker};
+use paceline_net::{Address, DEFAULT_PORT, Keys, WorkError, Worker, WorkerNotice};
 use serde_json::json;
 
-use crate::failure::Failure;
-use crate::numerals::counted;
-use crate::options::Lateness;
+use crate::options::DelaySpec;
 use crate::output::say;
-use crate::recipe::Recipe;
+use paceline_config::{Failure, WorkloadSpec};
+use paceline_report::numbers::counted;
 
 /// Compute gradients for a server, until its run is over
 #[derive(Args)]
@@ -23,7 +22,7 @@ PMI_RANK) set it.
 
 Example:
   paceline work --join 10.0.0.1:7077")]
-pub struct Work {
+pub struct WorkArgs {
     /// The server's address: HOST:PORT, HOST or local:NAME
     #[arg(long, value_name = "ADDRESS")]
     join: Option<Address>,
@@ -36,14 +35,14 @@ pub struct Work {
     #[arg(long, value_name = "DIR")]
     keys: Option<PathBuf>,
 
-    /// How long to try while no server is there, at first and whenever it is lost, in seconds
+    /// How long to try to reach the server, at first and whenever the connection is lost, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
-    patience: u32,
+    join_timeout: u32,
 
     /// Be late on purpose, for demonstrations and tests: a factor (3.0), or times (lognormal:-2,0.5 or trace:FILE); says
     /// so in every output
     #[arg(long, value_name = "FACTOR|TIMES")]
-    emulate: Option<Lateness>,
+    emulate: Option<DelaySpec>,
 
     /// What computes the gradients: cpu, cuda[:N] or wgpu[:N]
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
@@ -93,7 +92,7 @@ impl Launched {
     }
 }
 
-impl Work {
+impl WorkArgs {
     pub fn run(self) -> Result<(), Failure> {
         if let Some(parent) = self.parent {
             end_with(parent).map_err(Failure::run)?;
@@ -113,20 +112,23 @@ impl Work {
         let worker = Worker {
             address: address.clone(),
             rank,
-            patience: Duration::from_secs(u64::from(self.patience)),
+            join_timeout: Duration::from_secs(u64::from(self.join_timeout)),
             emulation,
             congestion: None,
-            keys: self.keys.as_deref().map(Keys::read).transpose().map_err(|error| Failure::Input(error.into()))?,
+            keys: self.keys.as_deref().map(Keys::read).transpose().map_err(Failure::input)?,
         };
-        let mut progress = |progress: Progress<'_>| match progress {
+        let mut progress = |progress: WorkerNotice<'_>| match progress {
             _ if self.quiet => {}
-            Progress::Waiting { error } => {
-                eprintln!("no server at {address} yet ({error}); trying for {} s", self.patience);
+            WorkerNotice::Waiting { error } => {
+                eprintln!("no server at {address} yet ({error}); trying for {} s", self.join_timeout);
             }
-            Progress::Out { reason } => eprintln!("out: {reason}; trying to join again for {} s", self.patience),
-            Progress::Welcomed { worker } => eprintln!("joined {address} as {worker}"),
+            WorkerNotice::Out { reason } => {
+                eprintln!("out: {reason}; trying to join again for {} s", self.join_timeout)
+            }
+            WorkerNotice::Welcomed { worker } => eprintln!("joined {address} as {worker}"),
         };
-        let make = |recipe: &str| Recipe::make(recipe, &self.device).map_err(|error| format!("{error:#}"));
+        let make =
+            |workload_spec: &str| WorkloadSpec::make(workload_spec, &self.device).map_err(|error| format!("{error:#}"));
         let done = worker.run(make, &mut progress).map_err(|error| match error {
             WorkError::Lost { .. } => Failure::run(error),
             _ => Failure::Input(error.into()),

@@ -7,9 +7,9 @@ use clap::Args;
 use paceline_core::barrier::{Algorithm, Barrier as Planned, PredictedTimes, plan};
 
 use crate::destination::check_picture;
-use crate::failure::Failure;
 use crate::output::say;
-use crate::plot::{self, Figure, Mark, Series, colour_of};
+use paceline_config::Failure;
+use paceline_report::plot::{self, Figure, Mark, Series, colour_of};
 
 /// Put the barrier where workers wait least, given when each will finish its next iterations
 #[derive(Args)]
@@ -20,7 +20,7 @@ from 1, each worker waits. Times are whole numbers in any unit.
 Example:
   printf '10 20 30\\n14 25 36\\n' > times.txt
   paceline plan barrier times.txt")]
-pub struct Barrier {
+pub struct BarrierArgs {
     /// Predicted times: a row per worker, with blanks, tabs or commas between the times
     file: PathBuf,
 
@@ -38,14 +38,14 @@ pub struct Barrier {
     plot: Option<PathBuf>,
 }
 
-impl Barrier {
+impl BarrierArgs {
     pub fn run(self) -> Result<(), Failure> {
         if let Some(plot) = &self.plot {
             check_picture("--plot", plot).map_err(Failure::Input)?;
         }
         let (times, barrier) = self.plan().with_context(|| self.file.display().to_string()).map_err(Failure::Input)?;
         if let Some(path) = &self.plot {
-            plot::save(path, &[figure(&times, &barrier)]).map_err(Failure::Run)?;
+            plot::save(path, &[figure(&times, &barrier)]).map_err(Failure::run)?;
         }
         if self.json {
             say(serde_json::to_string(&barrier).map_err(Failure::run)?);

@@ -7,8 +7,8 @@ use clap::Args;
 use paceline_core::batching::{Cost, balance};
 use serde::Serialize;
 
-use crate::failure::Failure;
 use crate::output::say;
+use paceline_config::Failure;
 
 /// A worker's share of the samples if the user does not say how many there are.
 const BATCH: u64 = 64;
@@ -22,7 +22,7 @@ seconds, fewest samples, most samples, and, if there is any, seconds of communic
 Example:
   printf '100\\n50\\n0.002 0.1 32 384 0.05\\n' > workers.txt
   paceline plan batches workers.txt --total 192")]
-pub struct Batches {
+pub struct BatchesArgs {
     /// The workers: a line each, with blanks, tabs or commas between the numbers
     file: PathBuf,
 
@@ -46,7 +46,7 @@ struct Planned {
     worker_seconds: Vec<f64>,
 }
 
-impl Batches {
+impl BatchesArgs {
     pub fn run(self) -> Result<(), Failure> {
         let planned = self.plan().with_context(|| self.file.display().to_string()).map_err(Failure::Input)?;
         if self.json {

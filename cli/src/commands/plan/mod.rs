@@ -7,7 +7,7 @@ mod times;
 
 use clap::{Args, Subcommand};
 
-use crate::failure::Failure;
+use paceline_config::Failure;
 
 /// Ask a scheme's planner, with numbers from a file
 #[derive(Args)]
@@ -17,26 +17,26 @@ Examples:
   paceline plan barrier times.txt
   printf '100\\n50\\n' > workers.txt
   paceline plan batches workers.txt --total 192")]
-pub struct Plan {
+pub struct PlanArgs {
     #[command(subcommand)]
-    what: What,
+    command: PlanCommand,
 }
 
 #[derive(Subcommand)]
-enum What {
-    Barrier(barrier::Barrier),
-    Batches(batches::Batches),
-    Speeds(speeds::SpeedsOf),
-    Times(times::Times),
+enum PlanCommand {
+    Barrier(barrier::BarrierArgs),
+    Batches(batches::BatchesArgs),
+    Speeds(speeds::SpeedsArgs),
+    Times(times::TimesArgs),
 }
 
-impl Plan {
+impl PlanArgs {
     pub fn run(self) -> Result<(), Failure> {
-        match self.what {
-            What::Barrier(command) => command.run(),
-            What::Batches(command) => command.run(),
-            What::Speeds(command) => command.run(),
-            What::Times(command) => command.run(),
+        match self.command {
+            PlanCommand::Barrier(command) => command.run(),
+            PlanCommand::Batches(command) => command.run(),
+            PlanCommand::Speeds(command) => command.run(),
+            PlanCommand::Times(command) => command.run(),
         }
     }
 }

@@ -8,23 +8,24 @@ use anyhow::{Context, bail};
 use clap::Args;
 use paceline_core::WorkerId;
 use paceline_core::speed::PredictorKind;
-use paceline_run::recall;
+use paceline_runtime::read_events;
 use serde_json::json;
 
-use crate::failure::Failure;
-use crate::output::{aligned, say};
-use crate::speeds::Shown;
+use crate::output::say;
+use paceline_config::Failure;
+use paceline_report::speeds::ObservedSpeeds;
+use paceline_report::tables::aligned;
 
 /// Compare predictors of speed on a recorded run, and learn from it for the next
 #[derive(Args)]
 #[command(after_help = "\
 Each speed is predicted before it is looked at; errors are root mean squares in samples per second, over the tasks \
-after --first. What networks learnt is printed as a setting that another run can start from.
+after --first. What networks pretrained is printed as a setting that another run can start from.
 
 Example:
   paceline simulate --model none --times contention:l2 --until iterations=1500 --out RUN
   paceline plan speeds RUN/events.jsonl")]
-pub struct SpeedsOf {
+pub struct SpeedsArgs {
     /// The event stream of a run
     file: PathBuf,
 
@@ -37,11 +38,11 @@ pub struct SpeedsOf {
     json: bool,
 }
 
-impl SpeedsOf {
+impl SpeedsArgs {
     pub fn run(self) -> Result<(), Failure> {
         let shown = self.read().with_context(|| self.file.display().to_string()).map_err(Failure::Input)?;
         let mut rows = vec![["predictor", "error"].map(String::from)];
-        let mut learnt = String::new();
+        let mut trained = String::new();
         for (name, kind) in PredictorKind::NAMES {
             let predicted = shown.predicted(kind);
             let error = shown.error(&predicted, self.first);
@@ -55,18 +56,18 @@ impl SpeedsOf {
             }
             rows.push([name.into(), format!("{error:.3}")]);
             if let Some(weights) = weights {
-                learnt += &format!("\nlb-bsp:predictor={name},weights={weights}");
+                trained += &format!("\nlb-bsp:predictor={name},weights={weights}");
             }
         }
         if !self.json {
-            say(format_args!("{}{learnt}", aligned(rows)));
+            say(format_args!("{}{trained}", aligned(rows)));
         }
         Ok(())
     }
 
-    fn read(&self) -> anyhow::Result<Shown> {
-        let mut shown = Shown::default();
-        recall(BufReader::new(File::open(&self.file)?), &mut shown)?;
+    fn read(&self) -> anyhow::Result<ObservedSpeeds> {
+        let mut shown = ObservedSpeeds::default();
+        read_events(BufReader::new(File::open(&self.file)?), &mut shown)?;
         let longest = shown.workers.iter().map(Vec::len).max().unwrap_or(0);
         if longest <= self.first {
             bail!("no worker did more than {longest} tasks, and the first {} don't count", self.first);

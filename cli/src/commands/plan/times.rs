@@ -7,10 +7,11 @@ use clap::Args;
 use paceline_core::{Memory, RoundTripTable};
 use serde_json::json;
 
-use crate::failure::Failure;
-use crate::numerals::{number, time};
-use crate::options::whole;
-use crate::output::{aligned, say};
+use crate::output::say;
+use paceline_config::Failure;
+use paceline_config::whole;
+use paceline_report::numbers::{number, time};
+use paceline_report::tables::aligned;
 
 /// Fit DBW's expected iteration times to measured round trips
 #[derive(Args)]
@@ -22,7 +23,7 @@ the others allow is expected.
 Example:
   printf '2,1,0.8\\n2,2,1.5\\n1,1,1.1\\n' > rows.csv
   paceline plan times rows.csv")]
-pub struct Times {
+pub struct TimesArgs {
     /// Rows of h,i,seconds; a first line of names and lines that begin with # are skipped
     file: PathBuf,
 
@@ -38,7 +39,7 @@ pub struct Times {
 /// A sample of the table: h, i, seconds.
 type Sample = (usize, usize, f64);
 
-impl Times {
+impl TimesArgs {
     pub fn run(self) -> Result<(), Failure> {
         let expected = self.fit().with_context(|| self.file.display().to_string()).map_err(Failure::Input)?;
         if self.json {

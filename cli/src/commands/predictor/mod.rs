@@ -1,6 +1,5 @@
 //! `paceline predictor`: models of a cluster's run-times, for `cutoff:predictor=dmm`.
 
-mod panel;
 mod show;
 mod train;
 
@@ -9,12 +8,9 @@ use std::path::Path;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use paceline_predictor::RunTimes;
-use paceline_run::Trace;
+use paceline_trace::Trace;
 
-use crate::failure::Failure;
-
-pub use panel::panel;
-pub use train::learn;
+use paceline_config::Failure;
 
 /// Learn a cluster's run-times from a recorded run, and look at what was learnt
 #[derive(Args)]
@@ -23,22 +19,22 @@ Examples:
   paceline predictor train times.csv --out cluster.model
   paceline predictor show cluster.model times.csv --plot foreseen.png
   paceline simulate --scheme cutoff:predictor=dmm,model=cluster.model --times trace:times.csv")]
-pub struct Predictor {
+pub struct PredictorArgs {
     #[command(subcommand)]
-    what: What,
+    command: PredictorCommand,
 }
 
 #[derive(Subcommand)]
-enum What {
-    Train(train::Train),
-    Show(show::Show),
+enum PredictorCommand {
+    Train(train::PredictorTrainArgs),
+    Show(show::PredictorShowArgs),
 }
 
-impl Predictor {
+impl PredictorArgs {
     pub fn run(self) -> Result<(), Failure> {
-        match self.what {
-            What::Train(command) => command.run(),
-            What::Show(command) => command.run(),
+        match self.command {
+            PredictorCommand::Train(command) => command.run(),
+            PredictorCommand::Show(command) => command.run(),
         }
     }
 }

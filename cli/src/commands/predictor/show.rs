@@ -8,15 +8,15 @@ use clap::Args;
 use paceline_core::WorkerId;
 use paceline_core::run_times::{Amortized, DeepMarkov, Forecast, RunTimePredictor, SAMPLES, Size};
 use paceline_predictor::{Assessment, Foreseen, RunTimes, assess};
-use paceline_run::read_learnt;
+use paceline_runtime::read_pretrained;
 use serde_json::json;
 
-use super::panel;
 use crate::destination::check_picture;
-use crate::failure::Failure;
-use crate::numerals::time;
 use crate::output::say;
-use crate::plot;
+use paceline_config::Failure;
+use paceline_experiments::forecast_figure;
+use paceline_report::numbers::time;
+use paceline_report::plot;
 
 /// How many of the workers to name that are to be late.
 const NAMED: usize = 8;
@@ -29,7 +29,7 @@ were predicted (±2 s.d.) and as they were observed, with the cutoff that would 
 
 Example:
   paceline predictor show cluster.model times.csv --iterations 30,200,900 --plot foreseen.png")]
-pub struct Show {
+pub struct PredictorShowArgs {
     /// The model, as `paceline predictor train` writes it
     model: PathBuf,
 
@@ -49,7 +49,7 @@ pub struct Show {
     json: bool,
 }
 
-impl Show {
+impl PredictorShowArgs {
     pub fn run(self) -> Result<(), Failure> {
         let (model, times) = self.read().map_err(Failure::Input)?;
         let size = model.size();
@@ -64,7 +64,7 @@ impl Show {
         };
         let chosen = self.chosen(&all).map_err(Failure::Input)?;
         if let Some(path) = &self.plot {
-            plot::save(path, &chosen.into_iter().map(panel).collect::<Vec<_>>()).map_err(Failure::Run)?;
+            plot::save(path, &chosen.into_iter().map(forecast_figure).collect::<Vec<_>>()).map_err(Failure::run)?;
         }
         self.report(size, &found, &next);
         Ok(())
@@ -74,9 +74,9 @@ impl Show {
         if let Some(plot) = &self.plot {
             check_picture("--plot", plot)?;
         }
-        let learnt = read_learnt(&self.model)?;
+        let pretrained = read_pretrained(&self.model)?;
         let times = super::read(&self.trace)?;
-        let model = DeepMarkov::new(&learnt).and_then(|model| model.for_workers(times.workers()));
+        let model = DeepMarkov::new(&pretrained).and_then(|model| model.for_workers(times.workers()));
         Ok((model.with_context(|| format!("{} is of no use here", self.model.display()))?, times))
     }
 

@@ -7,15 +7,17 @@ use std::time::Instant;
 use anyhow::Context;
 use clap::Args;
 use paceline_core::run_times::{Amortized, DeepMarkov, IndependentNormal, RunTimePredictor, SAMPLES};
-use paceline_predictor::{Assessment, Options, RunTimes, RunTimesError, Trained, assess, train};
-use paceline_run::write_learnt;
+use paceline_predictor::{Assessment, Options, RunTimes, Trained, assess};
+use paceline_runtime::write_pretrained;
 use serde_json::json;
 
 use crate::destination::check_file;
-use crate::failure::Failure;
-use crate::numerals::time;
-use crate::options::whole;
-use crate::output::{Steps, aligned, bars, say};
+use crate::output::say;
+use paceline_config::Failure;
+use paceline_config::whole;
+use paceline_experiments::train_predictor;
+use paceline_report::numbers::time;
+use paceline_report::tables::aligned;
 
 /// Learn a cluster's run-times from the trace of a fully synchronous run
 #[derive(Args)]
@@ -31,7 +33,7 @@ Example:
   paceline predictor train times.csv --out cluster.model
   paceline simulate --model none --workers 32 --times bursts:4,1,0.1,3,0.02,0.1 \\
     --until iterations=300 --seeds 2 --scheme cutoff:predictor=dmm,model=cluster.model")]
-pub struct Train {
+pub struct PredictorTrainArgs {
     /// The trace, as --record writes it: CSV or .parquet, a row per iteration, a column per worker
     trace: PathBuf,
 
@@ -68,19 +70,20 @@ pub struct Train {
     json: bool,
 }
 
-impl Train {
+impl PredictorTrainArgs {
     pub fn run(self) -> Result<(), Failure> {
         let (times, options) = self.prepare().map_err(Failure::Input)?;
         let began = Instant::now();
-        let trained =
-            learn(&times, &options).with_context(|| self.trace.display().to_string()).map_err(Failure::Input)?;
+        let trained = train_predictor(&times, &options)
+            .with_context(|| self.trace.display().to_string())
+            .map_err(Failure::Input)?;
         let seconds = began.elapsed().as_secs_f64();
-        let model = Arc::new(DeepMarkov::new(&trained.learnt).map_err(Failure::run)?);
+        let model = Arc::new(DeepMarkov::new(&trained.pretrained).map_err(Failure::run)?);
         let shown =
             |predictor: &mut dyn RunTimePredictor| assess(predictor, times.rows(), trained.validation.clone()).1;
         let of_model = shown(&mut Amortized::new(model, SAMPLES, self.seed));
         let of_normal = shown(&mut IndependentNormal::new(options.lag));
-        write_learnt(&self.out, &trained.learnt).map_err(Failure::run)?;
+        write_pretrained(&self.out, &trained.pretrained).map_err(Failure::run)?;
         self.report(&times, &trained, seconds, &[("dmm", of_model), ("normal", of_normal)]);
         Ok(())
     }
@@ -155,12 +158,4 @@ impl Train {
         say(aligned(rows));
         eprintln!("wrote {}", self.out.display());
     }
-}
-
-/// Trains a model, with a bar that follows it.
-pub fn learn(times: &RunTimes, options: &Options) -> Result<Trained, RunTimesError> {
-    let mut steps = Steps::new(&bars(), "epoch", options.epochs);
-    train(times, options, |epoch| {
-        steps.step(format!("ELBO {:.4}, validation {:.4}, best {:.4}", epoch.training, epoch.validation, epoch.best));
-    })
 }

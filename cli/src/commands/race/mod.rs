@@ -1,26 +1,28 @@
 //! `paceline race`: several schemes under the same conditions.
 
-mod figures;
 mod real;
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use paceline_core::{SchemeSpec, Setup};
-use paceline_run::{Goals, Header};
+use paceline_runtime::{EventLogHeader, Goals};
 use paceline_sim::Simulation;
 use serde_json::json;
 
-use crate::batch;
-use crate::config::Settings;
-use crate::contest::{self, Contenders, Ranking, Showing};
+use crate::comparison;
 use crate::destination::make_folder;
-use crate::failure::Failure;
-use crate::options::{Late, Scenario, Seeds, whole};
+use crate::options::StragglerSpec;
 use crate::output::say;
-use crate::plot;
-use crate::report;
-use crate::run_folder::{RunFolder, check_free, next_free};
+use paceline_config::Failure;
+use paceline_config::SchemeList;
+use paceline_config::file::Configuration;
+use paceline_config::parallel;
+use paceline_config::{Scenario, Seeds, whole};
+use paceline_report::comparison::{Ranking, SchemeRuns, panels};
+use paceline_report::page;
+use paceline_report::plot;
+use paceline_runtime::{RunFolder, check_free, next_free};
 
 /// Let schemes race to the same target, under the same conditions
 #[derive(Args)]
@@ -29,7 +31,7 @@ use crate::run_folder::{RunFolder, check_free, next_free};
     mut_arg("slow", |arg| arg.default_value("0=3").conflicts_with("real")),
     mut_arg("script", |arg| arg.conflicts_with("real")),
     mut_arg("network", |arg| arg.default_value("latency=0.01,bandwidth=1.25e7").conflicts_with("real")),
-    mut_args(contest::small_race),
+    mut_args(comparison::small_race),
     after_help = "If nothing else is said, eight workers of uneven times race, one of them three times slower than the \
 others, on a network of 100 Mbit/s. The rate of a step is in proportion to the updates in it, so that a sample moves the \
 model as far under every scheme.
@@ -41,10 +43,10 @@ Examples:
   paceline race --times trace:times.csv --slow '' --out RACE
   paceline race --real --schemes bsp,backup:k=3,asp --emulate 0=3"
 )]
-pub struct Race {
+pub struct RaceArgs {
     /// Who takes part: all, or several schemes with commas (`paceline simulate --help` lists them)
     #[arg(long, value_name = "SCHEMES", default_value = "all")]
-    schemes: Contenders,
+    schemes: SchemeList,
 
     /// Which seeds to run each scheme with: 7, 1..20 (both ends included) or 1,5,9
     #[arg(long, value_name = "SEEDS", default_value = "1..3")]
@@ -60,19 +62,19 @@ pub struct Race {
 
     /// With --real: makes workers late on purpose, as `paceline train --emulate` does; may be given several times
     #[arg(long, value_name = "RANKS=FACTOR|TIMES", requires = "real")]
-    emulate: Vec<Late>,
+    emulate: Vec<StragglerSpec>,
 
     #[command(flatten)]
     scenario: Scenario,
 
     #[command(flatten)]
-    output: Output,
+    output: RaceOutput,
 }
 
 /// Where results go.
 #[derive(Args)]
 #[command(next_help_heading = "Output")]
-struct Output {
+struct RaceOutput {
     /// Read options from a TOML file whose keys are these flags; flags count more
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -86,53 +88,55 @@ struct Output {
     json: bool,
 }
 
-impl Race {
-    pub fn run(self, settings: &Settings) -> Result<(), Failure> {
-        contest::check_target(&self.scenario).map_err(Failure::Input)?;
+impl RaceArgs {
+    pub fn run(self, configuration: &Configuration) -> Result<(), Failure> {
+        comparison::check_target(&self.scenario).map_err(Failure::Input)?;
         let out = self.folder().map_err(Failure::Input)?;
-        let showings = if self.real { real::race(&self, settings, &out)? } else { self.simulate(settings, &out)? };
-        let ranking = Ranking::new(&showings, &Goals::any(&self.scenario.until));
-        self.show(&ranking, &showings, &out).map_err(Failure::Run)
+        let results =
+            if self.real { real::race(&self, configuration, &out)? } else { self.simulate(configuration, &out)? };
+        let ranking = Ranking::new(&results, &Goals::any(&self.scenario.until));
+        self.show(&ranking, &results, &out).map_err(Failure::Run)
     }
 
     fn folder(&self) -> anyhow::Result<PathBuf> {
         match &self.output.out {
-            Some(out) => check_free(out).map(|()| out.clone()),
-            None => next_free("race-"),
+            Some(out) => Ok(check_free(out).map(|()| out.clone())?),
+            None => Ok(next_free("race-")),
         }
     }
 
-    fn simulate(&self, settings: &Settings, out: &Path) -> Result<Vec<Showing>, Failure> {
+    fn simulate(&self, configuration: &Configuration, out: &Path) -> Result<Vec<SchemeRuns>, Failure> {
         let prepared = self.scenario.prepare().map_err(Failure::Input)?;
         let schemes = self.schemes.specs(prepared.setup(), false).map_err(Failure::Input)?;
         make_folder(out).map_err(Failure::Input)?;
-        let settings = settings.clone().without(&["schemes", "real", "emulate"]);
+        let configuration = configuration.clone().without(&["schemes", "real", "emulate"]);
         let folder = |simulation: &Simulation| {
             let Simulation { scheme, setup, seed, .. } = simulation;
             if *seed != self.seeds.0[0] {
                 return Ok(None);
             }
-            let settings = settings.clone().with("scheme", scheme).with("seeds", seed).with("workers", setup.workers);
-            let header = Header::new(scheme.clone(), setup);
-            RunFolder::create(&out.join(folder_name(scheme)), &settings, &header).map(Some)
+            let configuration =
+                configuration.clone().with("scheme", scheme).with("seeds", seed).with("workers", setup.workers);
+            let header = EventLogHeader::new(scheme.clone(), setup);
+            Ok(Some(RunFolder::create(&out.join(folder_name(scheme)), &configuration.to_string(), &header)?))
         };
-        let threads = batch::threads(self.threads);
-        contest::simulate(&prepared, &schemes, &self.seeds.0, threads, folder).map_err(Failure::Run)
+        let threads = parallel::threads(self.threads);
+        comparison::simulate(&prepared, &schemes, &self.seeds.0, threads, folder).map_err(Failure::Run)
     }
 
     /// What schemes are built for when workers are real.
     fn real_setup(&self) -> Setup {
         let workers = self.scenario.cluster.workers.unwrap_or(4) as usize;
-        Setup { workers, batch: self.scenario.training.batch, handout: self.scenario.handout }
+        Setup { workers, batch: self.scenario.training.batch, dispatch: self.scenario.dispatch }
     }
 
-    fn show(&self, ranking: &Ranking, showings: &[Showing], out: &Path) -> anyhow::Result<()> {
+    fn show(&self, ranking: &Ranking, results: &[SchemeRuns], out: &Path) -> anyhow::Result<()> {
         make_folder(out)?;
-        let panels = figures::panels(ranking, showings);
+        let panels = panels(ranking, results);
         for ending in ["png", "svg"] {
             plot::save(&out.join("race").with_extension(ending), &panels)?;
         }
-        report::write(&out.join("report.html"), &report::run_folders(&[out.to_path_buf()])?)?;
+        page::write(&out.join("report.html"), &page::run_folders(&[out.to_path_buf()])?)?;
         if self.output.json {
             let winner = ranking.winner().map(|winner| winner.scheme.as_str());
             say(json!({ "winner": winner, "why": ranking.verdict(), "folder": out }));

@@ -10,58 +10,59 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use paceline_core::SchemeSpec;
-use paceline_run::Summary;
+use paceline_runtime::Summary;
 
-use super::{Race, folder_name};
-use crate::config::Settings;
-use crate::contest::{LiveTable, Showing, Shown, Standing};
-use crate::failure::Failure;
-use crate::run_folder::{Measured, last_accuracy, metrics};
+use super::{RaceArgs, folder_name};
+use crate::live_table::{LiveRow, LiveTable};
+use paceline_config::Failure;
+use paceline_config::file::Configuration;
+use paceline_report::comparison::{RunResult, SchemeRuns};
+use paceline_runtime::{MetricsRow, read_metrics};
 
 /// How often the live table looks at a run.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Settings that are not those of `train`.
+/// Configuration that are not those of `train`.
 const NOT_OF_TRAIN: &[&str] = &["schemes", "seeds", "threads", "real", "emulate", "times", "slow", "script", "network"];
 
 /// Trains with every scheme and seed, each run in a folder of its own.
-pub fn race(race: &Race, settings: &Settings, out: &Path) -> Result<Vec<Showing>, Failure> {
+pub fn race(race: &RaceArgs, configuration: &Configuration, out: &Path) -> Result<Vec<SchemeRuns>, Failure> {
     let setup = race.real_setup();
     let schemes = race.schemes.specs(&setup, false).map_err(Failure::Input)?;
     // What can be simulated may still need to know more than real workers tell.
     let real = |scheme: &SchemeSpec| scheme.build(&setup).map(drop);
-    schemes.iter().try_for_each(real).map_err(|error| Failure::Input(error.into()))?;
-    let settings = settings.clone().without(NOT_OF_TRAIN).with("workers", setup.workers);
+    schemes.iter().try_for_each(real).map_err(Failure::input)?;
+    let configuration = configuration.clone().without(NOT_OF_TRAIN).with("workers", setup.workers);
     std::fs::create_dir_all(out).map_err(Failure::run)?;
     let config = out.join("train.toml");
-    std::fs::write(&config, settings.to_string()).map_err(Failure::run)?;
+    std::fs::write(&config, configuration.to_string()).map_err(Failure::run)?;
     let live = LiveTable::new(&schemes, race.seeds.0.len());
-    let mut showings = Vec::new();
+    let mut results = Vec::new();
     for (index, scheme) in schemes.iter().enumerate() {
         let mut runs = Vec::new();
         for (number, &seed) in race.seeds.0.iter().enumerate() {
             let name = folder_name(scheme);
             let folder = out.join(if number == 0 { name } else { format!("{name}-seed-{seed}") });
-            let run = Run { race, config: &config, scheme, seed, folder };
-            let shown = run.train(|standing| live.show(index, standing)).map_err(Failure::Run)?;
-            live.done(index, &shown.summary);
-            runs.push(shown);
+            let run = RealRun { race, config: &config, scheme, seed, folder };
+            let result = run.train(|row| live.show(index, row)).map_err(Failure::Run)?;
+            live.done(index, &result.summary);
+            runs.push(result);
         }
-        showings.push(Showing { scheme: scheme.clone(), runs });
+        results.push(SchemeRuns { scheme: scheme.clone(), runs });
     }
-    Ok(showings)
+    Ok(results)
 }
 
-struct Run<'a> {
-    race: &'a Race,
+struct RealRun<'a> {
+    race: &'a RaceArgs,
     config: &'a Path,
     scheme: &'a SchemeSpec,
     seed: u64,
     folder: PathBuf,
 }
 
-impl Run<'_> {
-    fn train(&self, show: impl Fn(&Standing)) -> anyhow::Result<Shown> {
+impl RealRun<'_> {
+    fn train(&self, show: impl Fn(&LiveRow)) -> anyhow::Result<RunResult> {
         let program = std::env::current_exe().context("this program's own file")?;
         let mut command = Command::new(program);
         command.arg("train").arg("--json").arg("--config").arg(self.config).arg("--out").arg(&self.folder);
@@ -74,7 +75,7 @@ impl Run<'_> {
         let reader = thread::spawn(|| child.wait_with_output());
         while !reader.is_finished() {
             thread::sleep(LOOK);
-            standing(&self.folder).iter().for_each(&show);
+            live_row(&self.folder).iter().for_each(&show);
         }
         let output = reader.join().unwrap_or_else(|panic| resume_unwind(panic))?;
         if !output.status.success() {
@@ -82,22 +83,22 @@ impl Run<'_> {
             bail!("{} with seed {}: {}", self.scheme, self.seed, told.trim().trim_start_matches("error: "));
         }
         let summary: Summary = serde_json::from_slice(&output.stdout).context("the summary of `paceline train`")?;
-        let point = |line: &Measured| line.accuracy.map(|accuracy| (line.time, accuracy));
-        let mut curve: Vec<_> = metrics(&self.folder)?.iter().filter_map(point).collect();
-        curve.extend(last_accuracy(&summary));
-        Ok(Shown { summary, curve })
+        let point = |line: &MetricsRow| line.accuracy.map(|accuracy| (line.time, accuracy));
+        let mut curve: Vec<_> = read_metrics(&self.folder)?.iter().filter_map(point).collect();
+        curve.extend(summary.final_accuracy());
+        Ok(RunResult { summary, curve })
     }
 }
 
 /// Where a run stands by what there is of its metrics; nothing if there is nothing yet.
-fn standing(folder: &Path) -> Option<Standing> {
+fn live_row(folder: &Path) -> Option<LiveRow> {
     let mut text = String::new();
     File::open(folder.join("metrics.csv")).ok()?.read_to_string(&mut text).ok()?;
     // The last line may be half written.
     let whole = &text[..text.rfind('\n')?];
-    let lines: Vec<Measured> =
+    let lines: Vec<MetricsRow> =
         csv::Reader::from_reader(whole.as_bytes()).deserialize().filter_map(Result::ok).collect();
-    Some(Standing {
+    Some(LiveRow {
         time: lines.last()?.time,
         updates: lines.iter().map(|line| line.waited_for).sum(),
         loss: lines.last()?.loss,

@@ -7,16 +7,18 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
-use paceline_run::{PROFILER_STEP, Trace};
 use paceline_sim::Times;
+use paceline_trace::{PROFILER_STEP, Trace};
 use serde_json::json;
 
-use crate::batch;
-use crate::contest::{self, Contenders, Ranking};
-use crate::failure::Failure;
-use crate::numerals::counted;
-use crate::options::{Scenario, Seeds, whole};
+use crate::comparison;
 use crate::output::say;
+use paceline_config::Failure;
+use paceline_config::SchemeList;
+use paceline_config::parallel;
+use paceline_config::{Scenario, Seeds, whole};
+use paceline_report::comparison::Ranking;
+use paceline_report::numbers::counted;
 
 use stragglers::Analysis;
 
@@ -24,7 +26,7 @@ use stragglers::Analysis;
 #[derive(Args)]
 #[command(
     mut_arg("times", |arg| arg.hide(true).conflicts_with("trace")),
-    mut_args(contest::small_race),
+    mut_args(comparison::small_race),
     after_help = "A TRACE is one of
   a table, .csv or .parquet: a row per step, a column per worker, seconds, as --record writes it
   a run folder, or its events.jsonl
@@ -40,7 +42,7 @@ Examples:
   paceline whatif runs/1 --network latency=0.001,bandwidth=1e8,bytes=1e8
   paceline whatif rank0.json rank1.json --span forward_backward --json"
 )]
-pub struct Whatif {
+pub struct WhatifArgs {
     /// What was recorded (see below); several files together are one trace
     #[arg(required = true, value_name = "TRACE")]
     trace: Vec<PathBuf>,
@@ -51,7 +53,7 @@ pub struct Whatif {
 
     /// The schemes to try: all, or several with commas
     #[arg(long, value_name = "SCHEMES", default_value = "all")]
-    schemes: Contenders,
+    schemes: SchemeList,
 
     /// Seeds of what is simulated: 7, 1..20 (both ends included) or 1,5,9
     #[arg(long, value_name = "SEEDS", default_value = "1..3")]
@@ -69,17 +71,17 @@ pub struct Whatif {
     json: bool,
 }
 
-impl Whatif {
+impl WhatifArgs {
     pub fn run(self) -> Result<(), Failure> {
         self.check().map_err(Failure::Input)?;
-        let trace = Trace::read_all(&self.trace, &self.span).map_err(|error| Failure::Input(error.into()))?;
+        let trace = Trace::read_all(&self.trace, &self.span).map_err(Failure::input)?;
         let analysis = Analysis::new(&trace);
         let prepared = self.scenario.prepare_with(Times::of_trace(trace)).map_err(Failure::Input)?;
         let schemes = self.schemes.specs(prepared.setup(), true).map_err(Failure::Input)?;
-        let threads = batch::threads(self.threads);
-        let showings =
-            contest::simulate(&prepared, &schemes, &self.seeds.0, threads, |_| Ok(None)).map_err(Failure::Run)?;
-        let ranking = Ranking::new(&showings, prepared.goals());
+        let threads = parallel::threads(self.threads);
+        let results =
+            comparison::simulate(&prepared, &schemes, &self.seeds.0, threads, |_| Ok(None)).map_err(Failure::Run)?;
+        let ranking = Ranking::new(&results, prepared.goals());
         if self.json {
             self.print_json(&analysis, &ranking)
         } else {
@@ -89,7 +91,7 @@ impl Whatif {
     }
 
     fn check(&self) -> anyhow::Result<()> {
-        contest::check_target(&self.scenario)?;
+        comparison::check_target(&self.scenario)?;
         if self.scenario.cluster.workers.is_some() {
             bail!("--workers can't be chosen: the trace says how many there are");
         }

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-use paceline_run::Trace;
+use paceline_trace::Trace;
 use serde::Serialize;
 
-use crate::numerals::{number, time};
-use crate::output::aligned;
-use crate::statistics::{mean, median};
+use paceline_report::numbers::{number, time};
+use paceline_report::statistics::{mean, median};
+use paceline_report::tables::aligned;
 
 /// A step is slow if it takes so many times as long as the other workers' median.
 const SLOW: f64 = 1.25;
@@ -39,7 +39,7 @@ impl fmt::Display for Straggling {
 
 /// One worker in a trace.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Worker {
+pub struct TracedWorker {
     /// Its rank.
     pub worker: usize,
     /// Whether it straggles.
@@ -66,7 +66,7 @@ pub struct Analysis {
     /// Share of all workers' time that `bsp` would spend waiting.
     pub waiting_share: f64,
     /// The workers, by rank.
-    pub workers: Vec<Worker>,
+    pub workers: Vec<TracedWorker>,
 }
 
 impl Analysis {
@@ -95,7 +95,7 @@ impl Analysis {
                 _ => Straggling::Steady,
             };
             let saved = if columns.len() > 1 { bsp_time - total(Some(worker)) } else { 0.0 };
-            Worker {
+            TracedWorker {
                 worker,
                 straggling,
                 mean_step: mean(times),
@@ -105,7 +105,7 @@ impl Analysis {
                 holds_back: saved / bsp_time,
             }
         };
-        let workers: Vec<Worker> = (0..columns.len()).map(worker).collect();
+        let workers: Vec<TracedWorker> = (0..columns.len()).map(worker).collect();
         let waiting_share = mean(&workers.iter().map(|worker| worker.waits).collect::<Vec<_>>());
         Analysis { steps, bsp_time, waiting_share, workers }
     }
@@ -113,7 +113,7 @@ impl Analysis {
     /// The workers of a kind, in words with how slow they are.
     fn named(&self, kind: Straggling) -> Vec<String> {
         let those = self.workers.iter().filter(|worker| worker.straggling == kind);
-        let named = |worker: &Worker| match kind {
+        let named = |worker: &TracedWorker| match kind {
             Straggling::Persistent => format!("worker {} ({}×)", worker.worker, number(worker.slowness, 1)),
             _ => format!("worker {} ({:.0} % of its steps)", worker.worker, 100.0 * worker.slow_steps),
         };
@@ -154,7 +154,7 @@ impl Analysis {
     pub fn table(&self) -> String {
         let names = ["worker", "mean step", "× others", "slow steps", "waits", "holds back", ""].map(String::from);
         let percent = |share: f64| format!("{:.1} %", 100.0 * share);
-        let row = |worker: &Worker| {
+        let row = |worker: &TracedWorker| {
             [
                 format!("worker {}", worker.worker),
                 time(worker.mean_step),

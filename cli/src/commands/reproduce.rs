@@ -1,0 +1,64 @@
+//! `paceline reproduce`: the papers' experiments.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use paceline_config::Failure;
+use paceline_experiments::{Conditions, EXPERIMENTS, Experiment};
+use paceline_report::plot;
+
+use crate::output::say;
+
+/// Run an experiment of a paper again: its table on standard output, its figure as .png and .svg
+#[derive(Args)]
+#[command(after_help = after_help())]
+pub struct ReproduceArgs {
+    /// Which one (see below)
+    #[arg(value_parser = PossibleValuesParser::new(EXPERIMENTS.iter().map(|experiment| experiment.name)), hide_possible_values = true)]
+    experiment: String,
+
+    #[command(flatten)]
+    conditions: Conditions,
+
+    /// Where figures go
+    #[arg(long, value_name = "DIR", default_value = "reproduced")]
+    out: PathBuf,
+
+    /// Print one JSON object per line of the table instead
+    #[arg(long)]
+    json: bool,
+}
+
+fn after_help() -> String {
+    let mut text = String::from("Experiments:\n");
+    for Experiment { name, summary, .. } in EXPERIMENTS {
+        text += &format!("  {name:<16} {summary}\n");
+    }
+    text + "\nExample:\n  paceline reproduce zipline-fig11 --out figures"
+}
+
+impl ReproduceArgs {
+    pub fn run(self) -> Result<(), Failure> {
+        let chosen = EXPERIMENTS.iter().find(|experiment| experiment.name == self.experiment);
+        let Experiment { name, run, .. } = chosen.expect("the argument is one of their names");
+        let findings = run(&self.conditions)?;
+        if self.json {
+            for record in &findings.records {
+                say(record);
+            }
+        } else {
+            say(findings.text);
+        }
+        if !findings.panels.is_empty() {
+            std::fs::create_dir_all(&self.out).with_context(|| self.out.display().to_string()).map_err(Failure::Run)?;
+            for ending in ["png", "svg"] {
+                let path = self.out.join(name).with_extension(ending);
+                plot::save(&path, &findings.panels).map_err(Failure::run)?;
+                eprintln!("wrote {}", path.display());
+            }
+        }
+        Ok(())
+    }
+}

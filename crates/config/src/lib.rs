@@ -1,0 +1,57 @@
+//! What is run, as a user writes it: options that commands and experiments share, from flags and from TOML files.
+//!
+//! - [`Scenario`]: a simulation, whatever the scheme: its [`Cluster`], [`TrainingOptions`] and goals.
+//! - [`SchemeList`], [`Seeds`]: which schemes run, and with which seeds.
+//! - [`WorkloadSpec`]: what a server sends to its workers so that they build the same workload.
+//! - [`file`]: configuration files, and the configuration that a command ran with.
+//! - [`parallel`]: several runs at once.
+//! - [`Failure`]: how a command fails.
+
+mod cluster;
+mod failure;
+pub mod file;
+pub mod parallel;
+mod scenario;
+mod scheme_list;
+mod seeds;
+mod training;
+mod workload_spec;
+
+use std::ops::RangeInclusive;
+
+use paceline_core::SchemeSpec;
+use paceline_runtime::load_pretrained;
+
+pub use cluster::Cluster;
+pub use failure::Failure;
+pub use scenario::{ModelChoice, PreparedScenario, Scenario};
+pub use scheme_list::SchemeList;
+pub use seeds::Seeds;
+pub use training::{DATA_SEED, LearningRate, LrRule, TrainingOptions};
+pub use workload_spec::WorkloadSpec;
+
+/// Reads a length of time, in seconds.
+///
+/// # Errors
+/// If it is not a finite number above 0.
+pub fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds: &f64| seconds.is_finite() && *seconds > 0.0);
+    seconds.ok_or_else(|| "expected seconds, more than 0".into())
+}
+
+/// Reads a scheme, and the file that its settings may name.
+///
+/// # Errors
+/// If the scheme is not known, a setting is wrong, or the file can't be read.
+pub fn scheme(text: &str) -> anyhow::Result<SchemeSpec> {
+    Ok(load_pretrained(text.parse()?)?)
+}
+
+/// A reader of whole numbers within a range.
+pub fn whole<T: TryFrom<u64>>(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<T, String> + Clone {
+    move |text| {
+        let number = text.parse().ok().filter(|number| range.contains(number));
+        let number = number.and_then(|number| T::try_from(number).ok());
+        number.ok_or_else(|| format!("expected a whole number from {} to {}", range.start(), range.end()))
+    }
+}

@@ -1,0 +1,81 @@
+//! Several runs at once.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// How many threads to compute on: those asked for, else as many as there are cores.
+pub fn threads(given: Option<u16>) -> usize {
+    given.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from)
+}
+
+/// Does all jobs, `at_once` of them at a time, and hands the results on in the order of the jobs, each as soon as those
+/// before it are there. After the first failure no further job is begun.
+pub fn run<Job: Sync, Done: Send>(
+    jobs: &[Job],
+    at_once: usize,
+    work: impl Fn(&Job) -> anyhow::Result<Done> + Sync,
+    each: impl FnMut(Done) + Send,
+) -> anyhow::Result<()> {
+    let next = AtomicUsize::new(0);
+    let queue = Mutex::new(OrderedResults { done: jobs.iter().map(|_| None).collect(), handed_on: 0, each });
+    let failure = Mutex::new(None);
+    let go = || {
+        while let Some((index, job)) = take(&next, jobs) {
+            match work(job) {
+                Ok(done) => queue.lock().unwrap_or_else(PoisonError::into_inner).put(index, done),
+                Err(error) => {
+                    failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                    next.store(jobs.len(), Ordering::Relaxed);
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| (0..at_once).for_each(|_| drop(scope.spawn(go))));
+    failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+}
+
+fn take<'a, Job>(next: &AtomicUsize, jobs: &'a [Job]) -> Option<(usize, &'a Job)> {
+    let index = next.fetch_add(1, Ordering::Relaxed);
+    Some((index, jobs.get(index)?))
+}
+
+/// Results that wait for those before them.
+struct OrderedResults<Done, Each> {
+    done: Vec<Option<Done>>,
+    handed_on: usize,
+    each: Each,
+}
+
+impl<Done, Each: FnMut(Done)> OrderedResults<Done, Each> {
+    fn put(&mut self, index: usize, done: Done) {
+        self.done[index] = Some(done);
+        while let Some(done) = self.done.get_mut(self.handed_on).and_then(Option::take) {
+            (self.each)(done);
+            self.handed_on += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::bail;
+
+    #[test]
+    fn results_come_in_order_whoever_is_first() {
+        let jobs: Vec<u64> = (0..50).collect();
+        for at_once in [1, 2, 7] {
+            let mut results = Vec::new();
+            run(&jobs, at_once, |job| Ok(job * job), |done| results.push(done)).unwrap();
+            assert_eq!(results, jobs.iter().map(|job| job * job).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn a_failure_ends_it() {
+        let mut results = Vec::new();
+        let work = |job: &u64| if *job == 3 { bail!("job 3") } else { Ok(*job) };
+        let error = run(&(0..50).collect::<Vec<_>>(), 1, work, |done| results.push(done)).unwrap_err();
+        assert_eq!((error.to_string().as_str(), results), ("job 3", vec![0, 1, 2]));
+    }
+}

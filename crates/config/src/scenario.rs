@@ -1,0 +1,151 @@
+//! What is simulated, whatever the scheme.
+
+use std::fmt;
+use std::str::FromStr;
+
+use anyhow::{anyhow, bail};
+use clap::Args;
+use paceline_core::{Dispatch, SchemeSpec, Setup};
+use paceline_models::ModelKind;
+use paceline_runtime::Goals;
+use paceline_sim::{Script, Simulation, Times};
+use paceline_workload::Data;
+
+use crate::{Cluster, TrainingOptions, file};
+
+/// A model, or none: then only time passes.
+#[derive(Debug, Clone, Copy)]
+pub struct ModelChoice(pub Option<ModelKind>);
+
+impl FromStr for ModelChoice {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        match text {
+            "none" => Ok(ModelChoice(None)),
+            _ => Ok(ModelChoice(Some(text.parse().map_err(|error| anyhow!("{error}, or none"))?))),
+        }
+    }
+}
+
+impl fmt::Display for ModelChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(kind) => write!(f, "{kind}"),
+            None => write!(f, "none"),
+        }
+    }
+}
+
+/// What is simulated, whatever the scheme.
+#[derive(Debug, Clone, Args)]
+pub struct Scenario {
+    /// How schemes that wait for k of n hand out work: pull, push-wait or push-interrupt
+    #[arg(long, value_name = "DISPATCH")]
+    pub dispatch: Option<Dispatch>,
+
+    /// When to stop, whichever comes first: loss<X (mean of the last five iterations), accuracy>X, iterations=N,
+    /// time=SECONDS, samples=N; may be given several times
+    #[arg(long, value_name = "GOAL,…", default_value = "loss<0.5,iterations=2000")]
+    pub until: Vec<Goals>,
+
+    /// The workers, their times and their network.
+    #[command(flatten)]
+    pub cluster: Cluster,
+
+    /// none (only time passes), softmax, mlp, cnn, resnet8, resnet20 or charlm
+    #[arg(long, value_name = "MODEL", default_value = "softmax", help_heading = "Training")]
+    pub model: ModelChoice,
+
+    /// How the model is trained.
+    #[command(flatten)]
+    pub training: TrainingOptions,
+
+    /// Measure on the held-out set every N iterations, and at the end; 0 for at the end only
+    #[arg(long, value_name = "N", default_value_t = 10, help_heading = "Training")]
+    pub evaluate_every: u64,
+}
+
+/// A scenario with its files read and everything checked.
+pub struct PreparedScenario<'a> {
+    scenario: &'a Scenario,
+    setup: Setup,
+    times: Times,
+    script: Script,
+    goals: Goals,
+    model: Option<(ModelKind, Data)>,
+}
+
+impl Scenario {
+    /// Reads a scenario from TOML whose keys are its flags. `name` is what errors call it.
+    pub fn from_toml(name: &str, text: &str) -> anyhow::Result<Self> {
+        file::parse(name, text)
+    }
+
+    /// Reads and checks everything before anything is run or written.
+    pub fn prepare(&self) -> anyhow::Result<PreparedScenario<'_>> {
+        self.prepare_with(Times::load(&self.cluster.times)?)
+    }
+
+    /// The same, with these times instead of its own.
+    pub fn prepare_with(&self, times: Times) -> anyhow::Result<PreparedScenario<'_>> {
+        let goals = Goals::any(&self.until);
+        let (workers, script) = self.cluster.load(&times)?;
+        let setup = Setup { workers, batch: self.training.batch, dispatch: self.dispatch };
+        let model = match self.model.0 {
+            Some(kind) => {
+                let data = self.training.load()?;
+                // Whether model and data go together shows only now.
+                self.training.workload(kind, &data, workers, 0)?;
+                Some((kind, data))
+            }
+            // The default goal names a loss, which has no meaning without a model, but also a limit, which has.
+            None if goals.need_model() && goals.iteration_limit().is_none() => {
+                bail!("--until {goals} needs a model, but --model is none")
+            }
+            None => None,
+        };
+        if goals.need_accuracy() && self.evaluate_every == 0 {
+            bail!("--until {goals} needs --evaluate-every above 0");
+        }
+        Ok(PreparedScenario { scenario: self, setup, times, script, goals, model })
+    }
+}
+
+impl PreparedScenario<'_> {
+    /// When a run is over.
+    pub fn goals(&self) -> &Goals {
+        &self.goals
+    }
+
+    /// What a scheme is built for.
+    pub fn setup(&self) -> &Setup {
+        &self.setup
+    }
+
+    /// One run: this scheme, this seed, gradients on so many threads.
+    pub fn simulation(&self, scheme: &SchemeSpec, seed: u64, threads: usize) -> anyhow::Result<Simulation> {
+        let Scenario { training, cluster, evaluate_every, .. } = self.scenario;
+        let with_model = |(kind, data): &(ModelKind, Data)| {
+            anyhow::Ok(paceline_sim::Training {
+                workload: training.workload(*kind, data, self.setup.workers, seed)?,
+                optimizer: training.optimizer,
+                schedule: training.schedule(),
+                rate: training.lr.0,
+                evaluate_every: *evaluate_every,
+                threads,
+            })
+        };
+        Ok(Simulation {
+            scheme: scheme.clone(),
+            setup: self.setup,
+            times: self.times.clone(),
+            slowness: cluster.slow.clone(),
+            script: self.script.clone(),
+            network: cluster.network,
+            training: self.model.as_ref().map(with_model).transpose()?,
+            goals: self.goals.clone(),
+            seed,
+        })
+    }
+}

@@ -1,0 +1,100 @@
+//! Which schemes take part.
+
+use std::str::FromStr;
+
+use paceline_core::{CATALOGUE, SchemeSpec, Setup};
+use paceline_sim::Simulation;
+
+use crate::scheme;
+
+/// The schemes of a contest as written: `all`, or schemes with commas between them.
+#[derive(Debug, Clone, PartialEq)]
+pub enum SchemeList {
+    /// Every scheme of the catalogue.
+    All,
+    /// These.
+    These(Vec<SchemeSpec>),
+}
+
+impl FromStr for SchemeList {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        if text == "all" {
+            return Ok(SchemeList::All);
+        }
+        // A comma also stands between the settings of one scheme: `dssp:min=2,max=9,asp` is two.
+        let mut specs: Vec<String> = Vec::new();
+        for part in text.split(',') {
+            let setting = part.find('=').is_some_and(|equals| !part[..equals].contains(':'));
+            match specs.last_mut().filter(|_| setting) {
+                Some(last) => *last += &format!(",{part}"),
+                None => specs.push(part.into()),
+            }
+        }
+        Ok(SchemeList::These(specs.iter().map(|spec| scheme(spec)).collect::<Result<_, _>>()?))
+    }
+}
+
+/// Settings worth trying, the most usual first, for schemes that can't do without or depend much on them.
+fn settings(name: &str, workers: usize) -> Vec<String> {
+    let settings: Vec<String> = match name {
+        "backup" => [workers * 3 / 4, workers - 1, workers / 2].map(|k| format!("k={}", k.max(1))).into(),
+        "local-sgd" => vec!["tau=4".into(), "tau=16".into()],
+        _ => return vec![name.into()],
+    };
+    let mut specs: Vec<String> = Vec::new();
+    for spec in settings.iter().map(|setting| format!("{name}:{setting}")) {
+        if !specs.contains(&spec) {
+            specs.push(spec);
+        }
+    }
+    specs
+}
+
+impl SchemeList {
+    /// The schemes for a setup; of `all`, each with its most usual settings, or with all that are worth trying.
+    ///
+    /// # Errors
+    /// If one does not suit the setup.
+    pub fn specs(&self, setup: &Setup, all_settings: bool) -> anyhow::Result<Vec<SchemeSpec>> {
+        let specs = match self {
+            SchemeList::These(specs) => specs.clone(),
+            SchemeList::All => {
+                let most = if all_settings { usize::MAX } else { 1 };
+                let names =
+                    CATALOGUE.iter().flat_map(|entry| settings(entry.name, setup.workers).into_iter().take(most));
+                names.map(|spec| spec.parse()).collect::<Result<_, _>>()?
+            }
+        };
+        for spec in &specs {
+            Simulation::check(spec, setup)?;
+        }
+        Ok(specs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_may_hold_settings() {
+        let SchemeList::These(specs) = "dssp:min=2,max=9,asp,backup:k=3".parse().unwrap() else { panic!() };
+        let specs: Vec<String> = specs.iter().map(SchemeSpec::to_string).collect();
+        assert_eq!(specs, ["dssp:min=2,max=9", "asp", "backup:k=3"]);
+        assert!("bsp,nonsense".parse::<SchemeList>().unwrap_err().to_string().contains("unknown scheme 'nonsense'"));
+    }
+
+    #[test]
+    fn all_are_all_whatever_the_number_of_workers() {
+        for workers in [1, 2, 8, 64] {
+            let setup = Setup { workers, batch: 64, dispatch: None };
+            assert_eq!(SchemeList::All.specs(&setup, false).unwrap().len(), CATALOGUE.len());
+            let more: Vec<String> =
+                SchemeList::All.specs(&setup, true).unwrap().iter().map(SchemeSpec::to_string).collect();
+            assert!(more.len() > CATALOGUE.len());
+            assert_eq!(more.iter().collect::<std::collections::BTreeSet<_>>().len(), more.len(), "{more:?}");
+        }
+    }
+}

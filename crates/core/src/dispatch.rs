@@ -1,0 +1,42 @@
+//! How a k-of-n scheme hands out work.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// What happens to the workers when a new version is made (DBW, section 2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dispatch {
+    /// A worker that becomes free is given the newest version; a second time only while fewer than k gradients of it
+    /// are in or under way. (TensorFlow's queue of n tokens would have it start work that is known to be useless.)
+    Pull,
+    /// Every worker is sent the new version and starts on it when its present task is done.
+    #[default]
+    PushWait,
+    /// Every worker is sent the new version and drops its present task for it.
+    PushInterrupt,
+}
+
+impl Dispatch {
+    /// All of them, with the names they are written by.
+    pub const NAMES: [(&'static str, Dispatch); 3] =
+        [("pull", Dispatch::Pull), ("push-wait", Dispatch::PushWait), ("push-interrupt", Dispatch::PushInterrupt)];
+}
+
+impl FromStr for Dispatch {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Dispatch::NAMES.iter().find(|(name, _)| *name == text);
+        found.map(|&(_, dispatch)| dispatch).ok_or_else(|| "expected pull, push-wait or push-interrupt".into())
+    }
+}
+
+impl fmt::Display for Dispatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let found = Dispatch::NAMES.iter().find(|(_, dispatch)| dispatch == self);
+        f.write_str(found.map_or("", |(name, _)| name))
+    }
+}

@@ -1,0 +1,212 @@
+//! The model at work: from the last observations to a forecast.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::model::{Seen, scale};
+use super::{DeepMarkov, Size};
+use crate::WorkerId;
+use crate::run_times::gaussian::moments;
+use crate::run_times::{Draws, Forecast, Normal, RunTimePredictor};
+
+/// How many states to draw, if nobody says: then order statistics are right to a sixth of their deviation.
+pub const SAMPLES: usize = 32;
+
+/// Predicts by amortized inference in a [`DeepMarkov`] model (Cutoff SGD, (5)).
+///
+/// Until as many iterations were observed as the guide looks back on, those that were stand for the missing ones, over and
+/// over.
+#[derive(Debug)]
+pub struct Amortized {
+    model: Arc<DeepMarkov>,
+    /// How many states are drawn (the paper's K).
+    samples: usize,
+    seed: u64,
+    /// How many iterations were observed.
+    observed: u64,
+    /// The first iterations, until there are enough of them to tell the scale.
+    first: Vec<Vec<f64>>,
+    scale: f64,
+    /// The last iterations as the guide takes them in, each with its shortest time.
+    window: VecDeque<(Seen, f64)>,
+}
+
+impl Amortized {
+    /// Predicts with so many draws, which `seed` decides.
+    pub fn new(model: Arc<DeepMarkov>, samples: usize, seed: u64) -> Self {
+        Amortized { model, samples, seed, observed: 0, first: Vec::new(), scale: 1.0, window: VecDeque::new() }
+    }
+
+    fn take_in(&mut self, times: &[f64]) {
+        let normalized: Vec<f32> = times.iter().map(|time| (time / self.scale) as f32).collect();
+        if self.window.len() == self.model.size().lag {
+            self.window.pop_front();
+        }
+        let shortest = times.iter().copied().fold(f64::INFINITY, f64::min);
+        self.window.push_back((self.model.see(&normalized), shortest));
+    }
+
+    /// z_T from the guide, once per lane.
+    fn last_state(&self, draws: &mut Draws) -> Vec<f32> {
+        let context = self.model.context(self.window.iter().map(|(seen, _)| seen));
+        let step = |state: Vec<f32>, context: &Vec<f32>| {
+            self.model.guide(&state, context, self.samples).draw(|| draws.normal() as f32)
+        };
+        context.iter().fold(self.model.start(self.samples), step)
+    }
+}
+
+impl RunTimePredictor for Amortized {
+    fn observe(&mut self, times: &[f64]) {
+        let Size { workers, lag, .. } = self.model.size();
+        let times = &times[..workers.min(times.len())];
+        self.observed += 1;
+        if self.first.len() == lag {
+            self.take_in(times);
+            return;
+        }
+        self.first.push(times.to_vec());
+        self.scale = scale(&self.first);
+        let first = std::mem::take(&mut self.first);
+        // So many passed over, the newest comes last.
+        let over = (first.len() - lag % first.len()) % first.len();
+        first.iter().cycle().skip(over).take(lag).for_each(|times| self.take_in(times));
+        self.first = first;
+    }
+
+    fn predict(&mut self, workers: &[WorkerId]) -> Option<Forecast> {
+        let columns = self.model.size().workers;
+        if self.window.is_empty() {
+            return None;
+        }
+        let lanes = self.samples;
+        let mut draws = Draws::at(&[self.seed, self.observed]);
+        let last = self.last_state(&mut draws);
+        let next = self.model.transition(&last, lanes).draw(|| draws.normal() as f32);
+        let emission = self.model.emission(&next, lanes);
+        let times = emission.draw(|| draws.normal() as f32);
+
+        let mut sums = vec![(0.0, 0.0); workers.len()];
+        let mut ordered = Vec::with_capacity(workers.len());
+        for lane in 0..lanes {
+            ordered.clear();
+            ordered.extend(workers.iter().map(|worker| times[worker.index() % columns * lanes + lane]));
+            ordered.sort_unstable_by(f32::total_cmp);
+            for ((sum, squares), &time) in sums.iter_mut().zip(&ordered) {
+                let time = f64::from(time);
+                *sum += time;
+                *squares += time * time;
+            }
+        }
+        // A normal distribution reaches below what anybody was ever seen to need.
+        let shortest = self.window.iter().map(|&(_, shortest)| shortest).fold(f64::INFINITY, f64::min);
+        let lanes = lanes as f64;
+        let rank = |(sum, squares): (f64, f64)| {
+            let mean = sum / lanes;
+            let variance = (squares / lanes - mean * mean).max(0.0) * lanes / (lanes - 1.0);
+            Normal {
+                mean: (self.scale * mean).max(shortest),
+                deviation: self.model.spread() * self.scale * variance.sqrt(),
+            }
+        };
+        let lanes = self.samples;
+        let worker = |(means, deviations): (&[f32], &[f32])| {
+            // The mixture of all draws' distributions as one.
+            let between = moments(means.iter().map(|&mean| f64::from(mean)));
+            let within = deviations.iter().map(|&deviation| f64::from(deviation).powi(2)).sum::<f64>() / lanes as f64;
+            let deviation = (between.deviation.powi(2) + within).sqrt();
+            Normal { mean: self.scale * between.mean, deviation: self.scale * deviation }
+        };
+        let each = emission.means.chunks_exact(lanes).zip(emission.deviations.chunks_exact(lanes));
+        Some(Forecast { workers: each.map(worker).collect(), ranks: sums.into_iter().map(rank).collect() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run_times::elfving;
+    use crate::{Pretrained, PretrainedError};
+
+    const SIZE: Size = Size { workers: 50, lag: 4, latent: 2, hidden: 3 };
+
+    /// A model whose state has no influence: all times are 1 ± 0.1, once normalized by a mean of 1.
+    fn constant() -> Pretrained {
+        let tensor = |(name, shape): (String, Vec<usize>)| {
+            let value: f32 = match name.as_str() {
+                "mean2.bias" => 0.5,
+                // softplus of this is 0.05, but for the least deviation.
+                "noise2.bias" => (0.05_f32 - super::super::LEAST_DEVIATION).exp_m1().ln(),
+                _ => 0.0,
+            };
+            let values = vec![value; shape.iter().product()];
+            (name, (shape, values))
+        };
+        Pretrained { notes: SIZE.notes(1.0).collect(), tensors: SIZE.shapes().into_iter().map(tensor).collect() }
+    }
+
+    fn forecast(samples: usize, seed: u64, time: f64) -> Forecast {
+        let model = Arc::new(DeepMarkov::new(&constant()).unwrap());
+        let mut predictor = Amortized::new(model, samples, seed);
+        let workers: Vec<WorkerId> = (0..50).map(WorkerId).collect();
+        assert_eq!(predictor.predict(&workers), None);
+        // A time far below the others, for nothing is predicted to be shorter than what was seen.
+        let mut times = vec![time; 50];
+        (times[0], times[1]) = (0.2 * time, 1.8 * time);
+        (0..6).for_each(|_| predictor.observe(&times));
+        predictor.predict(&workers).unwrap()
+    }
+
+    #[test]
+    fn independent_times_have_the_order_statistics_of_elfving() {
+        let found = forecast(2_000, 1, 1.0);
+        for (standard, rank) in elfving(50).zip(&found.ranks) {
+            assert!((rank.mean - (1.0 + 0.1 * standard)).abs() < 0.006, "{standard}: {rank:?}");
+        }
+        let worker = found.worker(WorkerId(7));
+        assert!((worker.mean - 1.0).abs() < 1e-6 && (worker.deviation - 0.1).abs() < 1e-5, "{worker:?}");
+    }
+
+    #[test]
+    fn forecasts_are_a_function_of_the_seed_and_scale_with_the_times() {
+        assert_eq!(forecast(8, 1, 1.0), forecast(8, 1, 1.0));
+        assert_ne!(forecast(8, 1, 1.0), forecast(8, 2, 1.0));
+        let (short, long) = (forecast(8, 1, 1.0), forecast(8, 1, 7.0));
+        for (short, long) in short.ranks.iter().zip(&long.ranks) {
+            assert!((long.mean / short.mean - 7.0).abs() < 1e-6);
+        }
+    }
+
+    #[test]
+    fn a_slow_start_does_not_spoil_the_scale() {
+        let (usual, other) = (vec![1.0, 3.0], vec![2.0, 4.0]);
+        assert_eq!(scale(&[vec![200.0, 400.0], usual.clone(), other.clone()]), 5.0);
+        assert_eq!(scale(&[other, usual]), 5.0);
+    }
+
+    #[test]
+    fn what_is_no_whole_model_is_refused() {
+        let refused = |change: &dyn Fn(&mut Pretrained)| {
+            let mut pretrained = constant();
+            change(&mut pretrained);
+            DeepMarkov::new(&pretrained).unwrap_err().to_string()
+        };
+        let noted = |note: &'static str, text: &'static str| {
+            refused(&|pretrained: &mut Pretrained| drop(pretrained.notes.insert(note.into(), text.into())))
+        };
+        assert_eq!(noted("kind", "narx"), "its kind is 'narx': expected deep-markov");
+        assert_eq!(noted("spread", "-1"), "its spread is '-1': expected a number above 0");
+        assert_eq!(noted("lag", "0"), "its lag is '0': expected 1 to 1048576");
+        let other = noted("hidden", "4");
+        assert!(other.contains("of shape [2, 3]: expected [2, 4]"), "{other}");
+        assert_eq!(refused(&|pretrained| drop(pretrained.notes.remove("workers"))), "it does not say its workers");
+        assert_eq!(refused(&|pretrained| drop(pretrained.tensors.remove("start"))), "it has no tensor 'start'");
+        let unknown = refused(&|pretrained| drop(pretrained.tensors.insert("more".into(), (vec![1], vec![0.0]))));
+        assert_eq!(unknown, "it has a tensor 'more', which is none of this model's");
+        let infinite =
+            refused(&|pretrained| drop(pretrained.tensors.insert("start".into(), (vec![2], vec![0.0, f32::NAN]))));
+        assert_eq!(infinite, "its tensor 'start' holds a number that is not finite");
+        let others = DeepMarkov::new(&constant()).unwrap().for_workers(8);
+        assert_eq!(others, Err(PretrainedError::OtherWorkers { found: 50, expected: 8 }));
+    }
+}

@@ -1,0 +1,275 @@
+//! The model and its guide: which tensors there are, and what they compute.
+
+use super::layers::{Dense, map, multiply, relu, sigmoid, softplus, take};
+use crate::pretrained::{Pretrained, PretrainedError, Tensors};
+
+/// What the kind of a learnt deep Markov model is called.
+pub const KIND: &str = "deep-markov";
+
+/// The most workers, units or iterations a model may have: enough, and no way to run out of memory.
+const MOST: usize = 1 << 20;
+
+/// How large a model is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size {
+    /// How many workers it is of (the paper's n).
+    pub workers: usize,
+    /// How many iterations its guide looks back on (ℓ).
+    pub lag: usize,
+    /// How many numbers the cluster's state is.
+    pub latent: usize,
+    /// How many units hidden layers have.
+    pub hidden: usize,
+}
+
+impl Size {
+    /// The model's tensors by name: those of a dense layer are inputs × outputs.
+    pub fn shapes(&self) -> Vec<(String, Vec<usize>)> {
+        let Size { workers, latent, hidden, .. } = *self;
+        let dense = [
+            ("gate1", latent, hidden),
+            ("gate2", hidden, latent),
+            ("proposal1", latent, hidden),
+            ("proposal2", hidden, latent),
+            ("carry", latent, latent),
+            ("drift", latent, latent),
+            ("mean1", latent, hidden),
+            ("mean2", hidden, workers),
+            ("noise1", workers, hidden),
+            ("noise2", hidden, workers),
+            ("left", workers, hidden),
+            ("right", workers, hidden),
+            ("past", latent, hidden),
+            ("guess", hidden, latent),
+            ("doubt", latent, latent),
+        ];
+        let layers = dense.into_iter().flat_map(|(name, inputs, outputs)| {
+            [(format!("{name}.weight"), vec![inputs, outputs]), (format!("{name}.bias"), vec![outputs])]
+        });
+        let states = ["left", "right"].map(|name| (format!("{name}.state"), vec![hidden, hidden]));
+        layers.chain(states).chain([("start".into(), vec![latent])]).collect()
+    }
+
+    /// What a file says of a model of this size with this [spread](DeepMarkov::spread).
+    pub fn notes(&self, spread: f64) -> impl Iterator<Item = (String, String)> {
+        let counts = [("workers", self.workers), ("lag", self.lag), ("latent", self.latent), ("hidden", self.hidden)];
+        let counts = counts.map(|(note, count)| (note.into(), count.to_string()));
+        let others = [("kind", KIND.into()), ("normalization", NORMALIZATION.into()), ("spread", spread.to_string())];
+        counts.into_iter().chain(others.map(|(note, text)| (note.into(), text)))
+    }
+}
+
+/// How run-times are made independent of network and batch size: see [`scale`].
+const NORMALIZATION: &str = "2 x mean of the first lag";
+
+/// What run-times are divided by: twice the mean of the first iterations, as many as the guide looks back on (section
+/// 3.1.3). Iterations that are out of all proportion don't count: the very first, when real workers warm up, may take a
+/// hundred times as long as the others.
+pub fn scale(window: &[Vec<f64>]) -> f64 {
+    const OUT_OF_PROPORTION: f64 = 3.0;
+    let mean = |times: &Vec<f64>| times.iter().sum::<f64>() / times.len() as f64;
+    let mut means: Vec<f64> = window.iter().map(mean).collect();
+    means.sort_by(f64::total_cmp);
+    let most = means.get(means.len() / 2).map_or(0.0, |median| OUT_OF_PROPORTION * median);
+    let usual = window.iter().filter(|times| mean(times) <= most);
+    let (count, sum) = usual.flatten().fold((0, 0.0), |(count, sum), time| (count + 1, sum + time));
+    2.0 * sum / f64::from(count.max(1))
+}
+
+/// Independent normal distributions, one per unit and lane.
+#[derive(Debug, Clone)]
+pub(super) struct Normals {
+    pub(super) means: Vec<f32>,
+    pub(super) deviations: Vec<f32>,
+}
+
+/// A deep Markov model of a cluster's run-times with the guide for it (Cutoff SGD, sections 3.1.2 and 3.1.3).
+///
+/// Where the paper is silent or can't be meant as printed: the emission's mean is of zₜ, not zₜ₋₁; the guide sees xₜ from
+/// both sides, as in Krishnan et al. (2017), since otherwise z_T would know nothing of the newest observation; H, J and L
+/// are deviations; before the window the state is the same for all windows, and learnt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeepMarkov {
+    size: Size,
+    spread: f64,
+    gate: [Dense; 2],
+    proposal: [Dense; 2],
+    carry: Dense,
+    drift: Dense,
+    mean: [Dense; 2],
+    noise: [Dense; 2],
+    left: Dense,
+    left_state: Vec<f32>,
+    right: Dense,
+    right_state: Vec<f32>,
+    past: Dense,
+    guess: Dense,
+    doubt: Dense,
+    start: Vec<f32>,
+}
+
+/// An observation as the guide's two recurrent networks take it in.
+#[derive(Debug, Clone)]
+pub(super) struct Seen {
+    left: Vec<f32>,
+    right: Vec<f32>,
+}
+
+impl DeepMarkov {
+    /// The model that was learnt.
+    ///
+    /// # Errors
+    /// If it is another kind of thing, or not whole.
+    pub fn new(pretrained: &Pretrained) -> Result<Self, PretrainedError> {
+        for (note, expected) in [("kind", KIND), ("normalization", NORMALIZATION)] {
+            let found = pretrained.note(note)?;
+            if found != expected {
+                return Err(PretrainedError::BadNote { note, found: found.into(), allowed: expected.into() });
+            }
+        }
+        let size = Size {
+            workers: pretrained.count("workers", MOST)?,
+            lag: pretrained.count("lag", MOST)?,
+            latent: pretrained.count("latent", MOST)?,
+            hidden: pretrained.count("hidden", MOST)?,
+        };
+        let text = pretrained.note("spread")?;
+        let spread = text.parse().ok().filter(|spread: &f64| spread.is_finite() && *spread > 0.0);
+        let allowed = || "a number above 0".into();
+        let spread = spread.ok_or_else(|| PretrainedError::BadNote {
+            note: "spread",
+            found: text.into(),
+            allowed: allowed(),
+        })?;
+        DeepMarkov::of(size, &pretrained.tensors, spread)
+    }
+
+    /// The model of these tensors with this [spread](DeepMarkov::spread).
+    ///
+    /// # Errors
+    /// If one is missing, of another shape, not finite, or one too many.
+    pub fn of(size: Size, tensors: &Tensors, spread: f64) -> Result<Self, PretrainedError> {
+        let shapes = size.shapes();
+        for (name, expected) in &shapes {
+            let (found, values) =
+                tensors.get(name).ok_or_else(|| PretrainedError::MissingTensor { name: name.clone() })?;
+            if found != expected || values.len() != expected.iter().product::<usize>() {
+                let (name, found, expected) = (name.clone(), found.clone(), expected.clone());
+                return Err(PretrainedError::WrongShape { name, found, expected });
+            }
+            if !values.iter().all(|value| value.is_finite()) {
+                return Err(PretrainedError::NotFinite { name: name.clone() });
+            }
+        }
+        if let Some(name) = tensors.keys().find(|name| !shapes.iter().any(|(known, _)| known == *name)) {
+            return Err(PretrainedError::UnknownTensor { name: name.clone() });
+        }
+        let dense = |name| Dense::take(tensors, name);
+        Ok(DeepMarkov {
+            size,
+            spread,
+            gate: [dense("gate1")?, dense("gate2")?],
+            proposal: [dense("proposal1")?, dense("proposal2")?],
+            carry: dense("carry")?,
+            drift: dense("drift")?,
+            mean: [dense("mean1")?, dense("mean2")?],
+            noise: [dense("noise1")?, dense("noise2")?],
+            left: dense("left")?,
+            left_state: take(tensors, "left.state")?,
+            right: dense("right")?,
+            right_state: take(tensors, "right.state")?,
+            past: dense("past")?,
+            guess: dense("guess")?,
+            doubt: dense("doubt")?,
+            start: take(tensors, "start")?,
+        })
+    }
+
+    /// The model, if it is of so many workers.
+    ///
+    /// # Errors
+    /// If it is of others.
+    pub fn for_workers(self, workers: usize) -> Result<Self, PretrainedError> {
+        let found = self.size.workers;
+        if found == workers { Ok(self) } else { Err(PretrainedError::OtherWorkers { found, expected: workers }) }
+    }
+
+    /// How large it is.
+    pub fn size(&self) -> Size {
+        self.size
+    }
+
+    /// By how much order statistics deviate more from their forecasts than the model's draws do from each other; found where
+    /// it was validated.
+    pub fn spread(&self) -> f64 {
+        self.spread
+    }
+
+    /// The state before a window, in each lane.
+    pub(super) fn start(&self, lanes: usize) -> Vec<f32> {
+        self.start.iter().flat_map(|&value| std::iter::repeat_n(value, lanes)).collect()
+    }
+
+    /// p(zₜ | zₜ₋₁): the gated transition G, H.
+    pub(super) fn transition(&self, state: &[f32], lanes: usize) -> Normals {
+        let two = |[first, second]: &[Dense; 2]| second.forward(&relu(first.forward(state, lanes)), lanes);
+        let gate = map(two(&self.gate), sigmoid);
+        let proposal = two(&self.proposal);
+        let mut means = self.carry.forward(state, lanes);
+        for ((mean, gate), proposal) in means.iter_mut().zip(&gate).zip(&proposal) {
+            *mean = (1.0 - gate) * *mean + gate * proposal;
+        }
+        let deviations = map(self.drift.forward(&relu(means.clone()), lanes), softplus);
+        Normals { means, deviations }
+    }
+
+    /// p(xₜ | zₜ): the emission I, J.
+    pub(super) fn emission(&self, state: &[f32], lanes: usize) -> Normals {
+        let means = self.mean[1].forward(&self.mean[0].forward(state, lanes), lanes);
+        let hidden = relu(self.noise[0].forward(&means, lanes));
+        let deviations = map(self.noise[1].forward(&hidden, lanes), softplus);
+        Normals { means, deviations }
+    }
+
+    /// An observation, normalized, as the guide takes it in.
+    pub(super) fn see(&self, times: &[f32]) -> Seen {
+        Seen { left: self.left.forward(times, 1), right: self.right.forward(times, 1) }
+    }
+
+    /// h_left + h_right for each observation of a window.
+    pub(super) fn context<'a>(&self, window: impl DoubleEndedIterator<Item = &'a Seen> + Clone) -> Vec<Vec<f32>> {
+        let run = |weight: &[f32], inputs: &mut dyn Iterator<Item = &Vec<f32>>| {
+            let mut state = vec![0.0; self.size.hidden];
+            let step = |input: &Vec<f32>| {
+                let mut next = input.clone();
+                multiply(weight, &state, 1, &mut next);
+                state = relu(next);
+                state.clone()
+            };
+            inputs.map(step).collect::<Vec<_>>()
+        };
+        let left = run(&self.left_state, &mut window.clone().map(|seen| &seen.left));
+        let right = run(&self.right_state, &mut window.rev().map(|seen| &seen.right));
+        let sum =
+            |(left, right): (Vec<f32>, Vec<f32>)| left.iter().zip(right).map(|(left, right)| left + right).collect();
+        left.into_iter().zip(right.into_iter().rev()).map(sum).collect()
+    }
+
+    /// q(zₜ | zₜ₋₁, x): the guide K, L, given [`context`](DeepMarkov::context) of xₜ.
+    pub(super) fn guide(&self, state: &[f32], context: &[f32], lanes: usize) -> Normals {
+        let mut hidden = map(self.past.forward(state, lanes), f32::tanh);
+        for (hidden, context) in hidden.chunks_exact_mut(lanes).zip(context) {
+            hidden.iter_mut().for_each(|value| *value = (*value + context) / 3.0);
+        }
+        let means = self.guess.forward(&hidden, lanes);
+        let deviations = map(self.doubt.forward(&means, lanes), softplus);
+        Normals { means, deviations }
+    }
+}
+
+impl Normals {
+    /// A draw of each, with noise that is standard normal.
+    pub(super) fn draw(&self, mut noise: impl FnMut() -> f32) -> Vec<f32> {
+        self.means.iter().zip(&self.deviations).map(|(mean, deviation)| mean + deviation * noise()).collect()
+    }
+}

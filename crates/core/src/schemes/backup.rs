@@ -1,0 +1,20 @@
+//! `backup`: static backup workers; the first k of n gradients make an iteration (Chen et al., 2016).
+
+use super::{Settings, Setup, SpecError};
+use crate::rounds::{Quorum, Rounds};
+use crate::{Scheme, Time};
+
+/// Always the same k.
+pub(super) struct Fixed(pub(super) usize);
+
+impl Quorum for Fixed {
+    fn choose(&mut self, _now: Time, _live: usize) -> usize {
+        self.0
+    }
+}
+
+pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
+    let k = settings.required("k", 1..=setup.workers)?;
+    let dispatch = settings.dispatch(setup)?;
+    Ok(Box::new(Rounds::new(Fixed(k), dispatch, setup.batch)))
+}

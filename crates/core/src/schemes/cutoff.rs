@@ -1,0 +1,212 @@
+//! `cutoff`: wait for as many as are predicted to give the most gradients per time, and interrupt the others (Teng and
+//! Wood, 2018).
+
+use std::sync::Arc;
+
+use super::{Settings, Setup, SpecError};
+use crate::rounds::{Arrival, Quorum, Rounds};
+use crate::run_times::{Amortized, DeepMarkov, Draws, Forecast, IndependentNormal, Oracle, RunTimePredictor, SAMPLES};
+use crate::{Aggregate, Choice, Dispatch, Estimate, Reason, Scheme, Span, Time, WorkerId};
+
+/// The shortest time there is: run-times are above 0.
+const LEAST: Span = Span(1);
+
+/// Iterations that are looked back on (the paper's ℓ).
+const LAG: usize = 20;
+
+/// k is where the predicted throughput is largest.
+struct Cutoff {
+    predictor: Box<dyn RunTimePredictor>,
+    /// The seed of what is made up for run-times that nobody saw.
+    seed: u64,
+    iteration: u64,
+    /// When the iteration under way began, and who was there.
+    began: Time,
+    workers: Vec<WorkerId>,
+    /// What was predicted of it.
+    forecast: Option<Forecast>,
+    /// Its run-times so far, in seconds by rank.
+    seen: Vec<Option<f64>>,
+}
+
+impl Cutoff {
+    /// Of `workers` at first.
+    fn new(predictor: Box<dyn RunTimePredictor>, workers: usize, seed: u64) -> Self {
+        let seen = vec![None; workers];
+        Cutoff { predictor, seed, iteration: 0, began: Time::START, workers: Vec::new(), forecast: None, seen }
+    }
+
+    /// All run-times of the iteration that ends `now`. Those that were cut off are drawn from what was predicted of them,
+    /// as far as it is above the time they had already taken (section 4.2); those of who was not there all the time, from
+    /// all of it.
+    fn complete(&self, now: Time) -> Vec<f64> {
+        let cut = now.since(self.began).seconds();
+        let known = self.seen.iter().flatten();
+        let mean = known.clone().sum::<f64>() / known.count().max(1) as f64;
+        let time = |(rank, seen): (usize, &Option<f64>)| {
+            let worker = WorkerId(rank as u32);
+            let bound = if self.workers.binary_search(&worker).is_ok() { cut } else { 0.0 };
+            let made_up = || match &self.forecast {
+                Some(forecast) => {
+                    let mut draws = Draws::at(&[self.seed, self.iteration, rank as u64]);
+                    forecast.worker(worker).draw_above(bound, &mut draws)
+                }
+                None => mean.max(bound),
+            };
+            seen.unwrap_or_else(made_up).max(LEAST.seconds())
+        };
+        self.seen.iter().enumerate().map(time).collect()
+    }
+}
+
+impl Quorum for Cutoff {
+    fn begin(&mut self, workers: &[WorkerId]) {
+        self.workers = workers.to_vec();
+        let seats = workers.last().map_or(0, |last| last.index() + 1);
+        self.seen.resize(self.seen.len().max(seats), None);
+        self.forecast = self.predictor.predict(workers);
+    }
+
+    fn choose(&mut self, now: Time, _live: usize) -> usize {
+        self.began = now;
+        self.forecast.as_ref().map_or(usize::MAX, Forecast::cutoff)
+    }
+
+    fn reason(&self, waited_for: usize, live: usize) -> Reason {
+        let ranks = self.forecast.as_ref().map(|forecast| &forecast.ranks);
+        let expected = ranks.and_then(|ranks| ranks.get(waited_for - 1));
+        let estimate = expected.map(|time| Estimate { gain: waited_for as f64, seconds: time.mean });
+        let choice = if self.forecast.is_some() { Choice::BestRate } else { Choice::NothingKnown };
+        Reason::Chosen { waited_for: waited_for as u32, workers: live as u32, choice, estimate }
+    }
+
+    fn on_arrival(&mut self, arrival: &Arrival) {
+        // What a worker has left over from an earlier iteration was made up for when that ended.
+        if arrival.timely {
+            let index = arrival.worker.index();
+            self.seen.resize(self.seen.len().max(index + 1), None);
+            self.seen[index] = Some(arrival.now.since(arrival.started).seconds());
+        }
+    }
+
+    fn on_committed(&mut self, now: Time, _updates: usize, _aggregate: Option<&Aggregate>) {
+        let times = self.complete(now);
+        self.predictor.observe(&times);
+        self.seen.fill(None);
+        self.iteration += 1;
+    }
+}
+
+/// Which predictor.
+#[derive(Clone, Copy)]
+enum Kind {
+    Normal,
+    DeepMarkov,
+    Oracle,
+}
+
+pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
+    let kinds = [("normal", Kind::Normal), ("dmm", Kind::DeepMarkov), ("oracle", Kind::Oracle)];
+    let kind = settings.choice("predictor", &kinds)?;
+    let seed = settings.optional("seed", 1, 0..=u64::MAX)?;
+    let predictor: Box<dyn RunTimePredictor> = match kind {
+        Kind::Normal => Box::new(IndependentNormal::new(settings.optional("lag", LAG, 1..=100_000)?)),
+        Kind::DeepMarkov => {
+            let pretrained = settings
+                .pretrained()
+                .ok_or_else(|| settings.missing("model", "FILE, as made by paceline predictor train"))?;
+            let model = DeepMarkov::new(pretrained).and_then(|model| model.for_workers(setup.workers));
+            let model = model.map_err(|error| settings.unfit("model", format!("a model of this cluster; {error}")))?;
+            Box::new(Amortized::new(Arc::new(model), settings.optional("samples", SAMPLES, 2..=100_000)?, seed))
+        }
+        Kind::Oracle => {
+            let foresight = settings.foresight().cloned();
+            Box::new(Oracle(foresight.ok_or_else(|| {
+                settings.unfit("predictor", "normal or dmm here, since only the simulator knows the future".into())
+            })?))
+        }
+    };
+    let dispatch = settings.dispatch_or(Dispatch::PushInterrupt, setup)?;
+    Ok(Box::new(Rounds::new(Cutoff::new(predictor, setup.workers, seed), dispatch, setup.batch)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::Version;
+    use crate::run_times::Normal;
+
+    /// Predicts the same again and again, and remembers what it was told.
+    struct Told(Forecast, Arc<Mutex<Vec<Vec<f64>>>>);
+
+    impl RunTimePredictor for Told {
+        fn observe(&mut self, times: &[f64]) {
+            self.1.lock().unwrap().push(times.to_vec());
+        }
+
+        fn predict(&mut self, _workers: &[WorkerId]) -> Option<Forecast> {
+            Some(self.0.clone())
+        }
+    }
+
+    fn arrive(rule: &mut Cutoff, worker: u32, seconds: f64) {
+        let now = rule.began + Span::from_seconds(seconds);
+        rule.on_arrival(&Arrival {
+            worker: WorkerId(worker),
+            version: Version(0),
+            timely: true,
+            compute: Span::ZERO,
+            started: rule.began,
+            now,
+        });
+    }
+
+    fn ranks(count: u32) -> Vec<WorkerId> {
+        (0..count).map(WorkerId).collect()
+    }
+
+    #[test]
+    fn what_was_cut_off_is_made_up_for_above_the_cut() {
+        let slow = Normal { mean: 3.0, deviation: 0.2 };
+        let fast = Normal { mean: 1.0, deviation: 0.1 };
+        let forecast = Forecast { workers: vec![fast, fast, slow, slow], ranks: vec![fast, fast, slow, slow] };
+        let told = Arc::default();
+        let mut rule = Cutoff::new(Box::new(Told(forecast, Arc::clone(&told))), 4, 1);
+        for iteration in 0..1000 {
+            // The last one comes too late to be cut off.
+            rule.begin(&ranks(3));
+            assert_eq!(rule.choose(Time(iteration * 10_000_000_000), 3), 2);
+            arrive(&mut rule, 0, 1.0);
+            arrive(&mut rule, 1, 2.9);
+            rule.on_committed(rule.began + Span::from_seconds(2.9), 2, None);
+        }
+        let told = told.lock().unwrap();
+        assert!(told.iter().all(|times| times[..2] == [1.0, 2.9]));
+        let mean = |rank: usize| told.iter().map(|times| times[rank]).sum::<f64>() / told.len() as f64;
+        assert!(told.iter().all(|times| times[2] >= 2.9));
+        // The mean of a normal variable above half a deviation below its mean: μ + σ φ(½)/Φ(½).
+        assert!((mean(2) - (3.0 + 0.2 * 0.3521 / 0.6915)).abs() < 0.02, "{}", mean(2));
+        assert!((mean(3) - 3.0).abs() < 0.02 && told.iter().any(|times| times[3] < 2.8), "{}", mean(3));
+    }
+
+    #[test]
+    fn persistent_stragglers_are_left_behind() {
+        let mut rule = Cutoff::new(Box::new(IndependentNormal::new(LAG)), 8, 1);
+        rule.begin(&ranks(1));
+        assert_eq!(rule.choose(Time::START, 1), usize::MAX);
+        assert!(matches!(rule.reason(8, 8), Reason::Chosen { choice: Choice::NothingKnown, estimate: None, .. }));
+        for worker in 0..8 {
+            arrive(&mut rule, worker, if worker == 3 { 20.0 } else { 1.0 + 0.01 * f64::from(worker) });
+        }
+        rule.on_committed(Time(20_000_000_000), 8, None);
+        rule.begin(&ranks(8));
+        let k = rule.choose(Time(20_000_000_000), 8);
+        assert!((1..8).contains(&k), "{k}");
+        let Reason::Chosen { choice: Choice::BestRate, estimate: Some(estimate), .. } = rule.reason(k, 8) else {
+            panic!("{:?}", rule.reason(k, 8));
+        };
+        assert_eq!(estimate.gain, k as f64);
+    }
+}

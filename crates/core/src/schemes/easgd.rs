@@ -1,0 +1,18 @@
+//! `easgd`: synchronous elastic averaging; replicas explore on their own, tied to the model by a spring (Zhang,
+//! Choromanska & LeCun, 2015).
+//!
+//! Every τ iterations the model moves by β of the mean distance to the replicas, and each replica by α = β/n of its
+//! distance to the model. The model moves first: replicas are drawn to where it has gone.
+
+use super::local_sgd::Fixed;
+use super::{Settings, Setup, SpecError};
+use crate::local_rounds::LocalRounds;
+use crate::{ReplicaStart, Scheme};
+
+pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
+    let iterations = settings.optional("tau", 10, 1..=1_000_000)?;
+    let beta: f32 = settings.optional("beta", 0.9, 0.001..=1.0)?;
+    let pull = beta / setup.workers.max(1) as f32;
+    let pace = Fixed { iterations, start: ReplicaStart::Replica { pull } };
+    Ok(Box::new(LocalRounds::new(pace, beta, setup.batch)))
+}

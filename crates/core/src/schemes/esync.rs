@@ -1,0 +1,62 @@
+//! `esync`: the fast iterate locally until the slowest is about to finish (Li, Zhou & Yu, 2020).
+
+use super::{Settings, Setup, SpecError};
+use crate::local_rounds::{LocalRounds, Pace, Verdict};
+use crate::{
+    LocalLength, LocalWork, QueryMode, Question, Reason, ReplicaStart, Scheme, Span, StateServer, Time, Update,
+    WorkerId,
+};
+
+struct Esync {
+    mode: QueryMode,
+    state: StateServer,
+}
+
+impl Pace for Esync {
+    fn on_start(&mut self, now: Time, worker: WorkerId) {
+        self.state.start(now, worker);
+    }
+
+    fn work(&mut self, now: Time, worker: WorkerId, reason: Reason) -> (LocalWork, Reason) {
+        let (length, reason) = match self.mode {
+            QueryMode::Blocking => (LocalLength::AskAndWait, reason),
+            // A slow worker would go on while its question is under way, only to drop that; what it would be told is
+            // known.
+            QueryMode::NonBlocking if self.state.foresees_ready(now, worker) => {
+                (LocalLength::Iterations(1), Reason::AmongTheSlowest)
+            }
+            QueryMode::NonBlocking => (LocalLength::AskAndContinue, reason),
+        };
+        (LocalWork { start: ReplicaStart::Model, length }, reason)
+    }
+
+    fn on_asked(&mut self, now: Time, question: &Question) -> Verdict {
+        let worker = question.task.worker;
+        let answer = self.state.query(now, worker, question.iterations, question.report.compute);
+        let Some((slowest, rest)) = answer.slowest else { return Verdict::Collect(Reason::AllReady) };
+        let iteration = answer.iteration;
+        if answer.ready {
+            Verdict::Collect(Reason::NoTimeForMore { iteration, slowest, rest })
+        } else {
+            Verdict::GoOn(Reason::TimeForMore { iteration, slowest, rest })
+        }
+    }
+
+    fn on_reported(&mut self, now: Time, update: &Update) {
+        if update.work.length() == Some(LocalLength::Iterations(1)) {
+            self.state.finish(now, update.task.worker, update.report.compute);
+        }
+    }
+
+    fn on_left(&mut self, worker: WorkerId) {
+        self.state.leave(worker);
+    }
+}
+
+pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
+    let modes = [("blocking", QueryMode::Blocking), ("non-blocking", QueryMode::NonBlocking)];
+    let mode = settings.choice("mode", &modes)?;
+    let margin = Span::from_seconds(settings.optional("margin", 0.001, 0.0..=3600.0)?);
+    let state = StateServer::new(mode, margin);
+    Ok(Box::new(LocalRounds::new(Esync { mode, state }, settings.global_rate()?, setup.batch)))
+}

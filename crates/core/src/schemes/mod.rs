@@ -1,0 +1,221 @@
+//! The schemes, one file each, and the catalogue that finds them by name.
+
+mod adacomm;
+mod adasync;
+mod asp;
+mod b_dbw;
+mod backup;
+mod bsp;
+mod cutoff;
+mod dbw;
+mod dc_asgd;
+mod dssp;
+mod easgd;
+mod elastic_bsp;
+mod esync;
+mod lb_bsp;
+mod local_sgd;
+mod settings;
+mod ssp;
+
+use crate::{Dispatch, Scheme};
+
+use settings::Settings;
+pub use settings::{BuildContext, SchemeSpec, SpecError};
+
+/// What a scheme is built for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Setup {
+    /// How many workers the run starts with.
+    pub workers: usize,
+    /// Samples per worker and iteration.
+    pub batch: u32,
+    /// How work is handed out, if the user chose.
+    pub dispatch: Option<Dispatch>,
+}
+
+type Build = fn(&Settings<'_>, &Setup) -> Result<Box<dyn Scheme>, SpecError>;
+
+/// A scheme in the catalogue.
+#[derive(Debug)]
+pub struct SchemeEntry {
+    /// The name it is chosen by.
+    pub name: &'static str,
+    /// What it does, in a line.
+    pub summary: &'static str,
+    /// Its settings: key and meaning with default.
+    pub settings: &'static [(&'static str, &'static str)],
+    /// Whether it waits for k of n, so that work can be handed out in several ways.
+    pub dispatches: bool,
+    build: Build,
+}
+
+// What dbw and b-dbw have in common.
+const FORMULAS: (&str, &str) =
+    ("formulas", "robust (estimates that hold out against noise) or printed (the paper's); default robust");
+const BETA: (&str, &str) =
+    ("beta", "wait for more than before when the loss has risen by more than this factor; default 1.01");
+const MEMORY: (&str, &str) =
+    ("memory", "which round trips count: all, window-N (iterations) or discount-FACTOR (per iteration); default all");
+
+/// A setting of those that average replicas.
+const GLOBAL_RATE: (&str, &str) =
+    ("rate", "global learning rate: how far the model moves towards the mean replica; default 1");
+
+/// All schemes there are.
+pub const CATALOGUE: &[SchemeEntry] = &[
+    SchemeEntry {
+        name: "bsp",
+        summary: "wait for every worker in every iteration",
+        settings: &[],
+        dispatches: true,
+        build: bsp::build,
+    },
+    SchemeEntry {
+        name: "backup",
+        summary: "wait for the first k workers in every iteration",
+        settings: &[("k", "gradients to wait for, 1 to the number of workers; required")],
+        dispatches: true,
+        build: backup::build,
+    },
+    SchemeEntry {
+        name: "dbw",
+        summary: "wait for as many as lower the loss fastest, chosen in every iteration",
+        settings: &[
+            ("window", "iterations that estimates of the gradient and its noise are averaged over; default 5"),
+            FORMULAS,
+            BETA,
+            MEMORY,
+        ],
+        dispatches: true,
+        build: dbw::build,
+    },
+    SchemeEntry {
+        name: "b-dbw",
+        summary: "wait for as many as give the most gradients per time, chosen in every iteration",
+        settings: &[FORMULAS, BETA, MEMORY],
+        dispatches: true,
+        build: b_dbw::build,
+    },
+    SchemeEntry {
+        name: "adasync",
+        summary: "wait for more and more as the loss falls",
+        settings: &[("first", "gradients to wait for in the first iteration; default 1")],
+        dispatches: true,
+        build: adasync::build,
+    },
+    SchemeEntry {
+        name: "cutoff",
+        summary: "wait for as many as are predicted to give the most gradients per time, interrupt the others",
+        settings: &[
+            (
+                "predictor",
+                "of run-times: normal (independent, all alike), dmm (a model pretrained of this cluster) or oracle (simulated \
+                 only); default normal",
+            ),
+            ("model", "file of the model for dmm, which `paceline predictor train` makes"),
+            ("samples", "draws that dmm predicts from; default 32"),
+            ("lag", "iterations that normal looks back on; default 20"),
+            ("seed", "of dmm's draws, and of what is made up for run-times cut off; default 1"),
+        ],
+        dispatches: true,
+        build: cutoff::build,
+    },
+    SchemeEntry {
+        name: "lb-bsp",
+        summary: "wait for every worker, but give each as many samples as it can do in the others' time",
+        settings: &[
+            ("mode", "cpu (predict speeds) or gpu (measure each device at first); default cpu"),
+            ("predictor", "of speeds: narx, memoryless, ema, arima, rnn or lstm; default narx"),
+            ("warm-up", "iterations that ema serves while a network learns; default 500"),
+            ("weights", "what the network starts from, numbers with / between them; default nothing learnt"),
+            ("update", "blocking (sizes by the newest reports) or non-blocking (made beforehand); default by mode"),
+            ("change", "share of the iteration's time that new sizes must save to be adopted; default 0.01"),
+            ("least", "fewest samples of a worker; default 1"),
+            ("most", "most samples of a worker; default as many as fit"),
+            ("k", "gradients to wait for; default all"),
+        ],
+        dispatches: true,
+        build: lb_bsp::build,
+    },
+    SchemeEntry {
+        name: "asp",
+        summary: "never wait: apply every update as it arrives",
+        settings: &[],
+        dispatches: false,
+        build: asp::build,
+    },
+    SchemeEntry {
+        name: "ssp",
+        summary: "apply on arrival, but let nobody run too far ahead of the slowest",
+        settings: &[("staleness", "iterations a worker may be ahead; default 3")],
+        dispatches: false,
+        build: ssp::build,
+    },
+    SchemeEntry {
+        name: "dssp",
+        summary: "like ssp, with the bound chosen at run time where waiting is predicted to be least",
+        settings: &[
+            ("min", "lower end of the bound; default 3"),
+            ("max", "upper end of the bound; default 15 or min, whichever is larger"),
+        ],
+        dispatches: false,
+        build: dssp::build,
+    },
+    SchemeEntry {
+        name: "elastic-bsp",
+        summary: "apply on arrival up to a barrier, which is put where waiting is predicted to be least",
+        settings: &[
+            ("r", "iterations of each worker to look ahead for the barrier; default 15"),
+            ("interval", "predict last (the last interval again), ema or median (of the last 5); default last"),
+        ],
+        dispatches: false,
+        build: elastic_bsp::build,
+    },
+    SchemeEntry {
+        name: "dc-asgd",
+        summary: "like asp, with stale gradients corrected for the steps made since",
+        settings: &[("lambda", "strength of the correction; default 0.04")],
+        dispatches: false,
+        build: dc_asgd::build,
+    },
+    SchemeEntry {
+        name: "esync",
+        summary: "the fast iterate locally until the slowest is about to finish, then replicas are averaged",
+        settings: &[
+            ("mode", "blocking (workers wait for the answer whether to go on) or non-blocking; default blocking"),
+            ("margin", "seconds added to the time of an iteration when asking if one more fits in; default 0.001"),
+            GLOBAL_RATE,
+        ],
+        dispatches: false,
+        build: esync::build,
+    },
+    SchemeEntry {
+        name: "local-sgd",
+        summary: "everyone iterates locally equally often, then replicas are averaged",
+        settings: &[("tau", "local iterations per round; required"), GLOBAL_RATE],
+        dispatches: false,
+        build: local_sgd::build,
+    },
+    SchemeEntry {
+        name: "adacomm",
+        summary: "like local-sgd, with ever fewer iterations per round as the loss falls",
+        settings: &[
+            ("tau", "local iterations per round at first; default 20"),
+            ("interval", "seconds after which their number is reconsidered; default 60"),
+            GLOBAL_RATE,
+        ],
+        dispatches: false,
+        build: adacomm::build,
+    },
+    SchemeEntry {
+        name: "easgd",
+        summary: "everyone goes on with its own replica, model and replicas drawing each other",
+        settings: &[
+            ("tau", "local iterations between exchanges; default 10"),
+            ("beta", "how far the model moves towards the mean replica, 0.001 to 1; default 0.9"),
+        ],
+        dispatches: false,
+        build: easgd::build,
+    },
+];

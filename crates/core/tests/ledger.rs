@@ -1,0 +1,290 @@
+//! The ledger catches schemes that break its laws, and refuses events that can't be.
+
+use paceline_core::{
+    Action, CommitStep, Event, Law, Ledger, LedgerError, LocalLength, LocalWork, Question, Reason, Refusal,
+    ReplicaStart, Report, SampleCounts, Scheme, Span, TaskId, Time, Turn, Until, Update, Version, Work, WorkerId,
+};
+
+type OnJoined = fn(&mut Turn<'_>, WorkerId);
+type OnReported = fn(&mut Turn<'_>, &Update);
+
+/// A scheme made of two functions; nothing happens when a worker leaves.
+struct Made(OnJoined, OnReported);
+
+impl Scheme for Made {
+    fn on_joined(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
+        self.0(turn, worker);
+    }
+    fn on_left(&mut self, _turn: &mut Turn<'_>, _worker: WorkerId) {}
+    fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update) {
+        self.1(turn, update);
+    }
+    fn on_timer(&mut self, turn: &mut Turn<'_>) {
+        while let Some(worker) = turn.next_unsettled() {
+            turn.assign(worker, 1, Reason::Free);
+        }
+    }
+}
+
+fn work(turn: &mut Turn<'_>, worker: WorkerId) {
+    turn.assign(worker, 1, Reason::Joined);
+}
+
+fn ledger(on_joined: OnJoined, on_reported: OnReported) -> Ledger {
+    Ledger::new(Box::new(Made(on_joined, on_reported)))
+}
+
+const ZERO: WorkerId = WorkerId(0);
+const ONE: WorkerId = WorkerId(1);
+
+fn reported(worker: WorkerId, number: u64) -> Event {
+    Event::Reported { task: TaskId { worker, number }, report: Report { compute: Span(1), ..Report::default() } }
+}
+
+/// Two workers join, then the first one's task is reported; the law broken on the way.
+fn law_broken(on_joined: OnJoined, on_reported: OnReported) -> Law {
+    let mut ledger = ledger(on_joined, on_reported);
+    let events = [Event::Joined { worker: ZERO }, Event::Joined { worker: ONE }, reported(ZERO, 0)];
+    for event in events {
+        match ledger.handle(Time(1), event) {
+            Ok(_) => {}
+            Err(LedgerError::Broken(broken)) => {
+                assert!(broken.history.last().is_some(), "a broken law comes with its history");
+                return broken.law;
+            }
+            Err(LedgerError::Refused(refusal)) => panic!("{refusal}"),
+        }
+    }
+    panic!("no law broken");
+}
+
+#[test]
+fn broken_laws_are_told_apart() {
+    let nothing: OnReported = |_, _| {};
+    let task = TaskId { worker: ZERO, number: 0 };
+    assert_eq!(law_broken(|_, _| {}, nothing), Law::Forgotten { worker: ZERO });
+    assert_eq!(law_broken(work, nothing), Law::Forgotten { worker: ZERO });
+    assert_eq!(
+        law_broken(|turn, worker| turn.assign(worker, 0, Reason::Joined), nothing),
+        Law::NoSamples { worker: ZERO }
+    );
+    assert_eq!(
+        law_broken(|turn, _| turn.assign(WorkerId(7), 1, Reason::Joined), nothing),
+        Law::AssignedToNobody { worker: WorkerId(7) }
+    );
+    assert_eq!(law_broken(|turn, worker| turn.interrupt(worker, Reason::Superseded), nothing), {
+        Law::NothingToInterrupt { worker: ZERO }
+    });
+    assert_eq!(law_broken(|turn, worker| turn.hold(worker, Until::Commit, Reason::Contributed), nothing), {
+        Law::WaitsForNothing { worker: ZERO, until: Until::Commit }
+    });
+    assert_eq!(law_broken(|turn, worker| turn.hold(worker, Until::Timer, Reason::Contributed), nothing), {
+        Law::WaitsForNothing { worker: ZERO, until: Until::Timer }
+    });
+    assert_eq!(
+        law_broken(
+            |turn, worker| {
+                work(turn, worker);
+                turn.hold(worker, Until::Commit, Reason::Contributed);
+            },
+            nothing
+        ),
+        Law::HeldWhileNotIdle { worker: ZERO }
+    );
+    assert_eq!(
+        law_broken(|turn, _| turn.wake(Span::ZERO, Reason::Joined), nothing),
+        Law::TimerInThePast { at: Time(1), now: Time(1) }
+    );
+    assert_eq!(law_broken(work, |turn, _| turn.commit(&[], Reason::OnArrival)), Law::EmptyCommit);
+    assert_eq!(
+        law_broken(work, |turn, update| {
+            turn.commit(&[update.task], Reason::OnArrival);
+            turn.discard(update.task, Reason::OnArrival);
+        }),
+        Law::NothingToSettle { task }
+    );
+    assert_eq!(
+        law_broken(work, |turn, update| turn.commit(&[update.task, update.task], Reason::OnArrival)),
+        Law::NothingToSettle { task }
+    );
+    // Worker 1 works, so waiting for it is lawful; waiting for oneself is not.
+    assert_eq!(
+        law_broken(work, |turn, _| turn.hold(ZERO, Until::Worker(ZERO), Reason::Contributed)),
+        Law::WaitsForNothing { worker: ZERO, until: Until::Worker(ZERO) }
+    );
+}
+
+#[test]
+fn wrong_events_are_refused_and_change_nothing() {
+    let mut ledger = ledger(work, |turn, update| {
+        turn.commit(&[update.task], Reason::OnArrival);
+        turn.assign(update.task.worker, 1, Reason::Free);
+    });
+    let task = |number| TaskId { worker: ZERO, number };
+    let mut handle = |now, event| ledger.handle(Time(now), event).map(<[_]>::len);
+    let refused = |refusal: Refusal| Err(LedgerError::Refused(refusal));
+    let committed = |version| Event::Committed { version: Version(version), aggregate: None };
+
+    assert_eq!(handle(5, Event::Left { worker: ZERO }), refused(Refusal::Absent(ZERO)));
+    assert_eq!(handle(5, Event::Joined { worker: ZERO }), Ok(1));
+    assert_eq!(handle(5, Event::Joined { worker: ZERO }), refused(Refusal::Present(ZERO)));
+    assert_eq!(handle(4, Event::Timer), refused(Refusal::Past { now: Time(4), latest: Time(5) }));
+    assert_eq!(handle(6, reported(ZERO, 3)), refused(Refusal::NotRunning(task(3))));
+    assert!(matches!(handle(6, committed(1)), Err(LedgerError::Refused(Refusal::OutOfTurn { .. }))));
+    assert_eq!(handle(6, reported(ZERO, 0)), Ok(2));
+    assert!(matches!(handle(6, Event::Timer), Err(LedgerError::Refused(Refusal::OutOfTurn { .. }))));
+    assert_eq!(handle(6, committed(1)), Ok(0));
+    assert_eq!(handle(7, reported(ZERO, 0)), refused(Refusal::NotRunning(task(0))));
+    assert_eq!(handle(8, Event::Left { worker: ZERO }), Ok(0));
+    assert_eq!(handle(9, reported(ZERO, 1)), refused(Refusal::NotRunning(task(1))));
+    assert_eq!(handle(9, Event::Joined { worker: ZERO }), Ok(1));
+    assert_eq!((ledger.version(), ledger.live()), (Version(1), 1));
+}
+
+#[test]
+fn a_timer_ends_the_wait_for_it() {
+    let mut ledger = ledger(
+        |turn, worker| {
+            turn.wake(Span(10), Reason::Joined);
+            turn.hold(worker, Until::Timer, Reason::Contributed);
+        },
+        |_, _| {},
+    );
+    ledger.handle(Time(0), Event::Joined { worker: ZERO }).unwrap();
+    assert_eq!(ledger.next_timer(), Some(Time(10)));
+    assert_eq!(ledger.waits_for(ZERO), Some(Until::Timer));
+    assert_eq!(ledger.handle(Time(10), Event::Timer).unwrap().len(), 1);
+    assert_eq!((ledger.next_timer(), ledger.waits_for(ZERO)), (None, None));
+}
+
+type OnAsked = fn(&mut Turn<'_>, WorkerId);
+
+/// A scheme that gives workers local iterations of one sample each and averages what comes of them.
+struct Locally(LocalLength, OnAsked);
+
+impl Locally {
+    fn give(&self, turn: &mut Turn<'_>, worker: WorkerId) {
+        turn.assign_work(
+            worker,
+            Work::Local(LocalWork { start: ReplicaStart::Model, length: self.0 }),
+            1,
+            Reason::Free,
+        );
+    }
+}
+
+impl Scheme for Locally {
+    fn on_joined(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
+        self.give(turn, worker);
+    }
+    fn on_left(&mut self, _turn: &mut Turn<'_>, _worker: WorkerId) {}
+    fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update) {
+        turn.commit_by(CommitStep::Average { rate: 1.0 }, &[update.task], Reason::OnArrival);
+        self.give(turn, update.task.worker);
+    }
+    fn on_asked(&mut self, turn: &mut Turn<'_>, question: &Question) {
+        self.1(turn, question.task.worker);
+    }
+}
+
+fn asked(number: u64, iterations: u32) -> Event {
+    Event::Asked {
+        task: TaskId { worker: ZERO, number },
+        iterations,
+        report: Report { compute: Span(1), ..Report::default() },
+    }
+}
+
+/// The law that an answer breaks.
+fn law_broken_by_answer(length: LocalLength, answer: OnAsked) -> Law {
+    let mut ledger = Ledger::new(Box::new(Locally(length, answer)));
+    ledger.handle(Time(0), Event::Joined { worker: ZERO }).unwrap();
+    ledger.handle(Time(0), Event::Joined { worker: ONE }).unwrap();
+    match ledger.handle(Time(1), asked(0, 1)) {
+        Err(LedgerError::Broken(broken)) => broken.law,
+        other => panic!("no law broken: {other:?}"),
+    }
+}
+
+#[test]
+fn answers_obey_laws_too() {
+    let nothing: OnAsked = |_, _| {};
+    assert_eq!(law_broken_by_answer(LocalLength::AskAndWait, nothing), Law::Unanswered { worker: ZERO });
+    for answer in [(|turn, _| turn.go_on(ONE, Reason::Free)) as OnAsked, |turn, _| turn.collect(ONE, Reason::Free)] {
+        assert_eq!(law_broken_by_answer(LocalLength::AskAndContinue, answer), Law::NothingAsked { worker: ONE });
+    }
+    let twice: OnAsked = |turn, worker| {
+        turn.go_on(worker, Reason::Free);
+        turn.go_on(worker, Reason::Free);
+    };
+    assert_eq!(law_broken_by_answer(LocalLength::AskAndWait, twice), Law::NothingAsked { worker: ZERO });
+    let more: OnAsked = |turn, worker| turn.assign(worker, 1, Reason::Free);
+    assert_eq!(law_broken_by_answer(LocalLength::AskAndWait, more), Law::QueuedBehindQuestions { worker: ZERO });
+    let none: OnAsked = |turn, _| turn.assign_work(WorkerId(1), Work::iterations(0), 1, Reason::Free);
+    assert_eq!(law_broken_by_answer(LocalLength::AskAndWait, none), Law::NoSamples { worker: ONE });
+    let task = TaskId { worker: ZERO, number: 0 };
+    assert_eq!(
+        law_broken(work, |turn, update| turn.commit_by(
+            CommitStep::Average { rate: 1.0 },
+            &[update.task],
+            Reason::Free
+        )),
+        Law::WrongStep { task, local: false }
+    );
+}
+
+#[test]
+fn questions_come_after_each_iteration_and_reports_when_told() {
+    let answer: OnAsked = |turn, worker| {
+        if turn.now() < Time(5) { turn.go_on(worker, Reason::Free) } else { turn.collect(worker, Reason::Free) }
+    };
+    for length in [LocalLength::AskAndWait, LocalLength::AskAndContinue] {
+        let mut ledger = Ledger::new(Box::new(Locally(length, answer)));
+        let mut handle = |now, event| ledger.handle(Time(now), event).map(<[_]>::to_vec);
+        let task = TaskId { worker: ZERO, number: 0 };
+        assert_eq!(handle(0, asked(0, 1)), Err(LedgerError::Refused(Refusal::NotRunning(task))));
+        handle(0, Event::Joined { worker: ZERO }).unwrap();
+        let mut refused = |now, event| match handle(now, event) {
+            Err(LedgerError::Refused(refusal)) => refusal,
+            other => panic!("{other:?}"),
+        };
+        assert!(matches!(refused(0, asked(0, 0)), Refusal::NoQuestion { iterations: 0, .. }));
+        assert!(matches!(refused(0, asked(0, 2)), Refusal::NoQuestion { iterations: 2, .. }));
+        assert_eq!(refused(0, reported(ZERO, 0)), Refusal::NotCollected(task));
+        let goes_on = usize::from(length == LocalLength::AskAndWait);
+        assert_eq!(handle(1, asked(0, 1)).unwrap().len(), goes_on);
+        // The answer was lost and the question is repeated.
+        assert_eq!(handle(2, asked(0, 1)).unwrap().len(), goes_on);
+        assert_eq!(handle(3, asked(0, 2)).unwrap().len(), goes_on);
+        assert_eq!(handle(6, asked(0, 2)).unwrap()[0].action, Action::Collect { task });
+        assert_eq!(handle(7, reported(ZERO, 0)).unwrap().len(), 2);
+        // The third batch was never begun or broken off.
+        assert_eq!(
+            ledger.samples(),
+            SampleCounts { issued: 4, used: 2, stale: 0, dropped: 0, reissued: 1, outstanding: 1 }
+        );
+    }
+}
+
+#[test]
+fn an_update_with_newer_work_queued_behind_it_is_never_committed() {
+    // The second worker's update makes a version; the first, still at the old one, is queued the new one behind it.
+    let on_reported = |turn: &mut Turn<'_>, update: &Update| {
+        turn.commit(&[update.task], Reason::OnArrival);
+        turn.assign(ZERO, 1, Reason::NewVersion);
+        if turn.is_idle(ONE) {
+            turn.assign(ONE, 1, Reason::NewVersion);
+        }
+    };
+    let mut ledger = ledger(work, on_reported);
+    for event in [Event::Joined { worker: ZERO }, Event::Joined { worker: ONE }, reported(ONE, 0)] {
+        ledger.handle(Time(1), event).unwrap();
+    }
+    ledger.handle(Time(1), Event::Committed { version: Version(1), aggregate: None }).unwrap();
+    match ledger.handle(Time(2), reported(ZERO, 0)) {
+        Err(LedgerError::Broken(broken)) => {
+            assert_eq!(broken.law, Law::Withheld { task: TaskId { worker: ZERO, number: 0 } });
+        }
+        other => panic!("{other:?}"),
+    }
+}

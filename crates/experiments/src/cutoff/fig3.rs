@@ -1,0 +1,66 @@
+//! Fig. 3: order statistics as they were predicted and as they came to be.
+
+use std::sync::Arc;
+
+use paceline_config::Failure;
+use paceline_core::run_times::{Amortized, DeepMarkov, IndependentNormal, RunTimePredictor, SAMPLES};
+use paceline_predictor::{Assessment, assess};
+use serde_json::json;
+
+use super::{file, mean, percent, pretrained, recorded, scenario};
+use crate::forecast_figure::forecast_figure;
+use crate::{Conditions, Findings};
+use paceline_report::tables::aligned;
+
+/// The iterations drawn, counted from 1: before and after the change.
+const DRAWN: [usize; 3] = [40, 64, 150];
+
+pub(crate) fn run(conditions: &Conditions) -> Result<Findings, Failure> {
+    let scenario = scenario(file!("fig2.toml"), conditions)?;
+    let pretrained = pretrained(conditions)?;
+    let model = Arc::new(DeepMarkov::new(&pretrained).map_err(Failure::run)?);
+    let mut found: Vec<(&str, u64, Assessment)> = Vec::new();
+    let mut panels = Vec::new();
+    for &seed in &conditions.seeds.0 {
+        let times = recorded(&scenario, seed).map_err(Failure::Run)?;
+        let lag = model.size().lag;
+        let predictors: [(&str, Box<dyn RunTimePredictor>); 2] = [
+            ("dmm", Box::new(Amortized::new(model.clone(), SAMPLES, seed))),
+            ("normal", Box::new(IndependentNormal::new(lag))),
+        ];
+        for (name, mut predictor) in predictors {
+            let (all, assessment) = assess(predictor.as_mut(), times.rows(), lag..times.rows().len());
+            found.extend(assessment.map(|assessment| (name, seed, assessment)));
+            if panels.is_empty() {
+                let drawn = all.iter().filter(|foreseen| DRAWN.contains(&(foreseen.iteration + 1)));
+                panels = drawn.map(forecast_figure).collect();
+            }
+        }
+    }
+    let mut rows = vec![["predictor", "error", "covered", "throughput"].map(String::from)];
+    for name in ["dmm", "normal"] {
+        let over = |value: fn(&Assessment) -> f64| {
+            percent(mean(found.iter().filter(|(known, ..)| *known == name).map(|(.., assessment)| value(assessment))))
+        };
+        rows.push([
+            name.into(),
+            over(|assessment| assessment.error),
+            over(|assessment| assessment.covered),
+            over(|assessment| assessment.throughput),
+        ]);
+    }
+    let text = format!(
+        "Cutoff SGD, fig. 3: run-times of 158 workers as they were predicted, held out. Error of order statistics as a share \
+         of the mean run-time; those observed within ±2 s.d. of the prediction; throughput at the predicted cutoff as a share \
+         of the largest possible.\n\n{}",
+        aligned(rows)
+    );
+    let record = |(name, seed, assessment): &(&str, u64, Assessment)| {
+        let Assessment { iterations, error, covered, throughput, .. } = assessment;
+        json!({
+            "predictor": name, "seed": seed, "iterations": iterations,
+            "error": error, "covered": covered, "throughput": throughput,
+        })
+    };
+    Ok(Findings { text, records: found.iter().map(record).collect(), panels })
+}

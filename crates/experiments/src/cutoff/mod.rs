@@ -1,0 +1,152 @@
+//! Cutoff SGD's experiments, on a simulated cluster like its small one: four hosts, 158 workers, a host that is slow until
+//! iteration 61.
+//!
+//! The model is learnt anew each time, from a recorded run of the same cluster with another seed and other episodes.
+
+mod fig2;
+mod fig3;
+mod fig4;
+
+pub(super) use fig2::run as fig2;
+pub(super) use fig3::run as fig3;
+pub(super) use fig4::run as fig4;
+
+use std::sync::Arc;
+
+use paceline_config::{Failure, Scenario, parallel};
+use paceline_core::{Pretrained, SchemeSpec};
+use paceline_predictor::{Options, RunTimes};
+use paceline_runtime::{Iteration, Monitor, Observer};
+use paceline_trace::Recorder;
+use plotters::style::RGBColor;
+
+use crate::Conditions;
+use crate::train_predictor::train_predictor;
+use paceline_report::plot::colour_of;
+use paceline_report::progress::{RunBar, bars};
+
+/// A file of `scenarios/cutoff/`, which goes with the program.
+macro_rules! file {
+    ($name:literal) => {
+        ($name, include_str!(concat!("../../scenarios/cutoff/", $name)))
+    };
+}
+use file;
+
+/// The seed of the run that the model is learnt from; others are held out.
+const LEARNT_FROM: u64 = 1_000_003;
+
+/// In the experiments' cluster, the last iteration with a slow host.
+const CHANGE: usize = 61;
+
+/// How many iterations after the change a predictor has to see it.
+const RECOVERY: usize = 25;
+
+/// A scenario of `scenarios/cutoff/`, with the user's data.
+fn scenario((name, text): (&str, &str), conditions: &Conditions) -> Result<Scenario, Failure> {
+    let mut scenario = Scenario::from_toml(name, text).map_err(Failure::Input)?;
+    if let Some(data) = &conditions.data {
+        scenario.training.data = data.clone();
+    }
+    Ok(scenario)
+}
+
+/// The run-times of a fully synchronous run.
+fn recorded(scenario: &Scenario, seed: u64) -> anyhow::Result<RunTimes> {
+    let mut recorder = Recorder::default();
+    scenario.prepare()?.simulation(&"bsp".parse()?, seed, 1)?.run(&mut recorder)?;
+    Ok(RunTimes::of_columns(recorder.finish().workers())?)
+}
+
+/// The model of the experiments' cluster.
+fn pretrained(conditions: &Conditions) -> Result<Arc<Pretrained>, Failure> {
+    let scenario = scenario(file!("recorded.toml"), conditions)?;
+    let times = recorded(&scenario, LEARNT_FROM).map_err(Failure::Run)?;
+    let trained = train_predictor(&times, &Options::default()).map_err(Failure::run)?;
+    Ok(Arc::new(trained.pretrained))
+}
+
+/// What is compared: `cutoff` by order statistics, by the model and by the oracle, and what it is to beat.
+fn contenders(names: &[&str], pretrained: &Arc<Pretrained>) -> Result<Vec<SchemeSpec>, Failure> {
+    let contender = |name: &&str| {
+        let mut scheme: SchemeSpec = name.parse()?;
+        scheme.context.pretrained = Some(pretrained.clone());
+        anyhow::Ok(scheme)
+    };
+    names.iter().map(contender).collect::<Result<_, _>>().map_err(Failure::Input)
+}
+
+/// One iteration.
+#[derive(Debug, Clone, Copy)]
+struct CutoffIteration {
+    time: f64,
+    cutoff: usize,
+    /// Gradients per second.
+    throughput: f64,
+    /// The loss on the held-out set when it was last measured.
+    held_out: Option<f64>,
+}
+
+#[derive(Default)]
+struct CutoffRecorder(Vec<CutoffIteration>);
+
+impl Observer for CutoffRecorder {
+    fn on_iteration(&mut self, iteration: &Iteration, monitor: &Monitor) {
+        self.0.push(CutoffIteration {
+            time: iteration.time,
+            cutoff: iteration.waited_for,
+            throughput: iteration.waited_for as f64 / iteration.duration,
+            held_out: monitor.evaluation().map(|evaluation| evaluation.loss),
+        });
+    }
+}
+
+/// One scheme with one seed.
+struct CutoffRun {
+    scheme: SchemeSpec,
+    seed: u64,
+    steps: Vec<CutoffIteration>,
+}
+
+/// Runs every scheme with every seed, several at once.
+fn runs(jobs: Vec<(Scenario, SchemeSpec)>, conditions: &Conditions) -> Result<Vec<CutoffRun>, Failure> {
+    let seeds = &conditions.seeds.0;
+    let jobs: Vec<(Scenario, SchemeSpec, u64)> = jobs
+        .into_iter()
+        .flat_map(|(scenario, scheme)| seeds.iter().map(move |&seed| (scenario.clone(), scheme.clone(), seed)))
+        .collect();
+    if let Some((first, ..)) = jobs.first() {
+        first.prepare().map(drop).map_err(Failure::Input)?;
+    }
+    let bars = bars();
+    let work = |(scenario, scheme, seed): &(Scenario, SchemeSpec, u64)| {
+        let simulation = scenario.prepare()?.simulation(scheme, *seed, 1)?;
+        let mut progress = RunBar::new(&bars, format!("{scheme} seed {seed}"), &simulation.goals);
+        let mut steps = CutoffRecorder::default();
+        let mut observers: Vec<&mut dyn Observer> = vec![&mut progress, &mut steps];
+        simulation.run(&mut observers)?;
+        Ok(CutoffRun { scheme: scheme.clone(), seed: *seed, steps: steps.0 })
+    };
+    let mut runs = Vec::new();
+    let at_once = parallel::threads(conditions.threads).min(jobs.len());
+    parallel::run(&jobs, at_once, work, |run| runs.push(run)).map_err(Failure::Run)?;
+    Ok(runs)
+}
+
+/// The same colour for a scheme in all figures.
+fn colour(scheme: &SchemeSpec) -> RGBColor {
+    match scheme.to_string().as_str() {
+        "cutoff:predictor=normal" => RGBColor(213, 94, 0),
+        "cutoff:predictor=oracle" => RGBColor(170, 170, 170),
+        other => colour_of(other),
+    }
+}
+
+fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
+    let (count, sum) = values.into_iter().fold((0.0, 0.0), |(count, sum), value| (count + 1.0, sum + value));
+    sum / count
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}

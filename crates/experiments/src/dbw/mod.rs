@@ -1,0 +1,70 @@
+//! DBW's experiments: one [`Study`] each, written down in `scenarios/dbw/`.
+
+mod present;
+mod study;
+
+use crate::{Conditions, Findings};
+use paceline_config::Failure;
+use study::Study;
+
+/// A file of `scenarios/dbw/`, which goes with the program.
+macro_rules! file {
+    ($name:literal) => {
+        ($name, include_str!(concat!("../../scenarios/dbw/", $name)))
+    };
+}
+
+/// Fig. 4: how k and the loss go during training.
+pub(super) fn fig4(conditions: &Conditions) -> Result<Findings, Failure> {
+    run(file!("fig4.toml"), conditions)
+}
+
+/// Fig. 6: the time to a loss as round trips vary more and more.
+pub(super) fn fig6(conditions: &Conditions) -> Result<Findings, Failure> {
+    run(file!("fig6.toml"), conditions)
+}
+
+/// Fig. 8: the time to a loss for several batch sizes.
+pub(super) fn fig8(conditions: &Conditions) -> Result<Findings, Failure> {
+    run(file!("fig8.toml"), conditions)
+}
+
+/// Fig. 9: half of the workers become slower.
+pub(super) fn fig9(conditions: &Conditions) -> Result<Findings, Failure> {
+    run(file!("fig9.toml"), conditions)
+}
+
+/// Fig. 10: against ADASYNC.
+pub(super) fn fig10(conditions: &Conditions) -> Result<Findings, Failure> {
+    run(file!("fig10.toml"), conditions)
+}
+
+fn run((name, text): (&str, &str), conditions: &Conditions) -> Result<Findings, Failure> {
+    let study = Study::parse(name, text).map_err(Failure::Input)?;
+    let runs = study.run(conditions)?;
+    Ok(present::findings(&study, &runs, conditions.full))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_studies_make_sense_at_both_sizes() {
+        for (name, text) in
+            [file!("fig4.toml"), file!("fig6.toml"), file!("fig8.toml"), file!("fig9.toml"), file!("fig10.toml")]
+        {
+            let study = Study::parse(name, text).unwrap();
+            for (full, cell) in [false, true].into_iter().flat_map(|full| study.cells().map(move |cell| (full, cell))) {
+                let told = format!("{name}, {}, full: {full}", cell.label());
+                let scenario = study.scenario(&cell, full).unwrap_or_else(|error| panic!("{told}: {error:#}"));
+                assert!(study.script(16).is_ok(), "{told}");
+                // What is reported is what the runs are for.
+                let until = scenario.until.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+                if let (Some(target), true) = (study.target(full), until.contains("loss<")) {
+                    assert!(until.contains(&format!("loss<{target}")), "{told}: {until}, but the target is {target}");
+                }
+            }
+        }
+    }
+}

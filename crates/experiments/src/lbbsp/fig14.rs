@@ -1,0 +1,85 @@
+//! Fig. 14: what sizing batches costs.
+
+use std::time::Instant;
+
+use paceline_config::Failure;
+use paceline_core::{Action, Event, Ledger, Report, SchemeSpec, Setup, Span, TaskId, Time, WorkerId};
+use serde_json::json;
+
+use crate::{Conditions, Findings};
+use paceline_report::tables::aligned;
+
+const ITERATIONS: u64 = 1_000;
+
+/// Iterations that times are set against: one as short as in-memory training has them, and one like the paper's.
+const SHORT: f64 = 0.01;
+const LONG: f64 = 1.0;
+
+/// The seconds of each decision that ends an iteration: predict all speeds, size the batches, hand them out.
+fn decisions(scheme: &str, workers: usize) -> anyhow::Result<Vec<f64>> {
+    let spec: SchemeSpec = scheme.parse()?;
+    let mut ledger = Ledger::new(spec.build(&Setup { workers, batch: 128, dispatch: None })?);
+    let ids = || (0..workers as u32).map(WorkerId);
+    let mut now = Time::START;
+    for worker in ids() {
+        ledger.handle(now, Event::Joined { worker })?;
+    }
+    let mut seconds = Vec::new();
+    for number in 0..ITERATIONS {
+        now = now + Span::from_seconds(LONG);
+        for worker in ids() {
+            // Speeds that differ by worker and change from time to time.
+            let load = f64::from((worker.0 + number as u32 / 50) % 7) / 10.0;
+            let compute = Span::from_seconds(LONG / (1.0 - load));
+            let report = Report { compute, cpu: Some(load as f32), memory: Some(0.4), ..Report::default() };
+            let began = Instant::now();
+            let decisions = ledger.handle(now, Event::Reported { task: TaskId { worker, number }, report })?;
+            let commit = decisions.iter().find_map(|decision| match decision.action {
+                Action::Commit { version, .. } => Some(version),
+                _ => None,
+            });
+            if let Some(version) = commit {
+                seconds.push(began.elapsed().as_secs_f64());
+                ledger.handle(now, Event::Committed { version, aggregate: None })?;
+            }
+        }
+        while let Some(at) = ledger.next_timer() {
+            now = now.max(at);
+            ledger.handle(now, Event::Timer)?;
+        }
+    }
+    seconds.sort_unstable_by(f64::total_cmp);
+    Ok(seconds)
+}
+
+pub fn run(_conditions: &Conditions) -> Result<Findings, Failure> {
+    let head = ["workers", "scheme", "median µs", "5th", "95th", "share of 10 ms", "share of 1 s", "paper"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut records = Vec::new();
+    for workers in [32, 64, 96, 1_000] {
+        for scheme in ["bsp", "lb-bsp"] {
+            let seconds = decisions(scheme, workers).map_err(Failure::Run)?;
+            let at = |share: usize| seconds[(seconds.len() - 1) * share / 100];
+            rows.push(vec![
+                workers.to_string(),
+                scheme.into(),
+                format!("{:.1}", 1e6 * at(50)),
+                format!("{:.1}", 1e6 * at(5)),
+                format!("{:.1}", 1e6 * at(95)),
+                format!("{:.3} %", 100.0 * at(50) / SHORT),
+                format!("{:.5} %", 100.0 * at(50) / LONG),
+                if workers == 96 && scheme != "bsp" { "[< 1.1 %]" } else { "" }.into(),
+            ]);
+            records.push(json!({
+                "workers": workers, "scheme": scheme, "median_seconds": at(50),
+                "p5_seconds": at(5), "p95_seconds": at(95),
+            }));
+        }
+    }
+    let text = format!(
+        "LB-BSP, fig. 14: the decision that ends an iteration, with NARX, on this machine. There is no log to process and \
+         no second round trip: sizes travel with the work.\n\n{}",
+        aligned(rows)
+    );
+    Ok(Findings { text, records, panels: Vec::new() })
+}

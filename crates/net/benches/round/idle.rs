@@ -1,0 +1,111 @@
+//! Workers that move values and compute nothing, so that only moving them is measured.
+
+use std::sync::Arc;
+use std::time::Duration;
+use std::{process, thread};
+
+use paceline_core::{Setup, Span};
+use paceline_net::{Address, Emulation, Server, TransportOptions, Worker};
+use paceline_runtime::{Job, ServerObserver};
+use paceline_store::Layout;
+use paceline_workload::{Draw, Evaluation, Replica, Workload};
+
+use crate::CONGESTION;
+
+/// A model of some length whose gradient is there already.
+struct Idle(Layout);
+
+fn workload(length: usize) -> Arc<dyn Workload> {
+    Arc::new(Idle(Layout::new([("values", vec![length])], [])))
+}
+
+impl Workload for Idle {
+    fn layout(&self) -> &Layout {
+        &self.0
+    }
+
+    fn initial(&self, _seed: u64) -> Vec<f32> {
+        vec![0.5; self.0.len()]
+    }
+
+    fn replica(&self) -> Box<dyn Replica> {
+        Box::new(IdleReplica)
+    }
+}
+
+struct IdleReplica;
+
+impl Replica for IdleReplica {
+    fn gradient(&mut self, _parameters: &[f32], draw: Draw, gradient: &mut [f32]) -> f64 {
+        // A buffer seen for the first time holds zeros.
+        if gradient.first() == Some(&0.0) {
+            gradient.fill(1e-6 * (1 + draw.worker) as f32);
+        }
+        1.0
+    }
+
+    fn evaluate(&mut self, _parameters: &[f32]) -> Evaluation {
+        Evaluation { loss: 1.0, accuracy: 0.0 }
+    }
+}
+
+/// A run of `scheme` with idle workers.
+pub fn job(scheme: &str, length: usize, workers: usize, iterations: usize, shards: usize) -> Job {
+    Job {
+        scheme: scheme.parse().expect("a scheme"),
+        setup: Setup { workers, batch: 1, dispatch: None },
+        workload: workload(length),
+        workload_spec: length.to_string(),
+        optimizer: "sgd".parse().expect("an optimizer"),
+        schedule: "constant".parse().expect("a schedule"),
+        rate: 1e-6,
+        shards,
+        evaluate_every: 0,
+        goals: format!("iterations={iterations}").parse().expect("a goal"),
+        timeout: Span::from_seconds(60.0),
+        seed: 0,
+    }
+}
+
+/// Runs `job` at `address` with its workers spread over `processes`, each of whose tasks takes `task` at least.
+pub fn run(job: &Job, address: &Address, processes: usize, task: Duration, watcher: &mut dyn ServerObserver) {
+    let transport = TransportOptions { congestion: Some(CONGESTION.into()), ..TransportOptions::default() };
+    let server = Server::bind(std::slice::from_ref(address), transport).expect("the address is free");
+    let workers = job.setup.workers / processes;
+    let role = format!("{} {workers} {}", server.addresses()[0], task.as_millis());
+    let children: Vec<_> = (0..processes).map(|_| crate::start(role.clone())).collect();
+    server.run(job, watcher).expect("idle workers do no harm");
+    for mut child in children {
+        assert!(child.wait().expect("the workers were started").success());
+    }
+}
+
+/// Is the workers that `role` names: where, how many, and milliseconds per task.
+pub fn work(role: &str) {
+    let [address, workers, milliseconds] = role.split(' ').collect::<Vec<_>>()[..] else { process::exit(2) };
+    let (Ok(address), Ok(workers), Ok(milliseconds)) =
+        (address.parse::<Address>(), workers.parse(), milliseconds.parse::<u64>())
+    else {
+        process::exit(2)
+    };
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            let task = Duration::from_millis(milliseconds);
+            let worker = Worker {
+                address: address.clone(),
+                rank: None,
+                join_timeout: Duration::from_secs(10),
+                emulation: (milliseconds > 0).then(|| Emulation::times(format!("{task:?} a task"), move || task)),
+                congestion: Some(CONGESTION.into()),
+                keys: None,
+            };
+            scope.spawn(move || {
+                let make = |length: &str| length.parse().map(workload).map_err(|_| "no length".to_string());
+                if let Err(error) = worker.run(make, &mut |_| {}) {
+                    eprintln!("{error}");
+                    process::exit(1);
+                }
+            });
+        }
+    });
+}

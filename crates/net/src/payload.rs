@@ -1,0 +1,132 @@
+//! How values travel: as they are, or rounded to half precision to halve the traffic.
+
+use std::fmt;
+use std::str::FromStr;
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::frame::CHUNK_LIMIT;
+
+/// The form of parameters and gradients on a network connection. In shared memory they are always `f32`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum PayloadFormat {
+    /// Four bytes, exact.
+    #[default]
+    F32,
+    /// Two bytes, 11 significant bits; values beyond ±65504 become infinite.
+    F16,
+    /// Two bytes, 8 significant bits, with the range of `f32`.
+    Bf16,
+}
+
+/// No payload has this name.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("'{found}': expected f32, f16 or bf16")]
+pub struct ParsePayloadFormatError {
+    /// What was written.
+    pub found: String,
+}
+
+impl PayloadFormat {
+    const NAMES: [(&'static str, PayloadFormat); 3] =
+        [("f32", PayloadFormat::F32), ("f16", PayloadFormat::F16), ("bf16", PayloadFormat::Bf16)];
+
+    /// Bytes per value.
+    pub fn width(self) -> usize {
+        match self {
+            PayloadFormat::F32 => 4,
+            PayloadFormat::F16 | PayloadFormat::Bf16 => 2,
+        }
+    }
+
+    /// How many values a full chunk holds.
+    pub(crate) fn values_per_chunk(self) -> usize {
+        CHUNK_LIMIT / self.width()
+    }
+
+    /// The bytes that stand for `values`; `scratch` holds them where they differ from the values' own.
+    pub(crate) fn encode<'a>(self, values: &'a [f32], scratch: &'a mut Vec<u16>) -> &'a [u8] {
+        if self == PayloadFormat::F32 {
+            return bytemuck::cast_slice(values);
+        }
+        scratch.resize(values.len(), 0);
+        match self {
+            PayloadFormat::F16 => bytemuck::cast_slice_mut::<_, f16>(scratch).convert_from_f32_slice(values),
+            _ => bytemuck::cast_slice_mut::<_, bf16>(scratch).convert_from_f32_slice(values),
+        }
+        bytemuck::cast_slice(scratch)
+    }
+
+    /// Has `read` fill in the bytes that stand for `values`, then turns them into these.
+    pub(crate) fn decode<E>(
+        self,
+        values: &mut [f32],
+        scratch: &mut Vec<u16>,
+        read: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        if self == PayloadFormat::F32 {
+            return read(bytemuck::cast_slice_mut(values));
+        }
+        scratch.resize(values.len(), 0);
+        read(bytemuck::cast_slice_mut(scratch))?;
+        match self {
+            PayloadFormat::F16 => bytemuck::cast_slice::<_, f16>(scratch).convert_to_f32_slice(values),
+            _ => bytemuck::cast_slice::<_, bf16>(scratch).convert_to_f32_slice(values),
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for PayloadFormat {
+    type Err = ParsePayloadFormatError;
+
+    fn from_str(text: &str) -> Result<Self, ParsePayloadFormatError> {
+        let found = PayloadFormat::NAMES.into_iter().find(|(name, _)| *name == text);
+        found.map(|(_, payload)| payload).ok_or_else(|| ParsePayloadFormatError { found: text.into() })
+    }
+}
+
+impl fmt::Display for PayloadFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let found = PayloadFormat::NAMES.into_iter().find(|(_, payload)| payload == self);
+        f.write_str(found.map_or("", |(name, _)| name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_come_back_within_the_encodings_precision() {
+        let values: Vec<f32> = (-500..500).map(|index| (index as f32 * 0.37).sin() * 3.0).collect();
+        for (payload, precision) in
+            [(PayloadFormat::F32, 0.0), (PayloadFormat::F16, 1.0 / 2048.0), (PayloadFormat::Bf16, 1.0 / 256.0)]
+        {
+            let mut scratch = Vec::new();
+            let bytes = payload.encode(&values, &mut scratch).to_vec();
+            assert_eq!(bytes.len(), values.len() * payload.width());
+            let mut decoded = vec![0.0; values.len()];
+            let copy = |into: &mut [u8]| {
+                into.copy_from_slice(&bytes);
+                Ok::<_, ()>(())
+            };
+            payload.decode(&mut decoded, &mut scratch, copy).unwrap();
+            for (value, decoded) in values.iter().zip(&decoded) {
+                assert!((value - decoded).abs() <= precision * value.abs(), "{payload}: {value} became {decoded}");
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_read_back() {
+        for (name, payload) in PayloadFormat::NAMES {
+            assert_eq!(name.parse(), Ok(payload));
+            assert_eq!(payload.to_string(), name);
+        }
+        assert_eq!("f64".parse::<PayloadFormat>().unwrap_err().to_string(), "'f64': expected f32, f16 or bf16");
+    }
+}

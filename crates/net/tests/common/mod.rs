@@ -1,0 +1,98 @@
+//! One harness for all tests of whole runs: a server and its workers on threads, over real sockets.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use paceline_core::{Setup, Span};
+use paceline_net::{Address, Emulation, RunOutcome, Server, TransportOptions, WorkError, Worker, WorkerOutcome};
+use paceline_runtime::{Job, ServerObserver};
+use paceline_workload::{Order, Partition, Sampler, SoftmaxRegression, Workload, synthetic_digits};
+
+/// The digits, for `workers` workers.
+pub fn workload(workers: usize) -> Arc<dyn Workload> {
+    let splits = synthetic_digits(7, 2_000, 200).unwrap();
+    let labels = splits.train().labels();
+    let sampler = Sampler::new(labels, Partition::Iid, Order::Epochs, workers, 7).unwrap();
+    Arc::new(SoftmaxRegression::new(splits, sampler, 0.0))
+}
+
+/// A run of `scheme` with `workers` workers until `goals`.
+pub fn job(scheme: &str, workers: usize, goals: &str) -> Job {
+    Job {
+        scheme: scheme.parse().unwrap(),
+        setup: Setup { workers, batch: 16, dispatch: None },
+        workload: workload(workers),
+        workload_spec: "digits".into(),
+        optimizer: "momentum:0.5".parse().unwrap(),
+        schedule: "constant".parse().unwrap(),
+        rate: 0.02,
+        shards: 2,
+        evaluate_every: 0,
+        goals: goals.parse().unwrap(),
+        timeout: Span::from_seconds(60.0),
+        seed: 3,
+    }
+}
+
+/// The transport that a worker takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TransportKind {
+    Shared,
+    Tcp,
+}
+
+/// A name that no other test uses.
+pub fn unused_name() -> Address {
+    static NAMES: AtomicU64 = AtomicU64::new(0);
+    let name = format!("paceline-test-{}-{}", std::process::id(), NAMES.fetch_add(1, Ordering::Relaxed));
+    Address::Local { name }
+}
+
+/// A server that can be reached by both transports.
+pub fn server(transport: TransportOptions) -> Server {
+    Server::bind(&["127.0.0.1:0".parse().unwrap(), unused_name()], transport).unwrap()
+}
+
+/// Where to join it by `transport`.
+pub fn address(server: &Server, transport: TransportKind) -> Address {
+    let is_local =
+        |address: &&Address| matches!(address, Address::Local { .. }) == (transport == TransportKind::Shared);
+    server.addresses().iter().find(is_local).unwrap().clone()
+}
+
+/// A worker that asks for `rank`.
+pub fn worker(address: Address, rank: u32) -> Worker {
+    Worker { address, rank: Some(rank), join_timeout: Duration::ZERO, emulation: None, congestion: None, keys: None }
+}
+
+/// Runs `worker` on the workload of `job`.
+pub fn work(worker: Worker, job: &Job) -> Result<WorkerOutcome, WorkError> {
+    let workload = job.workload.clone();
+    worker.run(|_| Ok(workload.clone()), &mut |_| {})
+}
+
+/// Runs `job` with one worker per transport; the last is `slower` times slower.
+pub fn run(
+    job: &Job,
+    transports: &[TransportKind],
+    slower: f64,
+    transport: TransportOptions,
+    watcher: &mut dyn ServerObserver,
+) -> RunOutcome {
+    let server = server(transport);
+    thread::scope(|scope| {
+        for (rank, &transport) in transports.iter().enumerate() {
+            let mut worker = worker(address(&server, transport), rank as u32);
+            if slower > 1.0 && rank + 1 == transports.len() {
+                worker.emulation = Some(Emulation::factor(slower));
+            }
+            scope.spawn(move || {
+                let done = work(worker, job).unwrap();
+                assert_eq!(done.worker.0, rank as u32);
+            });
+        }
+        server.run(job, watcher).unwrap()
+    })
+}

@@ -1,0 +1,22 @@
+//! How runs are shown.
+//!
+//! - [`page`]: the HTML report of one run or several; [`timeline_figure`]: a run's timeline as a figure.
+//! - [`comparison`]: schemes side by side, ranked.
+//! - [`plot`]: figures, as SVG and PNG.
+//! - [`progress`]: progress bars, while a run goes on.
+//! - [`tables`], [`numbers`], [`statistics`]: results as text.
+//! - [`speeds`]: how well workers' speeds could have been predicted.
+
+mod activity;
+pub mod comparison;
+mod error;
+pub mod numbers;
+pub mod page;
+pub mod plot;
+pub mod progress;
+pub mod speeds;
+pub mod statistics;
+pub mod tables;
+
+pub use error::ReportError;
+pub use page::timeline_figure;

@@ -1,0 +1,319 @@
+//! Figures, as PNG and SVG.
+//!
+//! A [`Figure`] says what there is to see; how it looks is decided here, once: fonts that come with the program, colours
+//! that the colour-blind can tell apart, and the same colour for the same scheme everywhere.
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Once;
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+pub use plotters::style::RGBColor;
+use plotters::style::register_font;
+
+use crate::error::ReportError;
+
+/// Pixels of a panel in an SVG; a PNG has [`PNG_SCALE`] times as many.
+const PANEL: (u32, u32) = (760, 480);
+const PNG_SCALE: u32 = 2;
+/// How thick a bar is, where the next is one away.
+const BAR: f64 = 0.7;
+/// More names than this take half of a panel's height.
+const LONG_LEGEND: usize = 8;
+const FONT: &str = "sans-serif";
+
+/// Colours by scheme: Okabe and Ito's, then Tol's muted ones.
+const COLOURS: [(&str, RGBColor); 16] = [
+    ("bsp", RGBColor(0, 0, 0)),
+    ("asp", RGBColor(230, 159, 0)),
+    ("ssp", RGBColor(86, 180, 233)),
+    ("dssp", RGBColor(0, 114, 178)),
+    ("elastic-bsp", RGBColor(213, 94, 0)),
+    ("dbw", RGBColor(0, 158, 115)),
+    ("b-dbw", RGBColor(204, 121, 167)),
+    ("adasync", RGBColor(136, 34, 85)),
+    ("backup", RGBColor(153, 153, 153)),
+    ("cutoff", RGBColor(51, 34, 136)),
+    ("esync", RGBColor(17, 119, 51)),
+    ("lb-bsp", RGBColor(170, 68, 153)),
+    ("local-sgd", RGBColor(153, 153, 51)),
+    ("easgd", RGBColor(68, 170, 153)),
+    ("dc-asgd", RGBColor(204, 102, 119)),
+    ("adacomm", RGBColor(221, 204, 119)),
+];
+
+const UNKNOWN: RGBColor = RGBColor(90, 90, 90);
+
+/// A scheme's colour, whatever its settings; a dark grey for one without a colour of its own.
+pub fn colour_of(scheme: &str) -> RGBColor {
+    let name = scheme.split(':').next().unwrap_or(scheme);
+    let found = COLOURS.iter().find(|(known, _)| *known == name);
+    found.map_or(UNKNOWN, |&(_, colour)| colour)
+}
+
+/// A colour for each of several schemes: where one stands there with several settings, the later ones are paler.
+pub fn colours_of<'a>(schemes: impl IntoIterator<Item = &'a str>) -> Vec<RGBColor> {
+    let mut given: Vec<RGBColor> = Vec::new();
+    let paler = |part: u8, times: i32| (255.0 - (255.0 - f64::from(part)) * 0.6_f64.powi(times)) as u8;
+    let mut colours = Vec::new();
+    for scheme in schemes {
+        let colour @ RGBColor(red, green, blue) = colour_of(scheme);
+        let before = given.iter().filter(|&&earlier| earlier == colour).count() as i32;
+        given.push(colour);
+        colours.push(RGBColor(paler(red, before), paler(green, before), paler(blue, before)));
+    }
+    colours
+}
+
+/// How a series is drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mark {
+    /// Points joined by a line.
+    Line,
+    /// A dot for each point.
+    Dots,
+    /// A larger square for each point.
+    Squares,
+    /// What the points go round, filled palely.
+    Area,
+    /// A bar from each point to the next, two by two, at the first one's height.
+    Bars,
+}
+
+/// Points that belong together.
+#[derive(Debug, Clone)]
+pub struct Series {
+    /// What the legend calls it; not in the legend if empty.
+    pub name: String,
+    /// How it is drawn.
+    pub mark: Mark,
+    /// In which colour.
+    pub colour: RGBColor,
+    /// The points.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// One panel of a picture.
+#[derive(Debug, Clone, Default)]
+pub struct Figure {
+    /// Stands above it.
+    pub title: String,
+    /// What the horizontal axis shows, with unit.
+    pub x: String,
+    /// What the vertical axis shows, with unit.
+    pub y: String,
+    /// A stretch of the horizontal axis to be shaded.
+    pub shaded: Option<(f64, f64)>,
+    /// What there is to see, the first at the bottom.
+    pub series: Vec<Series>,
+}
+
+/// Writes panels side by side into one file, `.svg` or `.png`.
+///
+/// # Errors
+/// If the name ends otherwise, or the file can't be written.
+pub fn save(path: &Path, panels: &[Figure]) -> Result<(), ReportError> {
+    static FONTS: Once = Once::new();
+    FONTS.call_once(|| {
+        // The font is known to be one; without it, drawing text would fail and say so.
+        let _ = register_font(FONT, FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT);
+    });
+    let failed = |problem: String| ReportError::Figure { path: path.into(), problem };
+    let width = PANEL.0 * panels.len() as u32;
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("svg") => {
+            let backend = SVGBackend::new(path, (width, PANEL.1));
+            draw(&backend.into_drawing_area(), panels, 1).map_err(failed)
+        }
+        Some("png") => {
+            let size = (width * PNG_SCALE, PANEL.1 * PNG_SCALE);
+            let mut pixels = vec![255; (size.0 * size.1 * 3) as usize];
+            let backend = BitMapBackend::with_buffer(&mut pixels, size);
+            draw(&backend.into_drawing_area(), panels, PNG_SCALE).map_err(failed)?;
+            write_png(path, size, &pixels).map_err(|error| failed(error.to_string()))
+        }
+        _ => Err(failed("expected a name that ends in .png or .svg".into())),
+    }
+}
+
+fn write_png(path: &Path, size: (u32, u32), pixels: &[u8]) -> Result<(), png::EncodingError> {
+    let mut encoder = png::Encoder::new(BufWriter::new(File::create(path)?), size.0, size.1);
+    encoder.set_color(png::ColorType::Rgb);
+    let mut writer = encoder.write_header()?;
+    writer.write_image_data(pixels)?;
+    writer.finish()
+}
+
+fn draw<B: DrawingBackend>(area: &DrawingArea<B, Shift>, panels: &[Figure], scale: u32) -> Result<(), String> {
+    area.fill(&WHITE).map_err(|error| error.to_string())?;
+    for (panel, part) in panels.iter().zip(area.split_evenly((1, panels.len()))) {
+        panel.draw(&part, scale).map_err(|error| error.to_string())?;
+    }
+    area.present().map_err(|error| error.to_string())
+}
+
+impl Figure {
+    fn draw<B: DrawingBackend>(
+        &self,
+        area: &DrawingArea<B, Shift>,
+        scale: u32,
+    ) -> Result<(), DrawingAreaErrorKind<B::ErrorType>> {
+        let points = || self.series.iter().flat_map(|series| &series.points);
+        let (mut x, mut y) = (range(points().map(|point| point.0)), range(points().map(|point| point.1)));
+        let in_bars =
+            || self.series.iter().filter(|series| series.mark == Mark::Bars).flat_map(|series| &series.points);
+        let top = in_bars().map(|point| point.1).reduce(f64::max);
+        let bars = top.is_some();
+        if bars {
+            y.start -= BAR / 2.0;
+        }
+        if bars || self.series.iter().filter(|series| !series.name.is_empty()).count() > LONG_LEGEND {
+            // Where the legend would hide what is drawn, it needs a place beside it.
+            x.end += 0.3 * (x.end - x.start);
+        }
+        // Between rows of bars, and above them, there is nothing to be read.
+        let is_row = |value: f64| top.is_none_or(|top| value.fract() == 0.0 && value <= top);
+        let on_rows = |value: &f64| if is_row(*value) { plain(value) } else { String::new() };
+        let text = |size: u32| (FONT, size * scale);
+        let mut chart = ChartBuilder::on(area)
+            .caption(&self.title, text(18))
+            .margin(12 * scale)
+            .x_label_area_size(40 * scale)
+            .y_label_area_size(56 * scale)
+            .build_cartesian_2d(x, y.clone())?;
+        chart
+            .configure_mesh()
+            .light_line_style(TRANSPARENT)
+            .bold_line_style(BLACK.mix(0.12))
+            .x_desc(&self.x)
+            .y_desc(&self.y)
+            .x_label_formatter(&plain)
+            .y_label_formatter(&on_rows)
+            .label_style(text(13))
+            .draw()?;
+        if let Some((from, to)) = self.shaded {
+            let colour = colour_of("elastic-bsp").mix(0.15).filled();
+            chart.draw_series([Rectangle::new([(from, y.start), (to, y.end)], colour)])?;
+        }
+        for Series { name, mark, colour, points } in &self.series {
+            let (points, size, colour) = (points.iter().copied(), scale as i32, *colour);
+            let drawn = match mark {
+                Mark::Line => chart.draw_series(LineSeries::new(points, colour.stroke_width(2 * scale)))?,
+                Mark::Dots => chart.draw_series(points.map(|point| Circle::new(point, 3 * size, colour.filled())))?,
+                Mark::Area => {
+                    chart.draw_series([Polygon::new(points.collect::<Vec<_>>(), colour.mix(0.25).filled())])?
+                }
+                Mark::Squares => chart.draw_series(points.map(|point| {
+                    EmptyElement::at(point)
+                        + Rectangle::new([(-4 * size, -4 * size), (4 * size, 4 * size)], colour.filled())
+                }))?,
+                Mark::Bars => {
+                    let points: Vec<(f64, f64)> = points.collect();
+                    let bar = |ends: &[(f64, f64)]| {
+                        let ((from, height), (to, _)) = (ends[0], ends[1]);
+                        Rectangle::new([(from, height - BAR / 2.0), (to, height + BAR / 2.0)], colour.filled())
+                    };
+                    chart.draw_series(points.chunks_exact(2).map(bar).collect::<Vec<_>>())?
+                }
+            };
+            if !name.is_empty() {
+                let key = move |(x, y)| Rectangle::new([(x, y - size), (x + 16 * size, y + size)], colour.filled());
+                drawn.label(name).legend(key);
+            }
+        }
+        if self.series.iter().any(|series| !series.name.is_empty()) {
+            chart
+                .configure_series_labels()
+                .position(SeriesLabelPosition::LowerRight)
+                .legend_area_size(22 * scale)
+                .background_style(WHITE.mix(0.85))
+                .border_style(BLACK.mix(0.3))
+                .label_font(text(13))
+                .draw()?;
+        }
+        Ok(())
+    }
+}
+
+/// A number on an axis, without the noise of its last digits and without useless zeros.
+fn plain(value: &f64) -> String {
+    ((value * 1e9).round() / 1e9).to_string()
+}
+
+/// All values with a little room on both sides.
+fn range(values: impl Iterator<Item = f64>) -> Range<f64> {
+    let finite = values.filter(|value| value.is_finite());
+    let (low, high) =
+        finite.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
+    if low > high {
+        return 0.0..1.0;
+    }
+    let room = ((high - low) * 0.04).max(f64::MIN_POSITIVE).max(high.abs() * 1e-9);
+    low - room..high + room
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figure() -> Figure {
+        let points = vec![(0.0, 1.0), (1.0, 0.5), (2.0, 0.25)];
+        let series =
+            |name: &str, mark| Series { name: name.into(), mark, colour: colour_of(name), points: points.clone() };
+        Figure {
+            title: "All marks".into(),
+            x: "time (s)".into(),
+            y: "loss".into(),
+            shaded: Some((0.5, 1.0)),
+            series: vec![
+                series("", Mark::Area),
+                series("bsp", Mark::Line),
+                series("asp", Mark::Dots),
+                series("", Mark::Squares),
+                series("dbw", Mark::Bars),
+            ],
+        }
+    }
+
+    #[test]
+    fn pictures_are_written_by_their_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let (png, svg) = (folder.path().join("a.png"), folder.path().join("a.svg"));
+        save(&png, &[figure(), figure()]).unwrap();
+        let decoder = png::Decoder::new(std::io::BufReader::new(File::open(&png).unwrap()));
+        assert_eq!(decoder.read_info().unwrap().info().size(), (2 * 2 * 760, 2 * 480));
+        save(&svg, &[figure()]).unwrap();
+        let text = std::fs::read_to_string(&svg).unwrap();
+        assert!(text.contains("All marks") && text.contains("bsp") && text.ends_with("</svg>\n"), "{text}");
+        assert!(save(&folder.path().join("a.gif"), &[figure()]).is_err());
+    }
+
+    #[test]
+    fn nothing_to_see_is_no_failure() {
+        let folder = tempfile::tempdir().unwrap();
+        save(&folder.path().join("empty.png"), &[Figure::default()]).unwrap();
+    }
+
+    #[test]
+    fn every_scheme_has_a_colour_of_its_own() {
+        let colours: Vec<RGBColor> = paceline_core::CATALOGUE.iter().map(|entry| colour_of(entry.name)).collect();
+        for (index, colour) in colours.iter().enumerate() {
+            assert!(
+                *colour != UNKNOWN && !colours[..index].contains(colour),
+                "{}",
+                paceline_core::CATALOGUE[index].name
+            );
+        }
+    }
+
+    #[test]
+    fn a_scheme_keeps_its_colour() {
+        assert_eq!(colour_of("backup:k=3"), colour_of("backup"));
+        let colours = colours_of(["backup:k=3", "dbw", "backup:k=4"]);
+        assert_eq!(colours[0], colour_of("backup"));
+        assert_ne!(colours[2], colours[0]);
+    }
+}

@@ -1,0 +1,40 @@
+//! A job: what a server trains, how, and until when.
+
+use std::sync::Arc;
+
+use paceline_core::{SchemeSpec, Setup, Span};
+use paceline_store::{OptimizerSpec, Schedule};
+use paceline_workload::Workload;
+
+use crate::Goals;
+
+/// What is trained, how, and until when.
+#[derive(Clone)]
+pub struct Job {
+    /// The scheme.
+    pub scheme: SchemeSpec,
+    /// What the scheme is built for. The run starts when this many workers are ready.
+    pub setup: Setup,
+    /// The model with its data.
+    pub workload: Arc<dyn Workload>,
+    /// Describes the workload. The server sends it to every worker, which builds the same workload from it.
+    pub workload_spec: String,
+    /// How gradients change the parameters.
+    pub optimizer: OptimizerSpec,
+    /// How the learning rate changes.
+    pub schedule: Schedule,
+    /// The learning rate.
+    pub rate: f32,
+    /// Threads that aggregate gradients and step the model, each a range of it; 0 counts as 1.
+    pub shards: usize,
+    /// Evaluate on the held-out set every so many iterations, in parallel with the training, and at the end; 0 for at
+    /// the end only.
+    pub evaluate_every: u64,
+    /// When the run ends.
+    pub goals: Goals,
+    /// The longest time that a worker may go without a report before it times out. Usually its own history sets a
+    /// shorter one.
+    pub timeout: Span,
+    /// The seed of everything random.
+    pub seed: u64,
+}

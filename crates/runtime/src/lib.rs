@@ -1,0 +1,46 @@
+//! A run, whichever driver runs it: what the simulator and the server share, and what a run leaves behind.
+//!
+//! While a run goes on:
+//! - [`Job`]: what a server trains, how, and until when; [`Goals`]: when it ends.
+//! - [`Trainer`] and its [`Stepper`]: what a commit does to the model.
+//! - [`LocalReplica`]: what a worker's local iterations do to its replica.
+//! - [`Monitor`]: a run's metrics; an [`Observer`] follows a run as it goes, a [`ServerObserver`] one on a server.
+//! - [`load_pretrained`]: what some schemes start from that was trained beforehand.
+//!
+//! What lasts:
+//! - [`EventLog`], [`read_events`], [`replay`] and [`ReplayState`]: the event log, and what follows from it.
+//! - [`RunFolder`]: the files of a run; [`ScalarLog`]: the one for TensorBoard.
+//! - [`Checkpointer`] and [`ResumePoint`]: checkpoints, and resuming from one.
+//!
+//! What others can see: [`Status`], served over HTTP by [`serve_status`].
+
+mod checkpointer;
+mod event_log;
+mod goal;
+mod http;
+mod job;
+mod monitor;
+mod pretrained;
+mod replica;
+mod resume;
+mod retrying_file;
+mod run_folder;
+mod server_observer;
+mod status;
+mod tensorboard;
+mod trainer;
+
+pub use checkpointer::{Checkpointer, CommitLogEntry};
+pub use event_log::{EventLog, EventLogHeader, ReplayError, ReplayState, Replayed, read_events, replay};
+pub use goal::{Goal, GoalError, GoalProgress, Goals, LOSS_WINDOW};
+pub use http::serve_status;
+pub use job::Job;
+pub use monitor::{Iteration, Monitor, Observer, RunInfo, Summary, WorkerTimes};
+pub use pretrained::{load_pretrained, read_pretrained, write_pretrained};
+pub use replica::{LocalReplica, drawn_to, replica_at};
+pub use resume::ResumePoint;
+pub use run_folder::{EVENTS, MetricsRow, REPORT, RunFolder, RunFolderError, check_free, next_free, read_metrics};
+pub use server_observer::{ModelState, Notice, ServerObserver};
+pub use status::{SharedStatus, Status};
+pub use tensorboard::ScalarLog;
+pub use trainer::{Contribution, Stepper, Trainer, compensate};

@@ -1,0 +1,75 @@
+//! Where an interrupted run resumes: its last good checkpoint, and the events that led to it.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+
+use paceline_store::{Checkpoint, CheckpointFolder, LatestCheckpoint, Optimizer};
+
+use crate::checkpointer::{CHECKPOINTS, SchemeState};
+use crate::run_folder::{EVENTS, RunFolderError, at};
+use crate::{EventLogHeader, Job, ReplayState};
+
+/// Where a run resumes.
+pub struct ResumePoint {
+    /// The state of the scheme, replayed from the event log.
+    pub replayed: ReplayState,
+    /// The model and the optimizer in that state.
+    pub checkpoint: Checkpoint,
+    /// How many events led to it.
+    pub events: u64,
+    /// Newer checkpoints that could not be read, and why.
+    pub skipped: Vec<String>,
+}
+
+impl ResumePoint {
+    /// Reads what a run folder holds. Without a checkpoint the run starts over.
+    ///
+    /// # Errors
+    /// If no checkpoint can be read although there are some, or if the folder is of another job.
+    pub fn load(folder: &Path, job: &Job) -> Result<Self, RunFolderError> {
+        let path = folder.join(EVENTS);
+        let log = File::open(&path).map_err(at(&path))?;
+        let layout = job.workload.layout();
+        let LatestCheckpoint { checkpoint, skipped } =
+            CheckpointFolder::create(folder.join(CHECKPOINTS), 1)?.latest(layout)?;
+        let skipped: Vec<String> = skipped.iter().map(ToString::to_string).collect();
+        let (checkpoint, SchemeState { events }) = match checkpoint {
+            Some(checkpoint) => {
+                let state = serde_json::from_str(&checkpoint.scheme_state).map_err(|error| {
+                    RunFolderError::SchemeState { text: checkpoint.scheme_state.clone(), error: error.to_string() }
+                })?;
+                (checkpoint, state)
+            }
+            None if skipped.is_empty() => (initial(job), SchemeState { events: 0 }),
+            None => return Err(RunFolderError::NoGoodCheckpoint { problems: skipped.join("; ") }),
+        };
+        if checkpoint.optimizer.spec() != job.optimizer {
+            let (saved, given) = (checkpoint.optimizer.spec(), job.optimizer);
+            return Err(RunFolderError::OtherOptimizer { saved, given });
+        }
+        let replayed = ReplayState::read(BufReader::new(log), events)
+            .map_err(|error| RunFolderError::Events { path: path.clone(), error: error.into() })?;
+        if replayed.header != EventLogHeader::new(job.scheme.clone(), &job.setup) {
+            return Err(RunFolderError::OtherRun { path, header: replayed.header.into() });
+        }
+        if replayed.ledger.version().0 != checkpoint.version {
+            return Err(RunFolderError::OtherVersion {
+                path: folder.into(),
+                events: replayed.ledger.version().0,
+                checkpoint: checkpoint.version,
+            });
+        }
+        Ok(ResumePoint { replayed, checkpoint, events, skipped })
+    }
+}
+
+fn initial(job: &Job) -> Checkpoint {
+    Checkpoint {
+        version: 0,
+        parameters: job.workload.initial(job.seed),
+        optimizer: Optimizer::new(job.optimizer, job.workload.layout().trainable()),
+        scheme_state: String::new(),
+        extra: String::new(),
+    }
+}

@@ -1,0 +1,540 @@
+//! Checkpoints: what a run needs to go on, as files that survive a crash at any moment.
+//!
+//! A checkpoint is two files, `checkpoint-00000042.safetensors` and `checkpoint-00000042.json`, numbered in the order of
+//! writing. The manifest is written last and holds the checksum of the tensors, so a checkpoint whose writing was cut
+//! short is recognized; older ones are removed only when a new one is on the disk.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use crate::atomic::{self, UNFINISHED};
+use crate::manifest::{self, FORMAT, Manifest};
+use crate::tensors::{self, AmbiguousName, Part};
+use crate::{Layout, Optimizer, OptimizerSpec};
+
+const PREFIX: &str = "checkpoint-";
+const MANIFEST: &str = "json";
+const TENSORS: &str = "safetensors";
+
+/// Why a checkpoint could not be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The operating system refused: no space, no permission, no such file.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was being done.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The file is not what was once written: cut short, damaged, or of another program or version.
+    #[error("{} is not a valid checkpoint: {reason}", path.display())]
+    Invalid {
+        /// The damaged file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The checkpoint is of another model.
+    #[error("{} is of another model: it has {checkpoint} where this model has {model}", path.display())]
+    Layout {
+        /// The manifest.
+        path: PathBuf,
+        /// The first tensor of the checkpoint that differs.
+        checkpoint: String,
+        /// What the model has in its place.
+        model: String,
+    },
+    /// Two tensors of the layout would share a name in the file.
+    #[error("cannot write {}: the tensor name `{name}` is taken", path.display())]
+    TensorName {
+        /// The file.
+        path: PathBuf,
+        /// The name.
+        name: String,
+    },
+}
+
+/// What a checkpoint is made of; nothing is copied to write it.
+#[derive(Debug, Clone, Copy)]
+pub struct CheckpointView<'a> {
+    /// The model's version.
+    pub version: u64,
+    /// Names and shapes of the parameters.
+    pub layout: &'a Layout,
+    /// The parameters, as long as the layout.
+    pub parameters: &'a [f32],
+    /// The optimizer with its state.
+    pub optimizer: &'a Optimizer,
+    /// The scheme's state, in a text of its own making.
+    pub scheme_state: &'a str,
+    /// Whatever else the run needs.
+    pub extra: &'a str,
+}
+
+/// A checkpoint read back.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Checkpoint {
+    /// The model's version.
+    pub version: u64,
+    /// The parameters in the order of the layout.
+    pub parameters: Vec<f32>,
+    /// The optimizer with its state, ready for the next step.
+    pub optimizer: Optimizer,
+    /// The scheme's state as it was given.
+    pub scheme_state: String,
+    /// What else was given.
+    pub extra: String,
+}
+
+/// The outcome of [`CheckpointFolder::latest`].
+#[derive(Debug)]
+pub struct LatestCheckpoint {
+    /// The newest valid checkpoint, if there is any.
+    pub checkpoint: Option<Checkpoint>,
+    /// Newer ones that are not valid, and why.
+    pub skipped: Vec<CheckpointError>,
+}
+
+/// A folder that keeps the last checkpoints of one run. Only one process may write to it.
+#[derive(Debug, Clone)]
+pub struct CheckpointFolder {
+    path: PathBuf,
+    keep: usize,
+}
+
+impl CheckpointFolder {
+    /// Makes the folder if it is not there. Of the checkpoints in it, the last `keep` (at least one) stay.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`] if the folder cannot be made.
+    pub fn create(path: impl Into<PathBuf>, keep: usize) -> Result<Self, CheckpointError> {
+        let path = path.into();
+        fs::create_dir_all(&path).map_err(failure("create folder", &path))?;
+        Ok(CheckpointFolder { path, keep: keep.max(1) })
+    }
+
+    /// Writes a checkpoint, then removes those beyond the last few. Returns the path of its manifest.
+    ///
+    /// Once this returns, the checkpoint survives a power cut. After an error all earlier checkpoints are still there.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`] if the disk is full or the folder cannot be written to, [`CheckpointError::TensorName`] if
+    /// the layout has the same name twice.
+    ///
+    /// # Panics
+    /// If the parameters or the optimizer do not fit the layout.
+    pub fn save(&self, view: &CheckpointView<'_>) -> Result<PathBuf, CheckpointError> {
+        let numbers = self.numbers()?;
+        let number = numbers.last().map_or(1, |last| last + 1);
+        let tensors_crc32 = write_tensors(&self.file(number, TENSORS), view.layout, &parts(view))?;
+        let manifest = Manifest {
+            format: FORMAT,
+            version: view.version,
+            optimizer: view.optimizer.spec().to_string(),
+            optimizer_steps: view.optimizer.steps(),
+            tensors_crc32,
+            trainable: view.layout.trainable(),
+            tensors: manifest::tensors(view.layout),
+            scheme_state: view.scheme_state.to_string(),
+            extra: view.extra.to_string(),
+        };
+        let path = self.file(number, MANIFEST);
+        atomic::write_file(&path, |file| file.write_all(manifest.seal().as_bytes()))
+            .map_err(failure("write", &path))?;
+        atomic::sync_folder(&self.path).map_err(failure("sync folder", &self.path))?;
+        self.prune(&numbers)?;
+        Ok(path)
+    }
+
+    /// Reads the newest checkpoint that is valid; those that are not are skipped and reported.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`] if the folder cannot be listed, [`CheckpointError::Layout`] if the newest valid checkpoint is
+    /// of another model.
+    pub fn latest(&self, layout: &Layout) -> Result<LatestCheckpoint, CheckpointError> {
+        let mut skipped = Vec::new();
+        for number in self.numbers()?.into_iter().rev() {
+            match load_checkpoint(&self.file(number, MANIFEST), layout) {
+                Ok(checkpoint) => return Ok(LatestCheckpoint { checkpoint: Some(checkpoint), skipped }),
+                Err(error @ CheckpointError::Layout { .. }) => return Err(error),
+                Err(error) => skipped.push(error),
+            }
+        }
+        Ok(LatestCheckpoint { checkpoint: None, skipped })
+    }
+
+    fn file(&self, number: u64, extension: &str) -> PathBuf {
+        self.path.join(format!("{PREFIX}{number:08}.{extension}"))
+    }
+
+    fn names(&self) -> Result<Vec<String>, CheckpointError> {
+        let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().display().to_string());
+        let list = || fs::read_dir(&self.path)?.map(name).collect::<io::Result<_>>();
+        list().map_err(failure("list folder", &self.path))
+    }
+
+    /// The numbers of all checkpoints, whole or not, ascending.
+    fn numbers(&self) -> Result<Vec<u64>, CheckpointError> {
+        let number = |name: &String| {
+            let (number, extension) = name.strip_prefix(PREFIX)?.split_once('.')?;
+            if [MANIFEST, TENSORS].contains(&extension) { number.parse().ok() } else { None }
+        };
+        let mut numbers: Vec<u64> = self.names()?.iter().filter_map(number).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        Ok(numbers)
+    }
+
+    /// Removes all but the newest of the `earlier` checkpoints, and what interrupted writing left behind.
+    fn prune(&self, earlier: &[u64]) -> Result<(), CheckpointError> {
+        let remove = |path: PathBuf| match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failure("remove", &path)(error)),
+            _ => Ok(()),
+        };
+        let old = earlier.len().saturating_sub(self.keep - 1);
+        for &number in &earlier[..old] {
+            remove(self.file(number, MANIFEST))?;
+            remove(self.file(number, TENSORS))?;
+        }
+        for name in self.names()? {
+            if name.starts_with(&format!(".{PREFIX}")) && name.ends_with(UNFINISHED) {
+                remove(self.path.join(name))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads the checkpoint with the manifest at `path`.
+///
+/// # Errors
+/// [`CheckpointError::Layout`] if it is of another model than `layout`'s, [`CheckpointError::Invalid`] if it is damaged,
+/// [`CheckpointError::Io`] if a file cannot be read.
+pub fn load_checkpoint(path: &Path, layout: &Layout) -> Result<Checkpoint, CheckpointError> {
+    let invalid = |path: &Path, reason| CheckpointError::Invalid { path: path.to_path_buf(), reason };
+    let text = fs::read(path).map_err(failure("read", path))?;
+    let manifest = Manifest::open(&text).map_err(|reason| invalid(path, reason))?;
+    if let Some((checkpoint, model)) = manifest.difference(layout) {
+        return Err(CheckpointError::Layout { path: path.to_path_buf(), checkpoint, model });
+    }
+    let spec: OptimizerSpec = manifest.optimizer.parse().map_err(|error| invalid(path, format!("{error}")))?;
+
+    let part = |prefix, len| Part { prefix, values: vec![0.0; len] };
+    let mut parts = vec![part(String::new(), layout.len())];
+    parts.extend(spec.state_names().iter().map(|name| part(state_prefix(name), layout.trainable())));
+
+    let path = path.with_extension(TENSORS);
+    let mut read = || {
+        let file = File::open(&path)?;
+        let bytes = file.metadata()?.len();
+        tensors::read(file, bytes, layout, &mut parts)
+    };
+    let found = read().map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidData => invalid(&path, error.to_string()),
+        io::ErrorKind::UnexpectedEof => invalid(&path, "it is cut short".to_string()),
+        _ => failure("read", &path)(error),
+    })?;
+    let expected = manifest.tensors_crc32;
+    if found != expected {
+        return Err(invalid(&path, format!("its checksum is {found}, its manifest says {expected}")));
+    }
+
+    let mut vectors = parts.into_iter().map(|part| part.values);
+    let parameters = vectors.next().expect("the first part is the parameters");
+    Ok(Checkpoint {
+        version: manifest.version,
+        parameters,
+        optimizer: Optimizer::restored(spec, layout.trainable(), manifest.optimizer_steps, vectors.collect()),
+        scheme_state: manifest.scheme_state,
+        extra: manifest.extra,
+    })
+}
+
+/// Writes the parameters alone as one safetensors file, which is there whole or not at all.
+///
+/// # Errors
+/// As [`CheckpointFolder::save`].
+///
+/// # Panics
+/// If the parameters are not as long as the layout.
+pub fn export_model(path: &Path, layout: &Layout, parameters: &[f32]) -> Result<(), CheckpointError> {
+    let parts = [Part { prefix: String::new(), values: parameters }];
+    write_tensors(path, layout, &parts)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    atomic::sync_folder(folder).map_err(failure("sync folder", folder))
+}
+
+fn parts<'a>(view: &CheckpointView<'a>) -> Vec<Part<&'a [f32]>> {
+    let model = Part { prefix: String::new(), values: view.parameters };
+    let state = view.optimizer.state().map(|(name, values)| {
+        assert_eq!(values.len(), view.layout.trainable(), "an optimizer of another layout");
+        Part { prefix: state_prefix(name), values }
+    });
+    std::iter::once(model).chain(state).collect()
+}
+
+/// What stands before the tensor's name for a vector of the optimizer's.
+fn state_prefix(name: &str) -> String {
+    format!("optimizer.{name}.")
+}
+
+fn write_tensors(path: &Path, layout: &Layout, parts: &[Part<&[f32]>]) -> Result<u32, CheckpointError> {
+    assert_eq!(parts[0].values.len(), layout.len(), "parameters of another layout");
+    let preamble = tensors::preamble(layout, parts)
+        .map_err(|AmbiguousName(name)| CheckpointError::TensorName { path: path.to_path_buf(), name })?;
+    atomic::write_file(path, |file| tensors::write(file, &preamble, parts)).map_err(failure("write", path))
+}
+
+fn failure(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
+    let path = path.to_path_buf();
+    move |source| CheckpointError::Io { action, path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout() -> Layout {
+        Layout::new([("weight", vec![2, 3]), ("bias", vec![2])], [("mean", vec![2])])
+    }
+
+    /// A folder that holds the versions 1 to `count`, each saved after one more step.
+    struct Run {
+        folder: CheckpointFolder,
+        directory: tempfile::TempDir,
+        layout: Layout,
+        parameters: Vec<f32>,
+        optimizer: Optimizer,
+    }
+
+    impl Run {
+        fn new(optimizer: &str, count: u64, keep: usize) -> Self {
+            let directory = tempfile::tempdir().expect("a temporary folder");
+            let folder = CheckpointFolder::create(directory.path().join("deep/down"), keep).expect("a new folder");
+            let layout = layout();
+            let optimizer = Optimizer::new(optimizer.parse().expect("a valid optimizer"), layout.trainable());
+            let parameters = (0..layout.len()).map(|index| index as f32).collect();
+            let mut run = Run { folder, directory, layout, parameters, optimizer };
+            for version in 1..=count {
+                run.step();
+                run.save(version).expect("saved");
+            }
+            run
+        }
+
+        fn step(&mut self) {
+            let gradient: Vec<_> = self.parameters.iter().map(|value| value.sin()).collect();
+            self.optimizer.step(&mut self.parameters, &gradient, 0.1);
+        }
+
+        fn save(&self, version: u64) -> Result<PathBuf, CheckpointError> {
+            self.folder.save(&CheckpointView {
+                version,
+                layout: &self.layout,
+                parameters: &self.parameters,
+                optimizer: &self.optimizer,
+                scheme_state: "k = 3",
+                extra: "\"quoted\"\n",
+            })
+        }
+
+        fn latest(&self) -> (Option<u64>, Vec<String>) {
+            let LatestCheckpoint { checkpoint, skipped } = self.folder.latest(&self.layout).expect("a readable folder");
+            (checkpoint.map(|checkpoint| checkpoint.version), skipped.iter().map(CheckpointError::to_string).collect())
+        }
+
+        fn names(&self) -> Vec<String> {
+            let mut names = self.folder.names().expect("a readable folder");
+            names.sort();
+            names
+        }
+    }
+
+    #[test]
+    fn a_resumed_run_takes_the_same_steps() {
+        for optimizer in ["sgd", "momentum:0.9", "nesterov:0.5,decay=0.1", "adam", "adamw:0.1"] {
+            let mut run = Run::new(optimizer, 3, 2);
+            let LatestCheckpoint { checkpoint, skipped } = run.folder.latest(&run.layout).expect("a readable folder");
+            let mut checkpoint = checkpoint.expect("a valid checkpoint");
+            assert!(skipped.is_empty());
+            assert_eq!((checkpoint.version, checkpoint.scheme_state.as_str()), (3, "k = 3"));
+            assert_eq!(checkpoint.extra, "\"quoted\"\n");
+            assert_eq!((&checkpoint.parameters, &checkpoint.optimizer), (&run.parameters, &run.optimizer));
+
+            let gradient: Vec<_> = checkpoint.parameters.iter().map(|value| value.sin()).collect();
+            checkpoint.optimizer.step(&mut checkpoint.parameters, &gradient, 0.1);
+            run.step();
+            assert_eq!(checkpoint.parameters, run.parameters, "{optimizer}");
+        }
+    }
+
+    #[test]
+    fn the_last_written_stay_and_leftovers_go() {
+        let run = Run::new("sgd", 4, 2);
+        let leftover = run.folder.path.join(".checkpoint-00000009.json.unfinished");
+        fs::write(&leftover, "half").expect("written");
+        fs::write(run.folder.path.join("notes.txt"), "mine").expect("written");
+        // A run that went back to version 2 goes on from there: what counts is the order of writing.
+        run.save(2).expect("saved");
+        assert_eq!(
+            run.names(),
+            [
+                "notes.txt",
+                "checkpoint-00000004.json",
+                "checkpoint-00000004.safetensors",
+                "checkpoint-00000005.json",
+                "checkpoint-00000005.safetensors"
+            ]
+        );
+        assert_eq!(run.latest(), (Some(2), vec![]));
+    }
+
+    #[test]
+    fn damage_anywhere_is_found_and_the_one_before_is_taken() {
+        let run = Run::new("momentum:0.9", 2, 5);
+        for extension in [MANIFEST, TENSORS] {
+            let path = run.folder.file(2, extension);
+            let whole = fs::read(&path).expect("readable");
+            let mut damaged: Vec<Vec<u8>> = (0..whole.len()).map(|length| whole[..length].to_vec()).collect();
+            for position in 0..whole.len() {
+                let mut flipped = whole.clone();
+                flipped[position] ^= 1;
+                damaged.push(flipped);
+            }
+            damaged.push([whole.as_slice(), b"more"].concat());
+            for bytes in damaged {
+                fs::write(&path, &bytes).expect("written");
+                let LatestCheckpoint { checkpoint, skipped } =
+                    run.folder.latest(&run.layout).expect("a readable folder");
+                let version = checkpoint.map(|checkpoint| checkpoint.version);
+                // White space around the manifest's values is the one thing that may change.
+                let same = extension == MANIFEST && Manifest::open(&bytes).is_ok();
+                assert_eq!(version, Some(if same { 2 } else { 1 }), "{}", String::from_utf8_lossy(&bytes));
+                assert_eq!(skipped.len(), usize::from(!same));
+            }
+            fs::write(&path, whole).expect("written");
+        }
+        assert_eq!(run.latest(), (Some(2), vec![]));
+    }
+
+    #[test]
+    fn reports_say_what_is_wrong() {
+        let run = Run::new("sgd", 3, 5);
+        let tensors = run.folder.file(3, TENSORS);
+        let mut bytes = fs::read(&tensors).expect("readable");
+        let last = bytes.len() - 1;
+        bytes[last] ^= 0x40;
+        fs::write(&tensors, bytes).expect("written");
+        fs::remove_file(run.folder.file(2, MANIFEST)).expect("removed");
+        let (version, reports) = run.latest();
+        assert_eq!((version, reports.len()), (Some(1), 2));
+        assert!(reports[0].contains("00003.safetensors is not a valid checkpoint: its checksum is"), "{}", reports[0]);
+        assert!(reports[1].contains("cannot read") && reports[1].contains("00002.json"), "{}", reports[1]);
+    }
+
+    #[test]
+    fn other_formats_are_refused_by_number() {
+        let run = Run::new("sgd", 1, 1);
+        let path = run.folder.file(1, MANIFEST);
+        let text = r#"{"format":7,"fancy":true}"#;
+        let crc32 = crc32fast::hash(text.as_bytes());
+        fs::write(path, format!(r#"{{"crc32":{crc32},"manifest":{text}}}"#)).expect("written");
+        let (_, reports) = run.latest();
+        assert!(reports[0].ends_with("it has format 7; this version reads format 1"), "{}", reports[0]);
+    }
+
+    #[test]
+    fn another_model_is_refused_naming_both() {
+        let run = Run::new("sgd", 1, 1);
+        let refusal = |layout: Layout| run.folder.latest(&layout).expect_err("another model").to_string();
+        let other = Layout::new([("weight", vec![3, 2]), ("bias", vec![2])], [("mean", vec![2])]);
+        let error = refusal(other);
+        assert!(error.ends_with("it has `weight` of shape [2, 3] where this model has `weight` of shape [3, 2]"));
+        let fewer = Layout::new([("weight", vec![2, 3])], []);
+        assert!(refusal(fewer).ends_with("it has `bias` of shape [2] where this model has nothing"));
+        let learned = Layout::new([("weight", vec![2, 3]), ("bias", vec![2]), ("mean", vec![2])], []);
+        assert!(refusal(learned).ends_with("it has 8 trainable values where this model has 10 trainable values"));
+    }
+
+    #[test]
+    fn a_name_given_twice_is_refused() {
+        let layout = Layout::new([("a", vec![1]), ("a", vec![1])], []);
+        let directory = tempfile::tempdir().expect("a temporary folder");
+        let error = export_model(&directory.path().join("model.safetensors"), &layout, &[0.0; 2]);
+        assert!(matches!(error, Err(CheckpointError::TensorName { name, .. }) if name == "a"));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_leaves_earlier_checkpoints_alone() {
+        let run = Run::new("adam", 2, 2);
+        let before = run.names();
+        let unfinished = run.folder.path.join(".checkpoint-00000003.safetensors.unfinished");
+        std::os::unix::fs::symlink("/dev/full", &unfinished).expect("linked");
+        match run.save(3) {
+            Err(CheckpointError::Io { source, .. }) => assert_eq!(source.kind(), io::ErrorKind::StorageFull),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(run.names(), before);
+        assert_eq!(run.latest(), (Some(2), vec![]));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_read_only_folder_is_an_error() {
+        use std::os::unix::fs::PermissionsExt;
+        let run = Run::new("sgd", 1, 1);
+        fs::set_permissions(&run.folder.path, fs::Permissions::from_mode(0o555)).expect("own folder");
+        if fs::write(run.folder.path.join("probe"), "").is_ok() {
+            println!("skipped: permissions do not bind this user");
+            return;
+        }
+        assert!(matches!(run.save(2), Err(CheckpointError::Io { action: "write", .. })));
+        assert_eq!(run.latest(), (Some(1), vec![]));
+        fs::set_permissions(&run.folder.path, fs::Permissions::from_mode(0o755)).expect("own folder");
+    }
+
+    #[test]
+    fn python_reads_names_shapes_and_values() {
+        let run = Run::new("momentum:0.9", 1, 1);
+        let model = run.directory.path().join("model.safetensors");
+        export_model(&model, &run.layout, &run.parameters).expect("written");
+        let checkpoint = run.folder.file(1, TENSORS);
+        let script = "
+import sys
+try:
+    from safetensors.numpy import load_file
+except ImportError:
+    sys.exit(77)
+for path in sys.argv[1:]:
+    for name, tensor in sorted(load_file(path).items()):
+        print(name, tensor.dtype, list(tensor.shape), sum(x.item() for x in tensor.flatten()))
+";
+        let python = std::process::Command::new("python3").arg("-c").arg(script).arg(model).arg(checkpoint).output();
+        let output = match python {
+            Ok(output) if output.status.code() != Some(77) => output,
+            _ => return println!("skipped: no python3 with safetensors and numpy"),
+        };
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+
+        let line = |name: &str, shape: &str, values: &[f32]| {
+            let sum: f64 = values.iter().map(|&value| f64::from(value)).sum();
+            format!("{name} float32 {shape} {sum:?}")
+        };
+        let [weight, bias, mean] = [0..6, 6..8, 8..10].map(|range| &run.parameters[range]);
+        let model = [line("bias", "[2]", bias), line("mean", "[2]", mean), line("weight", "[2, 3]", weight)];
+        let (_, velocity) = run.optimizer.state().next().expect("momentum has one vector");
+        let state = [
+            line("optimizer.momentum.bias", "[2]", &velocity[6..]),
+            line("optimizer.momentum.weight", "[2, 3]", &velocity[..6]),
+        ];
+        let [bias, mean, weight] = model.clone();
+        let [state_bias, state_weight] = state;
+        let expected = [model.to_vec(), vec![bias, mean, state_bias, state_weight, weight]].concat();
+        assert_eq!(String::from_utf8_lossy(&output.stdout).lines().collect::<Vec<_>>(), expected);
+    }
+}

@@ -1,0 +1,82 @@
+//! The named layout of one flat parameter vector.
+
+use std::ops::Range;
+
+/// One named tensor inside the flat vector.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorEntry {
+    /// Name as it appears in checkpoints, e.g. `conv1.weight`.
+    pub name: String,
+    /// Dimensions, outermost first; the values are stored row by row.
+    pub shape: Vec<usize>,
+    /// Where the values lie in the flat vector.
+    pub range: Range<usize>,
+}
+
+/// What lies where in a flat `f32` parameter vector.
+///
+/// Trainable tensors come first. Behind them come *statistics* (running means and variances of batch
+/// normalization): no gradient flows into them. A worker reports `old − new` in their place, and an optimizer
+/// applies that difference as it is, with rate 1, so that averaging updates averages the statistics.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Layout {
+    entries: Vec<TensorEntry>,
+    trainable: usize,
+}
+
+impl Layout {
+    /// Lays out `trainable` tensors, then `statistics`, each given as name and shape, one after another.
+    pub fn new<N: Into<String>>(
+        trainable: impl IntoIterator<Item = (N, Vec<usize>)>,
+        statistics: impl IntoIterator<Item = (N, Vec<usize>)>,
+    ) -> Self {
+        let mut layout = Layout::default();
+        for (name, shape) in trainable {
+            layout.push(name.into(), shape);
+        }
+        layout.trainable = layout.len();
+        for (name, shape) in statistics {
+            layout.push(name.into(), shape);
+        }
+        layout
+    }
+
+    fn push(&mut self, name: String, shape: Vec<usize>) {
+        let start = self.len();
+        let range = start..start + shape.iter().product::<usize>();
+        self.entries.push(TensorEntry { name, shape, range });
+    }
+
+    /// All tensors in order.
+    pub fn entries(&self) -> &[TensorEntry] {
+        &self.entries
+    }
+
+    /// Length of the flat vector, statistics included.
+    pub fn len(&self) -> usize {
+        self.entries.last().map_or(0, |entry| entry.range.end)
+    }
+
+    /// Whether there are no parameters at all.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many of the leading values are trainable; the rest are statistics.
+    pub fn trainable(&self) -> usize {
+        self.trainable
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_follow_each_other_and_statistics_come_last() {
+        let layout = Layout::new([("weight", vec![3, 2]), ("bias", vec![3])], [("mean", vec![3])]);
+        let ranges: Vec<_> = layout.entries().iter().map(|entry| entry.range.clone()).collect();
+        assert_eq!(ranges, [0..6, 6..9, 9..12]);
+        assert_eq!((layout.len(), layout.trainable()), (12, 9));
+    }
+}
