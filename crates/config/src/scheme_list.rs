@@ -23,10 +23,11 @@ impl FromStr for SchemeList {
         if text == "all" {
             return Ok(SchemeList::All);
         }
-        // A comma also stands between the settings of one scheme: `dssp:min=2,max=9,asp` is two.
+        // A comma also separates the settings of one scheme: `dssp:min=2,max=9,asp` are two schemes.
         let mut specs: Vec<String> = Vec::new();
         for part in text.split(',') {
-            let setting = part.find('=').is_some_and(|equals| !part[..equals].contains(':'));
+            let by_key = part.find('=').is_some_and(|equals| !part[..equals].contains(':'));
+            let setting = by_key || part.parse::<f64>().is_ok();
             match specs.last_mut().filter(|_| setting) {
                 Some(last) => *last += &format!(",{part}"),
                 None => specs.push(part.into()),
@@ -80,9 +81,9 @@ mod tests {
 
     #[test]
     fn a_list_may_hold_settings() {
-        let SchemeList::These(specs) = "dssp:min=2,max=9,asp,backup:k=3".parse().unwrap() else { panic!() };
+        let SchemeList::These(specs) = "dssp:min=2,max=9,asp,dssp:2,9,backup:k=3".parse().unwrap() else { panic!() };
         let specs: Vec<String> = specs.iter().map(SchemeSpec::to_string).collect();
-        assert_eq!(specs, ["dssp:min=2,max=9", "asp", "backup:k=3"]);
+        assert_eq!(specs, ["dssp:min=2,max=9", "asp", "dssp:min=2,max=9", "backup:k=3"]);
         assert!("bsp,nonsense".parse::<SchemeList>().unwrap_err().to_string().contains("unknown scheme 'nonsense'"));
     }
 

@@ -5,8 +5,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use burn::tensor::Device;
+use paceline_spec::{SpecError, one_of};
 use paceline_workload::{Data, SoftmaxRegression, Splits, Workload};
-use thiserror::Error;
 
 use crate::error::ModelError;
 use crate::network::Network;
@@ -32,14 +32,6 @@ pub enum ModelKind {
     CharacterModel,
 }
 
-/// Why text names no [`ModelKind`].
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("unknown model `{found}`: expected softmax, mlp, cnn, resnet8, resnet20 or charlm")]
-pub struct ParseModelKindError {
-    /// What was given.
-    pub found: String,
-}
-
 impl ModelKind {
     /// All of them.
     pub const ALL: [ModelKind; 6] = [
@@ -50,6 +42,18 @@ impl ModelKind {
         ModelKind::ResNet20,
         ModelKind::CharacterModel,
     ];
+
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            ModelKind::Softmax => "softmax",
+            ModelKind::Mlp => "mlp",
+            ModelKind::Cnn => "cnn",
+            ModelKind::ResNet8 => "resnet8",
+            ModelKind::ResNet20 => "resnet20",
+            ModelKind::CharacterModel => "charlm",
+        }
+    }
 
     /// The model as a workload on `data`, with its input and output sized to them.
     pub fn workload(self, data: &Data, sampling: &Sampling, device: &Device) -> Result<Arc<dyn Workload>, ModelError> {
@@ -109,24 +113,16 @@ fn network<N: Network<Input = burn::tensor::Tensor<4>>>(
 }
 
 impl fmt::Display for ModelKind {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            ModelKind::Softmax => "softmax",
-            ModelKind::Mlp => "mlp",
-            ModelKind::Cnn => "cnn",
-            ModelKind::ResNet8 => "resnet8",
-            ModelKind::ResNet20 => "resnet20",
-            ModelKind::CharacterModel => "charlm",
-        })
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
 impl FromStr for ModelKind {
-    type Err = ParseModelKindError;
+    type Err = SpecError;
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let named = ModelKind::ALL.into_iter().find(|kind| kind.to_string() == text);
-        named.ok_or_else(|| ParseModelKindError { found: text.to_owned() })
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        one_of("model", text, &ModelKind::ALL.map(|kind| (kind.name(), kind)))
     }
 }
 
@@ -142,7 +138,7 @@ mod tests {
             assert_eq!(kind.to_string().parse(), Ok(kind));
         }
         let error = "ResNet".parse::<ModelKind>().unwrap_err().to_string();
-        assert_eq!(error, "unknown model `ResNet`: expected softmax, mlp, cnn, resnet8, resnet20 or charlm");
+        assert_eq!(error, "unknown model 'ResNet'; expected softmax, mlp, cnn, resnet8, resnet20 or charlm");
     }
 
     fn refusal(kind: ModelKind, splits: Splits, workers: usize) -> String {

@@ -21,7 +21,7 @@ mod workload;
 pub use burn::tensor::Device;
 pub use device::{DeviceError, device};
 pub use error::ModelError;
-pub use kind::{ModelKind, ParseModelKindError};
+pub use kind::ModelKind;
 pub use network::Network;
 pub use networks::{CharacterModel, Cnn, Mlp, ResNet};
 pub use paceline_workload::Draw;

@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use paceline_core::{Span, Time};
+use paceline_spec::SpecError;
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 /// How many iterations' training losses are averaged for a loss goal: one lucky batch is no success.
 pub const LOSS_WINDOW: usize = 5;
@@ -101,38 +101,32 @@ impl Goals {
     }
 }
 
-/// What is wrong with a goal as written.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error(
-    "'{text}': expected loss<X, accuracy>X (0 to 1), iterations=N, time=SECONDS or samples=N, or several with commas"
-)]
-pub struct GoalError {
-    /// What was written.
-    pub text: String,
-}
-
 impl FromStr for Goal {
-    type Err = GoalError;
+    type Err = SpecError;
 
-    fn from_str(text: &str) -> Result<Self, GoalError> {
-        let error = || GoalError { text: text.into() };
-        let at = text.find(['<', '>', '=']).ok_or_else(error)?;
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        let error = |expected: &str| SpecError::malformed("goal", text, expected);
+        let unknown = || error("loss<X, accuracy>X, iterations=N, time=SECONDS or samples=N");
+        let at = text.find(['<', '>', '=']).ok_or_else(unknown)?;
         let (name, value) = (&text[..at], &text[at + 1..]);
-        let number = || value.parse::<f64>().ok().filter(|number| number.is_finite()).ok_or_else(error);
-        let count = || value.parse::<u64>().ok().filter(|&count| count > 0).ok_or_else(error);
+        let number = |expected, accept: fn(f64) -> bool| {
+            let number = value.parse().ok().filter(|&number: &f64| number.is_finite() && accept(number));
+            number.ok_or_else(|| error(expected))
+        };
+        let count = |expected| value.parse().ok().filter(|&count: &u64| count > 0).ok_or_else(|| error(expected));
         match (name, text.as_bytes()[at]) {
-            ("loss", b'<') => Ok(Goal::LossBelow(number()?)),
+            ("loss", b'<') => Ok(Goal::LossBelow(number("loss<X with a number X", |_| true)?)),
             ("accuracy", b'>') => {
-                let share = number()?;
-                if (0.0..=1.0).contains(&share) { Ok(Goal::AccuracyAbove(share)) } else { Err(error()) }
+                let accept = |share: f64| (0.0..=1.0).contains(&share);
+                Ok(Goal::AccuracyAbove(number("accuracy>X with X from 0 to 1", accept)?))
             }
-            ("iterations", b'=') => Ok(Goal::Iterations(count()?)),
+            ("iterations", b'=') => Ok(Goal::Iterations(count("iterations=N with a whole number N above 0")?)),
             ("time", b'=') => {
-                let seconds = number()?;
-                if seconds > 0.0 { Ok(Goal::Time(Span::from_seconds(seconds))) } else { Err(error()) }
+                let seconds = number("time=SECONDS with a number above 0", |seconds| seconds > 0.0)?;
+                Ok(Goal::Time(Span::from_seconds(seconds)))
             }
-            ("samples", b'=') => Ok(Goal::Samples(count()?)),
-            _ => Err(error()),
+            ("samples", b'=') => Ok(Goal::Samples(count("samples=N with a whole number N above 0")?)),
+            _ => Err(unknown()),
         }
     }
 }
@@ -150,9 +144,9 @@ impl fmt::Display for Goal {
 }
 
 impl FromStr for Goals {
-    type Err = GoalError;
+    type Err = SpecError;
 
-    fn from_str(text: &str) -> Result<Self, GoalError> {
+    fn from_str(text: &str) -> Result<Self, SpecError> {
         text.split(',').map(Goal::from_str).collect::<Result<_, _>>().map(Goals)
     }
 }
@@ -165,8 +159,8 @@ impl fmt::Display for Goals {
 }
 
 impl TryFrom<String> for Goals {
-    type Error = GoalError;
-    fn try_from(text: String) -> Result<Self, GoalError> {
+    type Error = SpecError;
+    fn try_from(text: String) -> Result<Self, SpecError> {
         text.parse()
     }
 }
@@ -191,7 +185,7 @@ mod tests {
     #[test]
     fn nonsense_is_refused() {
         for text in ["", "loss", "loss>0.2", "loss<x", "loss<NaN", "accuracy>2", "iterations=0", "time=-1", "speed=3"] {
-            assert!(text.parse::<Goals>().unwrap_err().to_string().starts_with(&format!("'{text}': expected")));
+            assert!(text.parse::<Goals>().unwrap_err().to_string().starts_with(&format!("goal '{text}'; expected")));
         }
     }
 

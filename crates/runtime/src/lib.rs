@@ -32,7 +32,7 @@ mod trainer;
 
 pub use checkpointer::{Checkpointer, CommitLogEntry};
 pub use event_log::{EventLog, EventLogHeader, ReplayError, ReplayState, Replayed, read_events, replay};
-pub use goal::{Goal, GoalError, GoalProgress, Goals, LOSS_WINDOW};
+pub use goal::{Goal, GoalProgress, Goals, LOSS_WINDOW};
 pub use http::serve_status;
 pub use job::Job;
 pub use monitor::{Iteration, Monitor, Observer, RunInfo, Summary, WorkerTimes};

@@ -6,7 +6,6 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::str::FromStr;
 
 use paceline_core::speed::Resources;
 use paceline_core::{Time, WorkerId};
@@ -91,15 +90,6 @@ fn production(worker: WorkerId) -> Machine {
 /// Ranks 0, 1, 2, 3, … as 0, 1/2, 1/4, 3/4, …: evenly spread over [0, 1) wherever one stops.
 fn spread(rank: u32) -> f64 {
     f64::from(rank.reverse_bits()) / 4_294_967_296.0
-}
-
-impl FromStr for SharedCluster {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, &'static str> {
-        let found = SharedCluster::NAMES.iter().find(|(name, _)| *name == text);
-        found.map(|&(_, cluster)| cluster).ok_or("expected l1, l2, l3 or production")
-    }
 }
 
 impl fmt::Display for SharedCluster {

@@ -2,10 +2,11 @@
 
 use std::fmt;
 
+use paceline_spec::{Spec, SpecError};
 use rand::RngExt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use crate::times::is_count;
+use crate::times::count;
 
 /// When which hosts are slowed down. Time is counted in tasks of the worker.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -41,9 +42,6 @@ pub enum Pattern {
 }
 
 impl Pattern {
-    /// What patterns are called.
-    pub(crate) const NAMES: [&'static str; 3] = ["regimes", "bursts", "periodic"];
-
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Pattern::Regimes { .. } => "regimes",
@@ -52,38 +50,35 @@ impl Pattern {
         }
     }
 
-    /// The pattern of this name with these numbers, or what is allowed.
-    pub(crate) fn of(name: &str, numbers: &[f64]) -> Result<Self, &'static str> {
-        let probability = |p: f64| (0.0..=1.0).contains(&p);
-        match (name, numbers) {
-            ("regimes", &[factor, first]) if factor > 0.0 && is_count(first) => {
-                Ok(Pattern::Regimes { factor, first: first as u32, episodes: None })
+    /// Reads the pattern that a spec of times names.
+    pub(crate) fn read(spec: &Spec) -> Result<Self, SpecError> {
+        let factor = |least: f64, expected| {
+            spec.required("factor", expected, |&factor: &f64| factor.is_finite() && factor >= least)
+        };
+        let probability = |key| spec.required(key, "0 to 1", |p: &f64| (0.0..=1.0).contains(p));
+        let length = |key| spec.optional(key, "at least 1", |tasks: &f64| tasks.is_finite() && *tasks >= 1.0);
+        match spec.name() {
+            "regimes" => {
+                let episodes = match (length("normal")?, length("slow")?) {
+                    (Some(normal), Some(slow)) => Some((normal, slow)),
+                    (None, None) => None,
+                    (Some(_), None) => return Err(spec.missing("slow", "at least 1")),
+                    (None, Some(_)) => return Err(spec.missing("normal", "at least 1")),
+                };
+                let first = count(spec, "first", 0)?;
+                Ok(Pattern::Regimes { factor: factor(f64::MIN_POSITIVE, "above 0")?, first, episodes })
             }
-            ("regimes", &[factor, first, normal, slow])
-                if factor > 0.0 && is_count(first) && normal >= 1.0 && slow >= 1.0 =>
-            {
-                Ok(Pattern::Regimes { factor, first: first as u32, episodes: Some((normal, slow)) })
+            "bursts" => {
+                let (begin, end) = (probability("p-begin")?, probability("p-end")?);
+                Ok(Pattern::Bursts { factor: factor(1.0, "at least 1")?, begin, end })
             }
-            ("bursts", &[factor, begin, end]) if factor >= 1.0 && probability(begin) && probability(end) => {
-                Ok(Pattern::Bursts { factor, begin, end })
+            _ => {
+                let (period, length) = (count(spec, "period", 1)?, count(spec, "length", 0)?);
+                if length > period {
+                    return Err(spec.bad_value("length", &format!("0 to {period}")));
+                }
+                Ok(Pattern::Periodic { factor: factor(f64::MIN_POSITIVE, "above 0")?, period, length })
             }
-            ("periodic", &[factor, period, length])
-                if factor > 0.0 && is_count(period) && period >= 1.0 && is_count(length) && length <= period =>
-            {
-                Ok(Pattern::Periodic { factor, period: period as u32, length: length as u32 })
-            }
-            ("regimes", _) => {
-                Err("expected regimes:HOSTS,MEAN,DEVIATION,FACTOR,FIRST[,NORMAL,SLOW] with FACTOR above 0, \
-                                   FIRST a whole number, NORMAL and SLOW 1 or more")
-            }
-            ("bursts", _) => {
-                Err("expected bursts:HOSTS,MEAN,DEVIATION,FACTOR,P_BEGIN,P_END with FACTOR 1 or more, P_BEGIN \
-                                  and P_END from 0 to 1")
-            }
-            _ => Err(
-                "expected periodic:HOSTS,MEAN,DEVIATION,FACTOR,PERIOD,LENGTH with FACTOR above 0, PERIOD 1 or more, \
-                      LENGTH up to PERIOD",
-            ),
         }
     }
 }

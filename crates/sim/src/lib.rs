@@ -19,8 +19,8 @@ mod world;
 
 pub use contention::SharedCluster;
 pub use interference::Pattern;
-pub use network::{NetworkError, NetworkSpec};
-pub use ranks::{Ranks, RanksError, Slowness};
+pub use network::NetworkSpec;
+pub use ranks::{Ranks, Slowness};
 pub use script::{Change, Script, ScriptError};
 pub use simulation::{Outcome, Simulation, SimulationError, Training};
-pub use times::{Times, TimesError, TimesSpec};
+pub use times::{Times, TimesSpec};

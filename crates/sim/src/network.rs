@@ -1,12 +1,11 @@
 //! How long messages take.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
 use paceline_core::{Span, Time};
+use paceline_spec::{Spec, SpecError};
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 /// The network between the server and the workers. As text: `latency=0.001,bandwidth=1e9,link=1e8,bytes=1e8`.
 ///
@@ -24,36 +23,23 @@ pub struct NetworkSpec {
     pub bytes: Option<u64>,
 }
 
-/// What is wrong with a network as written.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error(
-    "network '{text}': expected latency=SECONDS (0 or more), bandwidth=BYTES_PER_SECOND and link=BYTES_PER_SECOND (above 0) \
-     and bytes=N (0 or more), with commas, each once at most"
-)]
-pub struct NetworkError {
-    /// What was written.
-    pub text: String,
-}
-
 impl FromStr for NetworkSpec {
-    type Err = NetworkError;
+    type Err = SpecError;
 
-    fn from_str(text: &str) -> Result<Self, NetworkError> {
-        let wrong = || NetworkError { text: text.into() };
-        let mut spec = NetworkSpec { latency: 0.0, bandwidth: f64::INFINITY, link: f64::INFINITY, bytes: None };
-        let mut seen = BTreeSet::new();
-        for part in text.split(',') {
-            let (key, value) = part.split_once('=').filter(|(key, _)| seen.insert(*key)).ok_or_else(wrong)?;
-            let value: f64 = value.parse().map_err(|_| wrong())?;
-            match key {
-                "latency" if value.is_finite() && value >= 0.0 => spec.latency = value,
-                "bandwidth" if value > 0.0 => spec.bandwidth = value,
-                "link" if value > 0.0 => spec.link = value,
-                "bytes" if value.is_finite() && value >= 0.0 => spec.bytes = Some(value as u64),
-                _ => return Err(wrong()),
-            }
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        let spec = Spec::parse_unnamed("network", text, &["latency", "bandwidth", "link", "bytes"])?;
+        let rate = |key| spec.optional(key, "bytes per second, above 0", |&rate: &f64| rate > 0.0);
+        let at_least_0 = |value: &f64| value.is_finite() && *value >= 0.0;
+        let network = NetworkSpec {
+            latency: spec.optional("latency", "seconds, at least 0", at_least_0)?.unwrap_or(0.0),
+            bandwidth: rate("bandwidth")?.unwrap_or(f64::INFINITY),
+            link: rate("link")?.unwrap_or(f64::INFINITY),
+            bytes: spec.optional("bytes", "at least 0", at_least_0)?.map(|bytes: f64| bytes as u64),
+        };
+        if text.is_empty() {
+            return Err(spec.unfit("latency=SECONDS, bandwidth=BYTES_PER_SECOND, link=BYTES_PER_SECOND or bytes=N"));
         }
-        Ok(spec)
+        Ok(network)
     }
 }
 
@@ -65,8 +51,8 @@ impl fmt::Display for NetworkSpec {
 }
 
 impl TryFrom<String> for NetworkSpec {
-    type Error = NetworkError;
-    fn try_from(text: String) -> Result<Self, NetworkError> {
+    type Error = SpecError;
+    fn try_from(text: String) -> Result<Self, SpecError> {
         text.parse()
     }
 }
@@ -115,5 +101,7 @@ mod tests {
         for text in ["", "latency", "latency=-1", "bandwidth=0", "speed=3", "latency=NaN", "link=0", "link=1,link=2"] {
             assert!(text.parse::<NetworkSpec>().is_err(), "{text}");
         }
+        let error = "bandwidth=0".parse::<NetworkSpec>().unwrap_err().to_string();
+        assert_eq!(error, "network: bandwidth=0; expected bytes per second, above 0");
     }
 }

@@ -5,8 +5,8 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use paceline_core::WorkerId;
+use paceline_spec::SpecError;
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 /// One rank or a range of ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,24 +24,14 @@ impl Ranks {
     }
 }
 
-/// What is wrong with ranks or factors as written.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("'{text}': expected {expected}")]
-pub struct RanksError {
-    /// What was written.
-    pub text: String,
-    /// What is allowed.
-    pub expected: &'static str,
-}
-
 impl FromStr for Ranks {
-    type Err = RanksError;
+    type Err = SpecError;
 
-    fn from_str(text: &str) -> Result<Self, RanksError> {
+    fn from_str(text: &str) -> Result<Self, SpecError> {
         let (first, last) = text.split_once('-').unwrap_or((text, text));
         match (first.parse(), last.parse()) {
             (Ok(first), Ok(last)) if first <= last => Ok(Ranks(first..=last)),
-            _ => Err(RanksError { text: text.into(), expected: "a worker's rank (3) or a range of ranks (4-7)" }),
+            _ => Err(SpecError::malformed("ranks", text, "a rank (3) or a range of ranks (4-7)")),
         }
     }
 }
@@ -80,12 +70,12 @@ pub(crate) fn parse_factor(text: &str) -> Option<f64> {
 }
 
 impl FromStr for Slowness {
-    type Err = RanksError;
+    type Err = SpecError;
 
-    fn from_str(text: &str) -> Result<Self, RanksError> {
+    fn from_str(text: &str) -> Result<Self, SpecError> {
         let one = |part: &str| {
             let wrong =
-                || RanksError { text: part.into(), expected: "RANKS=FACTOR with a factor above 0 (0=3.0 or 4-7=2)" };
+                || SpecError::malformed("slowdown", part, "RANKS=FACTOR with a factor above 0 (0=3.0 or 4-7=2)");
             let (ranks, factor) = part.split_once('=').ok_or_else(wrong)?;
             Ok((ranks.parse()?, parse_factor(factor).ok_or_else(wrong)?))
         };
@@ -93,7 +83,7 @@ impl FromStr for Slowness {
         let parts: Vec<(Ranks, f64)> = parts.collect::<Result<_, _>>()?;
         let twice = |index: usize| parts[..index].iter().any(|(ranks, _)| *ranks == parts[index].0);
         if (0..parts.len()).any(twice) {
-            return Err(RanksError { text: text.into(), expected: "RANKS=FACTOR for the same ranks once only" });
+            return Err(SpecError::malformed("slowdown", text, "every RANKS once"));
         }
         Ok(Slowness(parts))
     }
@@ -107,8 +97,8 @@ impl fmt::Display for Slowness {
 }
 
 impl TryFrom<String> for Slowness {
-    type Error = RanksError;
-    fn try_from(text: String) -> Result<Self, RanksError> {
+    type Error = SpecError;
+    fn try_from(text: String) -> Result<Self, SpecError> {
         text.parse()
     }
 }

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use paceline_core::speed::Resources;
 use paceline_core::{Span, Time, WorkerId};
+use paceline_spec::{Form, Spec, SpecError};
 use paceline_trace::{Trace, TraceError};
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Exp1, LogNormal, Pareto, StandardNormal};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 use crate::contention::{SharedCluster, SharedMachine};
 use crate::devices;
@@ -113,112 +113,113 @@ pub enum TimesSpec {
     },
 }
 
-/// What is wrong with times as written.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("times '{text}': {problem}")]
-pub struct TimesError {
-    /// What was written.
-    pub text: String,
-    /// What is wrong, and what is allowed.
-    pub problem: String,
-}
-
-const FORMS: &str = "deterministic:SECONDS, uniform:LOW,HIGH, shifted-exponential:SHIFT,SCALE, pareto:SCALE,SHAPE, \
-                     lognormal:MU,SIGMA, normal:MEAN,DEVIATION, markov:NORMAL,SLOW,P_FALL,P_RECOVER, \
-                     correlated:HOSTS,MU,SIGMA,SHARE, \
-                     regimes:HOSTS,MEAN,DEVIATION,FACTOR,FIRST[,NORMAL,SLOW], \
-                     bursts:HOSTS,MEAN,DEVIATION,FACTOR,P_BEGIN,P_END, \
-                     periodic:HOSTS,MEAN,DEVIATION,FACTOR,PERIOD,LENGTH, \
-                     contention:l1|l2|l3|production[,SECONDS], gpu:SECONDS or trace:FILE";
+/// The distributions and their parameters; a trace is `trace:FILE`.
+const FORMS: &[Form<'_>] = &[
+    Form::new("deterministic", &["seconds"]),
+    Form::new("uniform", &["low", "high"]),
+    Form::new("shifted-exponential", &["shift", "scale"]),
+    Form::new("pareto", &["scale", "shape"]),
+    Form::new("lognormal", &["mu", "sigma"]),
+    Form::new("normal", &["mean", "deviation"]),
+    Form::new("markov", &["normal", "slow", "p-fall", "p-recover"]),
+    Form::new("correlated", &["hosts", "mu", "sigma", "share"]),
+    Form::new("regimes", &["hosts", "mean", "deviation", "factor", "first", "normal", "slow"]),
+    Form::new("bursts", &["hosts", "mean", "deviation", "factor", "p-begin", "p-end"]),
+    Form::new("periodic", &["hosts", "mean", "deviation", "factor", "period", "length"]),
+    Form::new("contention", &["cluster", "seconds"]),
+    Form::new("gpu", &["seconds"]),
+    Form::new("trace", &["file"]),
+];
 
 impl FromStr for TimesSpec {
-    type Err = TimesError;
+    type Err = SpecError;
 
-    fn from_str(text: &str) -> Result<Self, TimesError> {
-        let wrong = |problem: String| TimesError { text: text.into(), problem };
-        let (name, rest) = text.split_once(':').unwrap_or((text, ""));
-        if name == "trace" {
-            if rest.is_empty() {
-                return Err(wrong("expected trace:FILE".into()));
-            }
-            return Ok(TimesSpec::Trace { path: rest.into() });
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        // A path may contain commas and equals signs.
+        if let Some(path) = text.strip_prefix("trace:").filter(|path| !path.is_empty()) {
+            return Ok(TimesSpec::Trace { path: path.into() });
         }
-        if name == "contention" {
-            let (cluster, seconds) = rest.split_once(',').unwrap_or((rest, "1"));
-            let cluster = cluster.parse().map_err(|allowed: &str| wrong(allowed.into()))?;
-            let seconds = seconds.trim().parse().ok().filter(|seconds: &f64| seconds.is_finite() && *seconds > 0.0);
-            let seconds = seconds.ok_or_else(|| wrong("a task must take more than 0 seconds".into()))?;
-            return Ok(TimesSpec::Contention { cluster, seconds });
-        }
-        let numbers: Vec<f64> = rest
-            .split(',')
-            .map(|number| number.trim().parse().ok().filter(|number: &f64| number.is_finite()))
-            .collect::<Option<_>>()
-            .ok_or_else(|| wrong(format!("expected {FORMS}")))?;
-        let spec = match (name, numbers.as_slice()) {
-            ("deterministic", &[seconds]) => TimesSpec::Deterministic { seconds },
-            ("gpu", &[seconds]) => TimesSpec::Gpu { seconds },
-            ("uniform", &[low, high]) => TimesSpec::Uniform { low, high },
-            ("shifted-exponential", &[shift, scale]) => TimesSpec::ShiftedExponential { shift, scale },
-            ("pareto", &[scale, shape]) => TimesSpec::Pareto { scale, shape },
-            ("lognormal", &[mu, sigma]) => TimesSpec::LogNormal { mu, sigma },
-            ("markov", &[normal, slow, fall, recover]) => TimesSpec::Markov { normal, slow, fall, recover },
-            ("correlated", &[hosts, mu, sigma, share]) if is_count(hosts) => {
-                TimesSpec::Correlated { hosts: hosts as u32, mu, sigma, share }
+        let spec = Spec::parse("times", text, FORMS)?;
+        let number = |key| spec.required(key, "a number", |number: &f64| number.is_finite());
+        let count = |key| count(&spec, key, 1);
+        let times = match spec.name() {
+            "deterministic" => TimesSpec::Deterministic { seconds: number("seconds")? },
+            "gpu" => TimesSpec::Gpu { seconds: number("seconds")? },
+            "uniform" => TimesSpec::Uniform { low: number("low")?, high: number("high")? },
+            "shifted-exponential" => TimesSpec::ShiftedExponential { shift: number("shift")?, scale: number("scale")? },
+            "pareto" => TimesSpec::Pareto { scale: number("scale")?, shape: number("shape")? },
+            "lognormal" => TimesSpec::LogNormal { mu: number("mu")?, sigma: number("sigma")? },
+            "normal" => {
+                let (mean, deviation) = (number("mean")?, number("deviation")?);
+                TimesSpec::Hosts { hosts: 1, mean, deviation, pattern: None }
             }
-            ("normal", &[mean, deviation]) => TimesSpec::Hosts { hosts: 1, mean, deviation, pattern: None },
-            (name, &[hosts, mean, deviation, ref pattern @ ..])
-                if is_count(hosts) && Pattern::NAMES.contains(&name) =>
-            {
-                let pattern = Pattern::of(name, pattern).map_err(|problem| wrong(problem.into()))?;
-                TimesSpec::Hosts { hosts: hosts as u32, mean, deviation, pattern: Some(pattern) }
-            }
-            _ => return Err(wrong(format!("expected {FORMS}"))),
+            "markov" => TimesSpec::Markov {
+                normal: number("normal")?,
+                slow: number("slow")?,
+                fall: number("p-fall")?,
+                recover: number("p-recover")?,
+            },
+            "correlated" => TimesSpec::Correlated {
+                hosts: count("hosts")?,
+                mu: number("mu")?,
+                sigma: number("sigma")?,
+                share: number("share")?,
+            },
+            "regimes" | "bursts" | "periodic" => TimesSpec::Hosts {
+                hosts: count("hosts")?,
+                mean: number("mean")?,
+                deviation: number("deviation")?,
+                pattern: Some(Pattern::read(&spec)?),
+            },
+            "contention" => TimesSpec::Contention {
+                cluster: spec
+                    .choice("cluster", &SharedCluster::NAMES)?
+                    .ok_or_else(|| spec.missing("cluster", "l1, l2, l3 or production"))?,
+                seconds: spec.optional("seconds", "a number", |number: &f64| number.is_finite())?.unwrap_or(1.0),
+            },
+            _ => return Err(spec.missing("file", "trace:FILE")),
         };
-        spec.problem().map_or(Ok(spec), |problem| Err(wrong(problem.into())))
+        times.check().map_err(|expected| spec.unfit(expected))?;
+        Ok(times)
     }
 }
 
-/// Whether a number counts something.
-pub(crate) fn is_count(number: f64) -> bool {
-    number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number)
+/// A whole number that must be given, at least `least`.
+pub(crate) fn count(spec: &Spec, key: &'static str, least: u32) -> Result<u32, SpecError> {
+    let range = f64::from(least)..=f64::from(u32::MAX);
+    let accept = |number: &f64| number.fract() == 0.0 && range.contains(number);
+    Ok(spec.required(key, &format!("a whole number, at least {least}"), accept)? as u32)
 }
 
 impl TimesSpec {
-    /// Why there are no such times.
-    fn problem(&self) -> Option<&'static str> {
+    /// Whether the parameters fit together; if not, how they do.
+    fn check(&self) -> Result<(), &'static str> {
         let probability = |p: f64| (0.0..=1.0).contains(&p);
-        let (sound, problem) = match *self {
+        let (fits, expected) = match *self {
             TimesSpec::Deterministic { seconds }
             | TimesSpec::Gpu { seconds }
-            | TimesSpec::Contention { seconds, .. } => (seconds > 0.0, "a task must take more than 0 seconds"),
+            | TimesSpec::Contention { seconds, .. } => (seconds > 0.0, "seconds above 0"),
             TimesSpec::Uniform { low, high } => {
-                (0.0 <= low && low <= high && high > 0.0, "expected 0 ≤ LOW ≤ HIGH, HIGH > 0")
+                (0.0 <= low && low <= high && high > 0.0, "low from 0 to high, and high above 0")
             }
-            TimesSpec::ShiftedExponential { shift, scale } => (
-                shift >= 0.0 && scale >= 0.0 && shift + scale > 0.0,
-                "SHIFT and SCALE must not be negative, nor both 0",
-            ),
-            TimesSpec::Pareto { scale, shape } => (scale > 0.0 && shape > 0.0, "SCALE and SHAPE must be above 0"),
-            TimesSpec::LogNormal { sigma, .. } => (sigma >= 0.0, "SIGMA must not be negative"),
+            TimesSpec::ShiftedExponential { shift, scale } => {
+                (shift >= 0.0 && scale >= 0.0 && shift + scale > 0.0, "shift and scale of at least 0, and not both 0")
+            }
+            TimesSpec::Pareto { scale, shape } => (scale > 0.0 && shape > 0.0, "scale and shape above 0"),
+            TimesSpec::LogNormal { sigma, .. } => (sigma >= 0.0, "sigma of at least 0"),
             TimesSpec::Markov { normal, slow, fall, recover } => (
                 normal > 0.0 && slow > 0.0 && probability(fall) && probability(recover),
-                "NORMAL and SLOW must be above 0, P_FALL and P_RECOVER from 0 to 1",
+                "normal and slow above 0, p-fall and p-recover from 0 to 1",
             ),
-            TimesSpec::Correlated { hosts, sigma, share, .. } => (
-                hosts > 0 && sigma >= 0.0 && probability(share),
-                "HOSTS must be above 0, SIGMA must not be negative, SHARE from 0 to 1",
-            ),
-            TimesSpec::Hosts { mean, deviation, pattern: None, .. } => {
-                (mean > 0.0 && deviation >= 0.0, "MEAN must be above 0, DEVIATION must not be negative")
+            TimesSpec::Correlated { sigma, share, .. } => {
+                (sigma >= 0.0 && probability(share), "sigma of at least 0, share from 0 to 1")
             }
-            TimesSpec::Hosts { hosts, mean, deviation, .. } => (
-                hosts > 0 && mean > 0.0 && deviation >= 0.0,
-                "HOSTS and MEAN must be above 0, DEVIATION must not be negative",
-            ),
+            TimesSpec::Hosts { mean, deviation, .. } => {
+                (mean > 0.0 && deviation >= 0.0, "mean above 0, deviation of at least 0")
+            }
             TimesSpec::Trace { .. } => (true, ""),
         };
-        (!sound).then_some(problem)
+        if fits { Ok(()) } else { Err(expected) }
     }
 }
 
@@ -244,8 +245,8 @@ impl fmt::Display for TimesSpec {
 }
 
 impl TryFrom<String> for TimesSpec {
-    type Error = TimesError;
-    fn try_from(text: String) -> Result<Self, TimesError> {
+    type Error = SpecError;
+    fn try_from(text: String) -> Result<Self, SpecError> {
         text.parse()
     }
 }
@@ -479,10 +480,22 @@ mod tests {
         ] {
             assert_eq!(text.parse::<TimesSpec>().unwrap().to_string(), text);
         }
-        for text in ["", "uniform", "uniform:1", "uniform:2,1", "deterministic:0", "deterministic:NaN", "gamma:1,2"] {
+        for (text, expected) in [
+            ("", "unknown times ''; expected deterministic, uniform,"),
+            ("gamma:1,2", "unknown times 'gamma'; expected deterministic, uniform,"),
+            ("uniform", "times 'uniform': low is missing; expected a number"),
+            ("uniform:1", "times 'uniform': high is missing; expected a number"),
+            ("uniform:2,1", "times 'uniform:low=2,high=1'; expected low from 0 to high"),
+            ("uniform:1,2,3", "times 'uniform' has no setting '3'; expected low, high"),
+            ("deterministic:0", "times 'deterministic:seconds=0'; expected seconds above 0"),
+            ("deterministic:NaN", "times 'deterministic': seconds=NaN; expected a number"),
+            ("trace:", "times 'trace': file is missing; expected trace:FILE"),
+        ] {
             let error = text.parse::<TimesSpec>().unwrap_err().to_string();
-            assert!(error.starts_with(&format!("times '{text}': ")), "{error}");
+            assert!(error.starts_with(expected), "{error}");
         }
+        let by_key: TimesSpec = "normal:deviation=0.02,mean=0.3".parse().unwrap();
+        assert_eq!(by_key, "normal:0.3,0.02".parse().unwrap());
         for text in [
             "shifted-exponential:-1,2",
             "pareto:1,0",

@@ -383,11 +383,11 @@ mod tests {
         assert_eq!(
             run.names(),
             [
-                "notes.txt",
                 "checkpoint-00000004.json",
                 "checkpoint-00000004.safetensors",
                 "checkpoint-00000005.json",
-                "checkpoint-00000005.safetensors"
+                "checkpoint-00000005.safetensors",
+                "notes.txt"
             ]
         );
         assert_eq!(run.latest(), (Some(2), vec![]));

@@ -14,7 +14,6 @@ mod manifest;
 mod optimizer;
 mod schedule;
 mod shards;
-mod spec;
 mod tensor_file;
 mod tensors;
 
@@ -25,7 +24,7 @@ pub use checkpoint::{
 };
 pub use layout::{Layout, TensorEntry};
 pub use optimizer::{Moments, Optimizer, OptimizerSpec, OptimizerStep};
+pub use paceline_spec::SpecError;
 pub use schedule::{Schedule, Shape};
 pub use shards::{BLOCK, Shards};
-pub use spec::SpecError;
 pub use tensor_file::{Notes, TensorFileError, TensorFileErrorKind, Tensors, read_tensors, write_tensors};

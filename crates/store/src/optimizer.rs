@@ -3,9 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use paceline_spec::{Form, Spec, SpecError, pair};
 use serde::{Deserialize, Serialize};
-
-use crate::spec::{self, Form, Spec, SpecError};
 
 /// Which optimizer, with its settings.
 ///
@@ -63,27 +62,28 @@ impl Default for Moments {
 const MOMENTUM: f64 = 0.9;
 const ADAMW_DECAY: f64 = 0.01;
 
-const FORMS: &[Form] = &[
-    Form { name: "sgd", main: None, keys: &["decay"] },
-    Form { name: "momentum", main: Some("momentum"), keys: &["momentum", "decay"] },
-    Form { name: "nesterov", main: Some("momentum"), keys: &["momentum", "decay"] },
-    Form { name: "adam", main: None, keys: &["beta1", "beta2", "epsilon"] },
-    Form { name: "adamw", main: Some("decay"), keys: &["decay", "beta1", "beta2", "epsilon"] },
+/// A number alone after `sgd` or `adam` is refused: it might be meant as a learning rate.
+const FORMS: &[Form<'_>] = &[
+    Form::new("sgd", &["decay"]).positional(0),
+    Form::new("momentum", &["momentum", "decay"]).positional(1),
+    Form::new("nesterov", &["momentum", "decay"]).positional(1),
+    Form::new("adam", &["beta1", "beta2", "epsilon"]).positional(0),
+    Form::new("adamw", &["decay", "beta1", "beta2", "epsilon"]).positional(1),
 ];
 
 impl FromStr for OptimizerSpec {
     type Err = SpecError;
 
     fn from_str(text: &str) -> Result<Self, SpecError> {
-        let spec = Spec::parse(text, FORMS)?;
+        let spec = Spec::parse("optimizer", text, FORMS)?;
         let share = |key, default| {
             let accept = |value: &f64| (0.0..1.0).contains(value);
-            let value = spec.value(key, "at least 0 and below 1", accept)?;
+            let value = spec.optional(key, "at least 0 and below 1", accept)?;
             Ok::<_, SpecError>(value.unwrap_or(default))
         };
         let size = |key, default| {
             let accept = |value: &f64| value.is_finite() && *value >= 0.0;
-            let value = spec.value(key, "a finite number, at least 0", accept)?;
+            let value = spec.optional(key, "a finite number, at least 0", accept)?;
             Ok::<_, SpecError>(value.unwrap_or(default))
         };
         let moments = || {
@@ -94,7 +94,7 @@ impl FromStr for OptimizerSpec {
                 epsilon: size("epsilon", epsilon)?,
             })
         };
-        Ok(match spec.name {
+        Ok(match spec.name() {
             "sgd" => OptimizerSpec::Sgd { decay: size("decay", 0.0)? },
             "momentum" => {
                 OptimizerSpec::Momentum { momentum: share("momentum", MOMENTUM)?, decay: size("decay", 0.0)? }
@@ -111,20 +111,20 @@ impl FromStr for OptimizerSpec {
 impl fmt::Display for OptimizerSpec {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            OptimizerSpec::Sgd { decay } => spec::write(formatter, "sgd", [spec::pair("decay", decay, 0.0)]),
+            OptimizerSpec::Sgd { decay } => paceline_spec::write(formatter, "sgd", [pair("decay", decay, 0.0)]),
             OptimizerSpec::Momentum { momentum, decay } => {
-                let parts = [Some(momentum.to_string()), spec::pair("decay", decay, 0.0)];
-                spec::write(formatter, "momentum", parts)
+                let parts = [Some(momentum.to_string()), pair("decay", decay, 0.0)];
+                paceline_spec::write(formatter, "momentum", parts)
             }
             OptimizerSpec::Nesterov { momentum, decay } => {
-                let parts = [Some(momentum.to_string()), spec::pair("decay", decay, 0.0)];
-                spec::write(formatter, "nesterov", parts)
+                let parts = [Some(momentum.to_string()), pair("decay", decay, 0.0)];
+                paceline_spec::write(formatter, "nesterov", parts)
             }
-            OptimizerSpec::Adam(moments) => spec::write(formatter, "adam", moments.parts()),
+            OptimizerSpec::Adam(moments) => paceline_spec::write(formatter, "adam", moments.parts()),
             OptimizerSpec::AdamW { decay, moments } => {
                 let [beta1, beta2, epsilon] = moments.parts();
                 let parts = [Some(decay.to_string()), beta1, beta2, epsilon];
-                spec::write(formatter, "adamw", parts)
+                paceline_spec::write(formatter, "adamw", parts)
             }
         }
     }
@@ -134,9 +134,9 @@ impl Moments {
     fn parts(self) -> [Option<String>; 3] {
         let default = Moments::default();
         [
-            spec::pair("beta1", self.beta1, default.beta1),
-            spec::pair("beta2", self.beta2, default.beta2),
-            spec::pair("epsilon", self.epsilon, default.epsilon),
+            pair("beta1", self.beta1, default.beta1),
+            pair("beta2", self.beta2, default.beta2),
+            pair("epsilon", self.epsilon, default.epsilon),
         ]
     }
 }

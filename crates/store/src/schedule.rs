@@ -4,7 +4,7 @@ use std::f64::consts::PI;
 use std::fmt;
 use std::str::FromStr;
 
-use crate::spec::{self, Form, Spec, SpecError};
+use paceline_spec::{Form, Spec, SpecError, pair};
 
 /// The learning rate as a function of the model version and of how many workers a commit holds.
 ///
@@ -79,33 +79,33 @@ impl Shape {
     }
 }
 
-const FORMS: &[Form] = &[
-    Form { name: "constant", main: None, keys: &["warmup", "proportional"] },
-    Form { name: "step", main: None, keys: &["every", "factor", "warmup", "proportional"] },
-    Form { name: "cosine", main: None, keys: &["over", "floor", "warmup", "proportional"] },
+const FORMS: &[Form<'_>] = &[
+    Form::new("constant", &["warmup", "proportional"]),
+    Form::new("step", &["every", "factor", "warmup", "proportional"]),
+    Form::new("cosine", &["over", "floor", "warmup", "proportional"]),
 ];
 
 impl FromStr for Schedule {
     type Err = SpecError;
 
     fn from_str(text: &str) -> Result<Self, SpecError> {
-        let spec = Spec::parse(text, FORMS)?;
+        let spec = Spec::parse("schedule", text, FORMS)?;
         let period = |key| spec.required(key, "a whole number, at least 1", |&value: &u64| value > 0);
-        let shape = match spec.name {
+        let shape = match spec.name() {
             "constant" => Shape::Constant,
             "step" => {
                 let accept = |&value: &f64| value > 0.0 && value <= 1.0;
-                let factor = spec.value("factor", "above 0 and at most 1", accept)?;
+                let factor = spec.optional("factor", "above 0 and at most 1", accept)?;
                 Shape::Step { every: period("every")?, factor: factor.unwrap_or(STEP_FACTOR) }
             }
             _ => {
                 let accept = |value: &f64| (0.0..=1.0).contains(value);
-                let floor = spec.value("floor", "from 0 to 1", accept)?;
+                let floor = spec.optional("floor", "from 0 to 1", accept)?;
                 Shape::Cosine { over: period("over")?, floor: floor.unwrap_or(0.0) }
             }
         };
-        let warmup = spec.value("warmup", "a whole number", |_| true)?;
-        let proportional = spec.value("proportional", "true or false", |_| true)?;
+        let warmup = spec.optional("warmup", "a whole number", |_| true)?;
+        let proportional = spec.optional("proportional", "true or false", |_| true)?;
         Ok(Schedule { shape, warmup: warmup.unwrap_or(0), proportional: proportional.unwrap_or(false) })
     }
 }
@@ -115,11 +115,11 @@ impl fmt::Display for Schedule {
         let (name, first, second) = match self.shape {
             Shape::Constant => ("constant", None, None),
             Shape::Step { every, factor } => ("step", Some(format!("every={every}")), Some(format!("factor={factor}"))),
-            Shape::Cosine { over, floor } => ("cosine", Some(format!("over={over}")), spec::pair("floor", floor, 0.0)),
+            Shape::Cosine { over, floor } => ("cosine", Some(format!("over={over}")), pair("floor", floor, 0.0)),
         };
-        let warmup = spec::pair("warmup", self.warmup, 0);
+        let warmup = pair("warmup", self.warmup, 0);
         let proportional = self.proportional.then(|| "proportional".to_string());
-        spec::write(formatter, name, [first, second, warmup, proportional])
+        paceline_spec::write(formatter, name, [first, second, warmup, proportional])
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use paceline_spec::{Form, Spec, SpecError};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_distr::Distribution;
@@ -23,14 +24,6 @@ pub enum Partition {
     /// Each class is dealt out by its own Dirichlet-distributed weights of this concentration, greater than 0:
     /// the smaller, the more unequal; 0.1 is harsh, 100 nearly i.i.d. Everyone gets at least one sample.
     Dirichlet(f64),
-}
-
-/// Why text names no [`Partition`].
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("unknown partition `{found}`: expected iid, by-class or dirichlet:ALPHA with a finite ALPHA > 0")]
-pub struct ParsePartitionError {
-    /// What was given.
-    pub found: String,
 }
 
 /// Why samples cannot be spread over the workers.
@@ -132,17 +125,18 @@ impl fmt::Display for Partition {
 }
 
 impl FromStr for Partition {
-    type Err = ParsePartitionError;
+    type Err = SpecError;
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let concentration = |text: &str| {
-            let alpha: f64 = text.strip_prefix("dirichlet:")?.parse().ok()?;
-            (alpha.is_finite() && alpha > 0.0).then_some(Partition::Dirichlet(alpha))
-        };
-        match text {
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        let forms = [Form::new("iid", &[]), Form::new("by-class", &[]), Form::new("dirichlet", &["alpha"])];
+        let spec = Spec::parse("partition", text, &forms)?;
+        match spec.name() {
             "iid" => Ok(Partition::Iid),
             "by-class" => Ok(Partition::ByClass),
-            other => concentration(other).ok_or_else(|| ParsePartitionError { found: other.to_owned() }),
+            _ => {
+                let accept = |alpha: &f64| alpha.is_finite() && *alpha > 0.0;
+                Ok(Partition::Dirichlet(spec.required("alpha", "a number above 0", accept)?))
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use thiserror::Error;
+use paceline_spec::{SpecError, one_of};
 
 use crate::dataset::{Normalization, Splits};
 use crate::formats::{FormatError, cifar, idx};
@@ -19,14 +19,6 @@ pub enum PublishedSet {
     FashionMnist,
     /// Animals and vehicles, 32 × 32 in colour, 50,000 + 10,000.
     Cifar10,
-}
-
-/// Why text names no [`PublishedSet`].
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("unknown data set `{found}`: expected mnist, fashion-mnist or cifar10")]
-pub struct ParsePublishedSetError {
-    /// What was given.
-    pub found: String,
 }
 
 impl PublishedSet {
@@ -79,11 +71,10 @@ impl fmt::Display for PublishedSet {
 }
 
 impl FromStr for PublishedSet {
-    type Err = ParsePublishedSetError;
+    type Err = SpecError;
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let named = PublishedSet::ALL.into_iter().find(|set| set.name() == text);
-        named.ok_or_else(|| ParsePublishedSetError { found: text.to_owned() })
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        one_of("data set", text, &PublishedSet::ALL.map(|set| (set.name(), set)))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use thiserror::Error;
+use paceline_spec::{SpecError, one_of};
 
 use crate::contract::Draw;
 use crate::hash::{below, hash, permuted};
@@ -19,17 +19,13 @@ pub enum Order {
     Epochs,
 }
 
-/// Why text names no [`Order`].
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("unknown sample order `{found}`: expected with-replacement or epochs")]
-pub struct ParseOrderError {
-    /// What was given.
-    pub found: String,
+impl Order {
+    const NAMES: [(&'static str, Order); 2] = [("with-replacement", Order::WithReplacement), ("epochs", Order::Epochs)];
 }
 
 impl fmt::Display for Order {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
             Order::WithReplacement => "with-replacement",
             Order::Epochs => "epochs",
         })
@@ -37,14 +33,10 @@ impl fmt::Display for Order {
 }
 
 impl FromStr for Order {
-    type Err = ParseOrderError;
+    type Err = SpecError;
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "with-replacement" => Ok(Order::WithReplacement),
-            "epochs" => Ok(Order::Epochs),
-            other => Err(ParseOrderError { found: other.to_owned() }),
-        }
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        one_of("order", text, &Order::NAMES)
     }
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use paceline_spec::{Form, Spec, SpecError};
 use thiserror::Error;
 
 use crate::dataset::{DatasetError, Splits};
@@ -13,7 +14,7 @@ use crate::formats::text::{self, Text};
 use crate::published::PublishedSet;
 
 /// The most digits that text may ask for; a million take 0.8 GB.
-const MOST_DIGITS: usize = 1_000_000;
+const MAX_DIGITS: usize = 1_000_000;
 
 /// Where data come from. As text: `digits`, `digits:TRAIN,HELDOUT`, `mnist`, `fashion-mnist` or `cifar10` (from the
 /// cache), `mnist:DIR` and so on (from a folder), `text:FILE`.
@@ -51,31 +52,6 @@ pub enum Data {
     Images(Splits),
     /// Characters.
     Text(Text),
-}
-
-/// Why text names no [`DataSource`].
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum ParseDataSourceError {
-    /// It begins with no kind of source.
-    #[error(
-        "unknown data `{found}`: expected digits, digits:TRAIN,HELDOUT, mnist[:DIR], fashion-mnist[:DIR], cifar10[:DIR] or text:FILE"
-    )]
-    Kind {
-        /// What was given.
-        found: String,
-    },
-    /// The numbers of digits are not two numbers in range.
-    #[error("digits:`{found}`: expected TRAIN,HELDOUT, each from 1 to {MOST_DIGITS}")]
-    Counts {
-        /// What was given.
-        found: String,
-    },
-    /// A path is announced but empty.
-    #[error("`{kind}:` needs a path after the colon")]
-    Path {
-        /// What came before the colon.
-        kind: String,
-    },
 }
 
 /// Why a [`DataSource`] cannot be loaded.
@@ -135,36 +111,34 @@ impl fmt::Display for DataSource {
 }
 
 impl FromStr for DataSource {
-    type Err = ParseDataSourceError;
+    type Err = SpecError;
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (kind, argument) = match text.split_once(':') {
-            Some((kind, argument)) => (kind, Some(argument)),
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        const NAMES: [&str; 5] = ["digits", "mnist", "fashion-mnist", "cifar10", "text"];
+        let (name, argument) = match text.split_once(':') {
+            Some((name, argument)) => (name, Some(argument)),
             None => (text, None),
         };
-        let path = match argument {
-            Some("") => Err(ParseDataSourceError::Path { kind: kind.to_owned() }),
-            given => Ok(given.map(PathBuf::from)),
-        };
-        let unknown = || ParseDataSourceError::Kind { found: text.to_owned() };
-        match (kind, argument) {
-            ("digits", None) => Ok(DataSource::default()),
-            ("digits", Some(counts)) => {
-                digit_counts(counts).ok_or_else(|| ParseDataSourceError::Counts { found: counts.to_owned() })
+        // What follows the colon is a path, which may contain commas and equals signs, except for digits.
+        match (name, argument) {
+            ("digits", _) => {
+                let spec = Spec::parse("data", text, &[Form::new("digits", &["train", "held-out"])])?;
+                match (spec.within("train", 1..=MAX_DIGITS)?, spec.within("held-out", 1..=MAX_DIGITS)?) {
+                    (Some(train), Some(held_out)) => Ok(DataSource::Digits { train, held_out }),
+                    (None, None) if argument.is_none() => Ok(DataSource::default()),
+                    (None, _) => Err(spec.missing("train", &format!("1 to {MAX_DIGITS}"))),
+                    (_, None) => Err(spec.missing("held-out", &format!("1 to {MAX_DIGITS}"))),
+                }
             }
-            ("text", _) => path?.map(DataSource::Text).ok_or_else(unknown),
+            ("text", Some(path)) if !path.is_empty() => Ok(DataSource::Text(path.into())),
+            ("text", _) => Err(SpecError::malformed("data", text, "text:FILE")),
+            (_, Some("")) => Err(SpecError::malformed("data", text, format!("{name} or {name}:DIR"))),
             _ => {
-                let set = kind.parse().map_err(|_| unknown())?;
-                Ok(DataSource::Published { set, folder: path? })
+                let set = name.parse().map_err(|_| SpecError::unknown_name("data", name, &NAMES))?;
+                Ok(DataSource::Published { set, folder: argument.map(PathBuf::from) })
             }
         }
     }
-}
-
-fn digit_counts(text: &str) -> Option<DataSource> {
-    let count = |text: &str| text.parse().ok().filter(|count| (1..=MOST_DIGITS).contains(count));
-    let (train, held_out) = text.split_once(',')?;
-    Some(DataSource::Digits { train: count(train)?, held_out: count(held_out)? })
 }
 
 #[cfg(test)]
@@ -182,14 +156,14 @@ mod tests {
     #[test]
     fn refusals_say_what_is_allowed() {
         for (text, expected) in [
-            ("imagenet", "unknown data `imagenet`: expected digits"),
-            ("text", "text:FILE"),
-            ("text:", "`text:` needs a path"),
-            ("mnist:", "`mnist:` needs a path"),
-            ("digits:", "expected TRAIN,HELDOUT"),
-            ("digits:10", "expected TRAIN,HELDOUT"),
-            ("digits:0,5", "each from 1 to 1000000"),
-            ("digits:10,99999999999999999999", "each from 1 to 1000000"),
+            ("imagenet", "unknown data 'imagenet'; expected digits, mnist"),
+            ("text", "data 'text'; expected text:FILE"),
+            ("text:", "data 'text:'; expected text:FILE"),
+            ("mnist:", "data 'mnist:'; expected mnist or mnist:DIR"),
+            ("digits:", "data 'digits': train is missing; expected 1 to 1000000"),
+            ("digits:10", "data 'digits': held-out is missing"),
+            ("digits:0,5", "data 'digits': train=0; expected 1 to 1000000"),
+            ("digits:10,99999999999999999999", "expected 1 to 1000000"),
         ] {
             let error = text.parse::<DataSource>().unwrap_err().to_string();
             assert!(error.contains(expected), "{error}\nlacks {expected}");

@@ -50,6 +50,14 @@ pub struct SchemeEntry {
     build: Build,
 }
 
+impl SchemeEntry {
+    /// The keys of its settings.
+    pub(crate) fn keys(&self) -> Vec<&'static str> {
+        let own = self.settings.iter().map(|(key, _)| *key);
+        own.chain(self.dispatches.then_some("dispatch")).collect()
+    }
+}
+
 // What dbw and b-dbw have in common.
 const FORMULAS: (&str, &str) =
     ("formulas", "robust (estimates that hold out against noise) or printed (the paper's); default robust");

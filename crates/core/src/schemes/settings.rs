@@ -1,10 +1,11 @@
-//! How a scheme is written: `name:key=value,…`.
+//! Schemes as users write them: `name:key=value,…`.
 
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use paceline_spec::{Form, Spec};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -12,73 +13,24 @@ use super::{CATALOGUE, SchemeEntry, Setup};
 use crate::run_times::Foresight;
 use crate::{Dispatch, Pretrained, Scheme};
 
-/// What is wrong with a scheme as written.
+/// Why a scheme can't be built.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum SpecError {
-    /// No scheme has this name.
-    #[error("unknown scheme '{name}'; there are {}", names().join(", "))]
-    UnknownScheme {
-        /// What was asked for.
-        name: String,
-    },
-    /// Not `key=value`.
-    #[error("'{text}' in scheme '{scheme}' is not of the form key=value")]
-    NotASetting {
-        /// The scheme.
-        scheme: String,
-        /// What was written.
-        text: String,
-    },
-    /// A key stands twice.
-    #[error("'{key}' stands twice in scheme '{scheme}'")]
-    Twice {
-        /// The scheme.
-        scheme: String,
-        /// The key.
-        key: String,
-    },
-    /// The scheme has no such setting.
-    #[error("scheme '{scheme}' has no setting '{key}'; {}", allowed_keys(.scheme))]
-    UnknownKey {
-        /// The scheme.
-        scheme: String,
-        /// The key.
-        key: String,
-    },
-    /// A setting without default is not given.
-    #[error("scheme '{scheme}' needs {key}={allowed}")]
-    Missing {
-        /// The scheme.
-        scheme: String,
-        /// The key.
-        key: &'static str,
-        /// What it may be.
-        allowed: String,
-    },
-    /// A value is not allowed.
-    #[error("{key}={value} in scheme '{scheme}': expected {allowed}")]
-    BadValue {
-        /// The scheme.
-        scheme: String,
-        /// The key.
-        key: &'static str,
-        /// What was written.
-        value: String,
-        /// What it may be.
-        allowed: String,
-    },
-    /// The scheme keeps more about the workers than fits for so many.
-    #[error("scheme '{scheme}' can't serve {workers} workers: {most} at most")]
+    /// It is not written as a scheme is.
+    #[error(transparent)]
+    Spec(#[from] paceline_spec::SpecError),
+    /// The scheme keeps more data about the workers than fits for this many.
+    #[error("scheme '{scheme}' supports at most {limit} workers, not {workers}")]
     TooManyWorkers {
         /// The scheme.
         scheme: String,
-        /// How many there are.
+        /// How many workers there are.
         workers: usize,
         /// How many there may be.
-        most: usize,
+        limit: usize,
     },
-    /// The scheme does not wait for k of n.
-    #[error("scheme '{scheme}' does not hand out work in rounds, so dispatch {dispatch} has no meaning for it")]
+    /// The scheme does not wait for k of n workers.
+    #[error("scheme '{scheme}' does not wait for k of n workers, so dispatch {dispatch} has no effect; leave it out")]
     NoDispatch {
         /// The scheme.
         scheme: String,
@@ -87,25 +39,12 @@ pub enum SpecError {
     },
 }
 
-fn names() -> Vec<&'static str> {
-    CATALOGUE.iter().map(|entry| entry.name).collect()
-}
-
-fn allowed_keys(scheme: &str) -> String {
-    let entry = CATALOGUE.iter().find(|entry| entry.name == scheme);
-    let mut keys: Vec<&str> = entry.map_or(vec![], |entry| entry.settings.iter().map(|(key, _)| *key).collect());
-    if entry.is_some_and(|entry| entry.dispatches) {
-        keys.push("dispatch");
-    }
-    if keys.is_empty() { "it has none".into() } else { format!("it has {}", keys.join(", ")) }
-}
-
-/// What a scheme may need beside its settings and can't get by itself. It goes with the spec, but is not written.
+/// What a scheme is built with beside its settings. It goes with the spec, but is not part of its text.
 #[derive(Clone, Default)]
 pub struct BuildContext {
-    /// What was learnt beforehand, where the scheme starts from such.
+    /// The pretrained model, for a scheme that needs one.
     pub pretrained: Option<Arc<Pretrained>>,
-    /// Knowledge of the future, where there is any.
+    /// The durations of tasks under way, which only the simulator knows.
     pub foresight: Option<Arc<dyn Foresight>>,
 }
 
@@ -116,13 +55,12 @@ impl fmt::Debug for BuildContext {
     }
 }
 
-/// A scheme as written by a user, e.g. `backup:k=8`. Names and keys are checked on reading, values on
+/// A scheme as a user writes it, e.g. `backup:k=8`. Names and keys are checked on reading, values on
 /// [building](SchemeSpec::build).
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SchemeSpec {
-    name: String,
-    settings: Vec<(String, String)>,
+    spec: Spec,
     /// What it is built with, beside the settings.
     pub context: BuildContext,
 }
@@ -130,7 +68,7 @@ pub struct SchemeSpec {
 /// Specs are equal if they are written alike.
 impl PartialEq for SchemeSpec {
     fn eq(&self, other: &Self) -> bool {
-        (&self.name, &self.settings) == (&other.name, &other.settings)
+        self.spec == other.spec
     }
 }
 
@@ -139,33 +77,29 @@ impl Eq for SchemeSpec {}
 impl SchemeSpec {
     /// The scheme's name without settings.
     pub fn name(&self) -> &str {
-        &self.name
+        self.spec.name()
     }
 
-    /// The file that it names of what was learnt: its setting `model`.
+    /// The file of the pretrained model: the setting `model`.
     pub fn model(&self) -> Option<&str> {
-        self.text("model")
-    }
-
-    fn text(&self, key: &str) -> Option<&str> {
-        self.settings.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
+        self.spec.text("model")
     }
 
     fn entry(&self) -> &'static SchemeEntry {
-        let entry = CATALOGUE.iter().find(|entry| entry.name == self.name);
+        let entry = CATALOGUE.iter().find(|entry| entry.name == self.name());
         entry.expect("a spec's name comes from the catalogue")
     }
 
-    /// Makes the scheme.
+    /// Builds the scheme.
     ///
     /// # Errors
     /// If a value is not allowed, or not for `setup`.
     pub fn build(&self, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
         let entry = self.entry();
         if let (false, Some(dispatch)) = (entry.dispatches, setup.dispatch) {
-            return Err(SpecError::NoDispatch { scheme: self.name.clone(), dispatch });
+            return Err(SpecError::NoDispatch { scheme: self.name().into(), dispatch });
         }
-        (entry.build)(&Settings { spec: self }, setup)
+        (entry.build)(&Settings { scheme: self }, setup)
     }
 }
 
@@ -173,36 +107,16 @@ impl FromStr for SchemeSpec {
     type Err = SpecError;
 
     fn from_str(text: &str) -> Result<Self, SpecError> {
-        let (name, rest) = text.split_once(':').unwrap_or((text, ""));
-        let Some(entry) = CATALOGUE.iter().find(|entry| entry.name == name) else {
-            return Err(SpecError::UnknownScheme { name: name.into() });
-        };
-        let mut settings: Vec<(String, String)> = Vec::new();
-        for pair in rest.split(',').filter(|pair| !pair.is_empty()) {
-            let Some((key, value)) = pair.split_once('=') else {
-                return Err(SpecError::NotASetting { scheme: name.into(), text: pair.into() });
-            };
-            let known =
-                entry.settings.iter().any(|(known, _)| *known == key) || (entry.dispatches && key == "dispatch");
-            if !known {
-                return Err(SpecError::UnknownKey { scheme: name.into(), key: key.into() });
-            }
-            if settings.iter().any(|(earlier, _)| earlier == key) {
-                return Err(SpecError::Twice { scheme: name.into(), key: key.into() });
-            }
-            settings.push((key.into(), value.into()));
-        }
-        Ok(SchemeSpec { name: name.into(), settings, context: BuildContext::default() })
+        let keys: Vec<Vec<&str>> = CATALOGUE.iter().map(SchemeEntry::keys).collect();
+        let forms: Vec<Form<'_>> =
+            CATALOGUE.iter().zip(&keys).map(|(entry, keys)| Form::new(entry.name, keys)).collect();
+        Ok(SchemeSpec { spec: Spec::parse("scheme", text, &forms)?, context: BuildContext::default() })
     }
 }
 
 impl fmt::Display for SchemeSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.name)?;
-        for (position, (key, value)) in self.settings.iter().enumerate() {
-            write!(f, "{}{key}={value}", if position == 0 { ':' } else { ',' })?;
-        }
-        Ok(())
+        write!(f, "{}", self.spec)
     }
 }
 
@@ -219,107 +133,88 @@ impl From<SchemeSpec> for String {
     }
 }
 
-/// A spec's settings, read by the scheme that they are for.
+/// A scheme's settings, read by the scheme that they are for.
 pub(super) struct Settings<'a> {
-    spec: &'a SchemeSpec,
+    scheme: &'a SchemeSpec,
 }
 
 impl Settings<'_> {
-    fn text(&self, key: &str) -> Option<&str> {
-        self.spec.text(key)
+    fn spec(&self) -> &Spec {
+        &self.scheme.spec
     }
 
-    /// A number within `allowed` that must be given.
+    /// A number within a range that must be given.
     pub(super) fn required<T>(&self, key: &'static str, allowed: RangeInclusive<T>) -> Result<T, SpecError>
     where
         T: FromStr + PartialOrd + fmt::Display,
     {
-        let in_words = format!("{} to {}", allowed.start(), allowed.end());
-        match self.text(key) {
-            None => Err(self.missing(key, &in_words)),
-            Some(text) => match text.parse() {
-                Ok(value) if allowed.contains(&value) => Ok(value),
-                _ => Err(self.bad(key, text, in_words)),
-            },
-        }
+        let expected = format!("{} to {}", allowed.start(), allowed.end());
+        Ok(self.spec().required(key, &expected, |value| allowed.contains(value))?)
     }
 
-    /// A number within `allowed` that may be left out.
+    /// A number within a range that has a default.
     pub(super) fn optional<T>(&self, key: &'static str, default: T, allowed: RangeInclusive<T>) -> Result<T, SpecError>
     where
         T: FromStr + PartialOrd + fmt::Display,
     {
-        if self.text(key).is_some() { self.required(key, allowed) } else { Ok(default) }
+        Ok(self.spec().within(key, allowed)?.unwrap_or(default))
     }
 
-    /// One of several named values; the first if left out.
+    /// One of several named values; the first is the default.
     pub(super) fn choice<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Result<T, SpecError> {
-        let Some(text) = self.text(key) else { return Ok(choices[0].1) };
-        let found = choices.iter().find(|(name, _)| *name == text);
-        found.map(|&(_, value)| value).ok_or_else(|| {
-            let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
-            self.bad(key, text, names.join(" or "))
-        })
+        Ok(self.spec().choice(key, choices)?.unwrap_or(choices[0].1))
     }
 
-    /// A value with a syntax of its own that may be left out.
+    /// A value with a syntax of its own that has a default.
     pub(super) fn parsed<T>(&self, key: &'static str, default: T) -> Result<T, SpecError>
     where
         T: FromStr<Err = &'static str>,
     {
-        match self.text(key) {
+        match self.spec().text(key) {
             None => Ok(default),
-            Some(text) => text.parse().map_err(|allowed: &str| self.bad(key, text, allowed.into())),
+            Some(text) => text.parse().map_err(|allowed: &str| self.unfit(key, allowed.into())),
         }
     }
 
-    /// The scheme can't serve so many.
-    pub(super) fn too_many_workers(&self, workers: usize, most: usize) -> SpecError {
-        SpecError::TooManyWorkers { scheme: self.spec.name.clone(), workers, most }
+    /// The scheme does not support this many workers.
+    pub(super) fn too_many_workers(&self, workers: usize, limit: usize) -> SpecError {
+        SpecError::TooManyWorkers { scheme: self.scheme.name().into(), workers, limit }
     }
 
-    /// The global learning rate: how far the model moves towards the mean replica; 1 if left out.
+    /// The global learning rate: how far the model moves towards the mean replica; default 1.
     pub(super) fn global_rate(&self) -> Result<f32, SpecError> {
         self.optional("rate", 1.0, 0.001..=1000.0)
     }
 
-    /// The value of a setting that was given does not go with the others.
+    /// The value of a setting is not allowed, or does not go with the others.
     pub(super) fn unfit(&self, key: &'static str, allowed: String) -> SpecError {
-        self.bad(key, self.text(key).unwrap_or(""), allowed)
+        self.spec().bad_value(key, &allowed).into()
     }
 
-    /// What was learnt beforehand.
+    /// The pretrained model.
     pub(super) fn pretrained(&self) -> Option<&Pretrained> {
-        self.spec.context.pretrained.as_deref()
+        self.scheme.context.pretrained.as_deref()
     }
 
-    /// A setting without default is not given.
+    /// A setting without a default is missing.
     pub(super) fn missing(&self, key: &'static str, allowed: &str) -> SpecError {
-        SpecError::Missing { scheme: self.spec.name.clone(), key, allowed: allowed.into() }
+        self.spec().missing(key, allowed).into()
     }
 
-    /// What is known of the future.
+    /// The durations of tasks under way, where they are known.
     pub(super) fn foresight(&self) -> Option<&Arc<dyn Foresight>> {
-        self.spec.context.foresight.as_ref()
+        self.scheme.context.foresight.as_ref()
     }
 
-    /// How work is handed out: the scheme's own setting, else the run's, else the usual way.
+    /// How work is dispatched: the scheme's own setting, else the run's, else the default.
     pub(super) fn dispatch(&self, setup: &Setup) -> Result<Dispatch, SpecError> {
         self.dispatch_or(Dispatch::default(), setup)
     }
 
-    /// How work is handed out: the scheme's own setting, else the run's, else `default`.
+    /// How work is dispatched: the scheme's own setting, else the run's, else `default`.
     pub(super) fn dispatch_or(&self, default: Dispatch, setup: &Setup) -> Result<Dispatch, SpecError> {
-        match self.text("dispatch") {
-            None => Ok(setup.dispatch.unwrap_or(default)),
-            Some(text) => {
-                text.parse().map_err(|_| self.bad("dispatch", text, "pull, push-wait or push-interrupt".into()))
-            }
-        }
-    }
-
-    fn bad(&self, key: &'static str, value: &str, allowed: String) -> SpecError {
-        SpecError::BadValue { scheme: self.spec.name.clone(), key, value: value.into(), allowed }
+        let own = self.spec().choice("dispatch", &Dispatch::NAMES)?;
+        Ok(own.or(setup.dispatch).unwrap_or(default))
     }
 }
 
@@ -343,37 +238,37 @@ mod tests {
             assert_eq!(spec.to_string(), text);
             assert!(spec.build(&SETUP).is_ok());
         }
+        assert_eq!("backup:8".parse::<SchemeSpec>().unwrap().to_string(), "backup:k=8");
     }
 
     #[test]
     fn errors_name_the_value_and_what_is_allowed() {
-        assert!(error("bspp").starts_with("unknown scheme 'bspp'; there are bsp, "));
+        assert!(error("bspp").starts_with("unknown scheme 'bspp'; expected bsp, "));
         assert_eq!(
             error("elastic-bsp:interval=mean"),
-            "interval=mean in scheme 'elastic-bsp': expected last or ema or median"
+            "scheme 'elastic-bsp': interval=mean; expected last, ema or median"
         );
-        assert_eq!(error("ssp:slack=3"), "scheme 'ssp' has no setting 'slack'; it has staleness");
-        assert_eq!(error("asp:x=1"), "scheme 'asp' has no setting 'x'; it has none");
-        assert_eq!(error("backup"), "scheme 'backup' needs k=1 to 16");
-        assert_eq!(error("backup:k=17"), "k=17 in scheme 'backup': expected 1 to 16");
-        assert_eq!(error("backup:k=x"), "k=x in scheme 'backup': expected 1 to 16");
-        assert_eq!(error("backup:8"), "'8' in scheme 'backup' is not of the form key=value");
-        assert_eq!(error("backup:k=1,k=2"), "'k' stands twice in scheme 'backup'");
+        assert_eq!(error("ssp:slack=3"), "scheme 'ssp' has no setting 'slack'; expected staleness");
+        assert_eq!(error("asp:x=1"), "scheme 'asp' has no setting 'x'; it takes none");
+        assert_eq!(error("backup"), "scheme 'backup': k is missing; expected 1 to 16");
+        assert_eq!(error("backup:k=17"), "scheme 'backup': k=17; expected 1 to 16");
+        assert_eq!(error("backup:k=x"), "scheme 'backup': k=x; expected 1 to 16");
+        assert_eq!(error("backup:k=1,k=2"), "scheme 'backup': k is given twice");
         assert_eq!(
             error("dbw:memory=window-0"),
-            "memory=window-0 in scheme 'dbw': expected all, window-N (N iterations, at least 1) or discount-FACTOR (per \
+            "scheme 'dbw': memory=window-0; expected all, window-N (N iterations, at least 1) or discount-FACTOR (per \
              iteration, between 0 and 1)"
         );
         let dbw: SchemeSpec = "dbw".parse().unwrap();
         let refused = dbw.build(&Setup { workers: 100_000, ..SETUP }).err().unwrap();
-        assert_eq!(refused.to_string(), "scheme 'dbw' can't serve 100000 workers: 4096 at most");
-        assert_eq!(error("dssp:min=5,max=4"), "max=4 in scheme 'dssp': expected 5 to 10005");
+        assert_eq!(refused.to_string(), "scheme 'dbw' supports at most 4096 workers, not 100000");
+        assert_eq!(error("dssp:min=5,max=4"), "scheme 'dssp': max=4; expected 5 to 10005");
         assert_eq!(
             error("backup:k=1,dispatch=throw"),
-            "dispatch=throw in scheme 'backup': expected pull, push-wait or push-interrupt"
+            "scheme 'backup': dispatch=throw; expected pull, push-wait or push-interrupt"
         );
         let asp: SchemeSpec = "asp".parse().unwrap();
         let refused = asp.build(&Setup { dispatch: Some(Dispatch::Pull), ..SETUP }).err().unwrap();
-        assert!(refused.to_string().contains("dispatch pull has no meaning"));
+        assert!(refused.to_string().contains("dispatch pull has no effect"));
     }
 }
