@@ -1,7 +1,7 @@
-//! The event stream: everything that happened to a scheme and everything it decided, one JSON object a line.
+//! The event log: every event of a run and every decision of its scheme, one JSON object per line.
 //!
-//! The first line is the [`EventLogHeader`]; every other holds a time in nanoseconds, an event and the decisions it led to.
-//! Feeding the events to the same scheme again must give the same decisions: [`replay`] checks that.
+//! The first line is the [`EventLogHeader`]. Every other line holds a time in nanoseconds, an event and the decisions that
+//! followed. The same events must give the same decisions again: [`replay`] checks that.
 
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, Write};
@@ -14,10 +14,16 @@ use thiserror::Error;
 use crate::monitor::{Monitor, Observer};
 use crate::pretrained::load_pretrained;
 
-/// The format written, and the only one read.
-const FORMAT: u32 = 1;
+/// The format that is written, and the only one that is read.
+const FORMAT: u32 = 2;
 
-/// What is needed to build the recorded scheme again.
+/// What the header of every format has.
+#[derive(Deserialize)]
+struct HeaderFormat {
+    format: u32,
+}
+
+/// The first line: what is needed to build the recorded scheme again.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EventLogHeader {
@@ -29,7 +35,7 @@ pub struct EventLogHeader {
     pub workers: usize,
     /// Samples per worker and iteration.
     pub batch: u32,
-    /// How work is handed out, if the user chose.
+    /// How work is dispatched, if the user chose.
     pub dispatch: Option<Dispatch>,
 }
 
@@ -44,22 +50,23 @@ impl EventLogHeader {
     }
 }
 
+/// One event with its decisions.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Line<E, D> {
+struct EventLine<E, D> {
     time: Time,
     event: E,
     decisions: D,
 }
 
-/// Writes an event stream while a run goes on.
+/// Writes an event log while a run goes on.
 pub struct EventLog<W: Write> {
     out: W,
     failed: Option<io::Error>,
 }
 
 impl<W: Write> EventLog<W> {
-    /// Begins a stream.
+    /// Starts a log.
     ///
     /// # Errors
     /// If the header can't be written.
@@ -69,15 +76,15 @@ impl<W: Write> EventLog<W> {
         Ok(EventLog { out, failed: None })
     }
 
-    /// Goes on with a stream that `out` already holds the beginning of.
+    /// Continues a log whose first part `out` already holds.
     pub fn resumed(out: W) -> Self {
         EventLog { out, failed: None }
     }
 
-    /// Sees to it that all of the stream so far is written.
+    /// Writes everything so far.
     ///
     /// # Errors
-    /// If it can't be, or could not be before.
+    /// If that fails, or writing failed before.
     pub fn flush(&mut self) -> io::Result<()> {
         match &self.failed {
             Some(error) => Err(io::Error::new(error.kind(), error.to_string())),
@@ -85,7 +92,7 @@ impl<W: Write> EventLog<W> {
         }
     }
 
-    /// Ends the stream.
+    /// Ends the log.
     ///
     /// # Errors
     /// The first error in writing it; nothing was written after that.
@@ -100,17 +107,17 @@ impl<W: Write> EventLog<W> {
 impl<W: Write> Observer for EventLog<W> {
     fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
         if self.failed.is_none() {
-            let line = Line { time: now, event, decisions };
+            let line = EventLine { time: now, event, decisions };
             let written = serde_json::to_writer(&mut self.out, &line).map_err(io::Error::from);
             self.failed = written.and_then(|()| self.out.write_all(b"\n")).err();
         }
     }
 }
 
-/// How a replay went wrong.
+/// Why an event log could not be replayed.
 #[derive(Debug, Error)]
 pub enum ReplayError {
-    /// The stream can't be read.
+    /// The log can't be read.
     #[error("line {line}: {error}")]
     Unreadable {
         /// Counts from 1.
@@ -118,8 +125,8 @@ pub enum ReplayError {
         /// What is wrong.
         error: io::Error,
     },
-    /// A line is not what this version writes.
-    #[error("line {line} is no line of an event stream: {error}")]
+    /// A line is not in the format.
+    #[error("line {line} is not a line of an event log: {error}")]
     Malformed {
         /// Counts from 1.
         line: usize,
@@ -127,18 +134,18 @@ pub enum ReplayError {
         error: serde_json::Error,
     },
     /// There is no header.
-    #[error("the event stream is empty")]
+    #[error("the event log is empty")]
     Empty,
-    /// The stream ends before it should.
-    #[error("the event stream has only {found} events of {expected}")]
+    /// The log is too short.
+    #[error("the event log has {found} events; expected at least {expected}")]
     CutShort {
         /// How many there are.
         found: u64,
         /// How many there should be at least.
         expected: u64,
     },
-    /// The stream was written by another version.
-    #[error("the event stream is of format {found}; this version reads format {FORMAT}")]
+    /// The log was written by another version.
+    #[error("the event log is of format {found}; this version of paceline reads format {FORMAT}")]
     OtherFormat {
         /// Its format.
         found: u32,
@@ -146,7 +153,7 @@ pub enum ReplayError {
     /// The recorded scheme can't be built.
     #[error("line 1: {0}")]
     Scheme(#[from] SpecError),
-    /// What the scheme starts from can't be read.
+    /// The scheme's pretrained model can't be read.
     #[error("line 1: {0}")]
     Pretrained(#[from] TensorFileError),
     /// The ledger does not accept a recorded event.
@@ -157,8 +164,8 @@ pub enum ReplayError {
         /// What is wrong.
         error: LedgerError,
     },
-    /// The scheme decides otherwise now.
-    #[error("line {line}, {now}: decision {} differs\n  recorded: {}\n  now:      {}", position + 1, in_words(recorded), in_words(decided))]
+    /// The scheme decides differently now.
+    #[error("line {line}, {now}: decision {} differs\n  recorded: {}\n  now:      {}", position + 1, described(recorded), described(decided))]
     Differs {
         /// Counts from 1.
         line: usize,
@@ -166,59 +173,60 @@ pub enum ReplayError {
         now: Time,
         /// Which of the event's decisions, from 0.
         position: usize,
-        /// What was recorded, if so many were.
+        /// The recorded decision, if there is one at this position.
         recorded: Option<Box<Decision>>,
-        /// What is decided now, if so many are.
+        /// The present decision, if there is one at this position.
         decided: Option<Box<Decision>>,
     },
 }
 
-fn in_words(decision: &Option<Box<Decision>>) -> String {
+fn described(decision: &Option<Box<Decision>>) -> String {
     decision.as_ref().map_or("nothing".into(), |decision| format!("{:?} ({})", decision.action, decision.reason))
 }
 
-/// A replay that went well.
+/// A successful replay.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Replayed {
     /// The scheme.
     pub scheme: String,
-    /// How many events were fed.
+    /// How many events were replayed.
     pub events: u64,
     /// How many decisions were compared.
     pub decisions: u64,
-    /// Whether the last line was cut short and left out, as in the stream of a run that was killed.
+    /// Whether the last line is incomplete and was left out, as in the log of a run that was killed.
     pub cut_short: bool,
 }
 
-/// A turn with the number of its line.
-type Turn = (usize, Line<Event, Vec<Decision>>);
+/// An event with its decisions, and the number of its line.
+type RecordedTurn = (usize, EventLine<Event, Vec<Decision>>);
 
-/// A stream's turns, one after another.
-struct Turns<S> {
+/// The events of a log, one after another.
+struct TurnReader<S> {
     stream: S,
-    /// The line read last; counts from 1.
+    /// The number of the last line read; counts from 1.
     line: usize,
-    /// Whether the last line was cut short, as that of a run that was killed.
+    /// Whether the last line is incomplete, as in the log of a run that was killed.
     cut_short: bool,
 }
 
-impl<S: BufRead> Turns<S> {
-    /// A stream's header, before its turns.
-    fn begin(stream: S) -> Result<(EventLogHeader, Self), ReplayError> {
-        let mut turns = Turns { stream, line: 0, cut_short: false };
+impl<S: BufRead> TurnReader<S> {
+    /// Reads the header.
+    fn open(stream: S) -> Result<(EventLogHeader, Self), ReplayError> {
+        let mut turns = TurnReader { stream, line: 0, cut_short: false };
         let text = turns.text()?;
         if text.is_empty() {
             return Err(ReplayError::Empty);
         }
-        let header: EventLogHeader =
-            serde_json::from_slice(&text).map_err(|error| ReplayError::Malformed { line: 1, error })?;
-        if header.format != FORMAT {
-            return Err(ReplayError::OtherFormat { found: header.format });
+        let malformed = |error| ReplayError::Malformed { line: 1, error };
+        let HeaderFormat { format } = serde_json::from_slice(&text).map_err(malformed)?;
+        if format != FORMAT {
+            return Err(ReplayError::OtherFormat { found: format });
         }
+        let header = serde_json::from_slice(&text).map_err(malformed)?;
         Ok((header, turns))
     }
 
-    /// The next line, with its end; empty if there is none.
+    /// The next line with its line break; empty at the end.
     fn text(&mut self) -> Result<Vec<u8>, ReplayError> {
         self.line += 1;
         let mut text = Vec::new();
@@ -227,7 +235,7 @@ impl<S: BufRead> Turns<S> {
         Ok(text)
     }
 
-    fn turn(&mut self) -> Result<Option<Turn>, ReplayError> {
+    fn turn(&mut self) -> Result<Option<RecordedTurn>, ReplayError> {
         let text = self.text()?;
         match serde_json::from_slice(&text) {
             _ if text.is_empty() => Ok(None),
@@ -241,47 +249,47 @@ impl<S: BufRead> Turns<S> {
     }
 }
 
-impl<S: BufRead> Iterator for Turns<S> {
-    type Item = Result<Turn, ReplayError>;
+impl<S: BufRead> Iterator for TurnReader<S> {
+    type Item = Result<RecordedTurn, ReplayError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         self.turn().transpose()
     }
 }
 
-/// Shows a recorded stream's turns to an observer, as they were. A last line that was cut short is left out.
+/// Shows the events of a log to an observer. An incomplete last line is left out.
 ///
 /// # Errors
 /// At the first line that can't be read.
 pub fn read_events(stream: impl BufRead, observer: &mut dyn Observer) -> Result<EventLogHeader, ReplayError> {
-    let (header, turns) = Turns::begin(stream)?;
+    let (header, turns) = TurnReader::open(stream)?;
     for turn in turns {
-        let (_, Line { time, event, decisions }) = turn?;
+        let (_, EventLine { time, event, decisions }) = turn?;
         observer.on_turn(time, &event, &decisions);
     }
     Ok(header)
 }
 
-/// Feeds a recorded stream to its scheme and compares every decision. A last line that was cut short is left out.
+/// Feeds the events of a log to its scheme and compares every decision. An incomplete last line is left out.
 ///
 /// # Errors
 /// At the first line that can't be read or decision that differs.
 pub fn replay(stream: impl BufRead) -> Result<Replayed, ReplayError> {
-    let ReplayState { header, events, decisions, cut_short, .. } = ReplayState::live(stream, None)?;
+    let ReplayState { header, events, decisions, cut_short, .. } = ReplayState::replay(stream, None)?;
     Ok(Replayed { scheme: header.scheme.to_string(), events, decisions, cut_short })
 }
 
-/// The beginning of a run, lived through again: the state it led to, from which the run can go on.
+/// The state to which the first events of a log led. A run can resume from it.
 pub struct ReplayState {
-    /// What it was a run of.
+    /// The header of the log.
     pub header: EventLogHeader,
     /// The ledger with its scheme.
     pub ledger: Ledger,
     /// The run's metrics.
     pub monitor: Monitor,
-    /// When the last event was.
+    /// The time of the last event.
     pub now: Time,
-    /// Who took part then.
+    /// The workers that were members then.
     pub workers: BTreeSet<WorkerId>,
     events: u64,
     decisions: u64,
@@ -289,23 +297,23 @@ pub struct ReplayState {
 }
 
 impl ReplayState {
-    /// Feeds the first `events` events of a recorded stream to its scheme, and compares every decision.
+    /// Feeds the first `events` events of a log to its scheme, and compares every decision.
     ///
     /// # Errors
     /// At the first line that can't be read or decision that differs, and if there are fewer events.
     pub fn read(stream: impl BufRead, events: u64) -> Result<ReplayState, ReplayError> {
-        let past = ReplayState::live(stream, Some(events))?;
-        if past.events < events {
-            return Err(ReplayError::CutShort { found: past.events, expected: events });
+        let state = ReplayState::replay(stream, Some(events))?;
+        if state.events < events {
+            return Err(ReplayError::CutShort { found: state.events, expected: events });
         }
-        Ok(past)
+        Ok(state)
     }
 
-    fn live(stream: impl BufRead, most: Option<u64>) -> Result<ReplayState, ReplayError> {
-        let (header, mut turns) = Turns::begin(stream)?;
+    fn replay(stream: impl BufRead, limit: Option<u64>) -> Result<ReplayState, ReplayError> {
+        let (header, mut turns) = TurnReader::open(stream)?;
         let ledger = Ledger::new(load_pretrained(header.scheme.clone())?.build(&header.setup())?);
         let (monitor, workers) = (Monitor::default(), BTreeSet::new());
-        let mut past = ReplayState {
+        let mut state = ReplayState {
             header,
             ledger,
             monitor,
@@ -315,26 +323,26 @@ impl ReplayState {
             decisions: 0,
             cut_short: false,
         };
-        for turn in turns.by_ref().take(most.map_or(usize::MAX, |most| most as usize)) {
-            let (line, Line { time, event, decisions }) = turn?;
-            let decided = past.ledger.handle(time, event).map_err(|error| ReplayError::Ledger { line, error })?;
+        for turn in turns.by_ref().take(limit.map_or(usize::MAX, |limit| limit as usize)) {
+            let (line, EventLine { time, event, decisions }) = turn?;
+            let decided = state.ledger.handle(time, event).map_err(|error| ReplayError::Ledger { line, error })?;
             if let Some(position) = first_difference(&decisions, decided) {
                 let at = |list: &[Decision]| list.get(position).cloned().map(Box::new);
                 let (recorded, decided) = (at(&decisions), at(decided));
                 return Err(ReplayError::Differs { line, now: time, position, recorded, decided });
             }
-            past.monitor.observe(time, &event, decided);
-            past.events += 1;
-            past.decisions += decided.len() as u64;
-            past.now = time;
+            state.monitor.observe(time, &event, decided);
+            state.events += 1;
+            state.decisions += decided.len() as u64;
+            state.now = time;
             match event {
-                Event::Joined { worker } => _ = past.workers.insert(worker),
-                Event::Left { worker } => _ = past.workers.remove(&worker),
+                Event::Joined { worker } => _ = state.workers.insert(worker),
+                Event::Left { worker } => _ = state.workers.remove(&worker),
                 _ => {}
             }
         }
-        past.cut_short = turns.cut_short;
-        Ok(past)
+        state.cut_short = turns.cut_short;
+        Ok(state)
     }
 }
 
@@ -371,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recorded_stream_replays() {
+    fn a_recorded_log_replays() {
         let replayed = replay(recorded().as_bytes()).unwrap();
         // Two first assignments; then the commit and both workers' next work.
         assert_eq!((replayed.events, replayed.decisions), (4, 5));
@@ -385,26 +393,26 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_told_loudly() {
+    fn a_difference_is_an_error() {
         let stream = recorded();
         let tampered = stream.replace("\"samples\":4,\"offset\":4", "\"samples\":3,\"offset\":4");
         let error = replay(tampered.as_bytes()).unwrap_err().to_string();
         assert!(error.starts_with("line 4, 0.000 s: decision 2 differs"), "{error}");
         let bad = stream.lines().take(3).chain(["{", ""]).collect::<Vec<_>>().join("\n");
-        assert!(replay(bad.as_bytes()).unwrap_err().to_string().starts_with("line 4 is no line of an event stream"));
-        let other = stream.replacen("\"format\":1", "\"format\":9", 1);
+        assert!(replay(bad.as_bytes()).unwrap_err().to_string().starts_with("line 4 is not a line of an event log"));
+        let other = stream.replacen("\"format\":2", "\"format\":9", 1);
         assert!(replay(other.as_bytes()).unwrap_err().to_string().contains("format 9"));
         assert!(matches!(replay(&b""[..]), Err(ReplayError::Empty)));
-        let past = ReplayState::read(stream.as_bytes(), 2).unwrap();
-        assert_eq!((past.workers.len(), past.ledger.live(), past.now), (2, 2, Time(9)));
+        let state = ReplayState::read(stream.as_bytes(), 2).unwrap();
+        assert_eq!((state.workers.len(), state.ledger.live(), state.now), (2, 2, Time(9)));
         let short = ReplayState::read(stream.as_bytes(), 5).err().map(|error| error.to_string());
-        assert_eq!(short.as_deref(), Some("the event stream has only 4 events of 5"));
+        assert_eq!(short.as_deref(), Some("the event log has 4 events; expected at least 5"));
         let twice: Vec<&str> = stream.lines().take(2).chain(stream.lines().nth(1)).collect();
         assert!(replay(twice.join("\n").as_bytes()).unwrap_err().to_string().contains("line 3: event refused"));
     }
 
     #[test]
-    fn a_last_line_that_was_cut_short_is_left_out() {
+    fn an_incomplete_last_line_is_left_out() {
         let stream = recorded();
         let replayed = replay(&stream.as_bytes()[..stream.len() - 9]).unwrap();
         assert_eq!((replayed.events, replayed.cut_short), (3, true));

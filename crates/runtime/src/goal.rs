@@ -1,4 +1,4 @@
-//! When a run is over.
+//! When a run ends.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use paceline_core::{Span, Time};
 use paceline_spec::SpecError;
 use serde::{Deserialize, Serialize};
 
-/// How many iterations' training losses are averaged for a loss goal: one lucky batch is no success.
+/// How many iterations' training losses are averaged for a loss goal, so that one lucky batch is not enough.
 pub const LOSS_WINDOW: usize = 5;
 
 /// One condition that ends a run.
@@ -15,17 +15,17 @@ pub const LOSS_WINDOW: usize = 5;
 pub enum Goal {
     /// The mean of the last [`LOSS_WINDOW`] iterations' training losses is below this.
     LossBelow(f64),
-    /// The held-out accuracy, measured now and then, is above this share.
+    /// The held-out accuracy, measured from time to time, is above this share.
     AccuracyAbove(f64),
-    /// So many iterations are done.
+    /// This many iterations are done.
     Iterations(u64),
-    /// So much time has passed.
+    /// This much time has passed.
     Time(Span),
-    /// So many samples were used in committed updates.
+    /// This many samples were used in committed updates.
     Samples(u64),
 }
 
-/// Where a run stands, as far as goals ask.
+/// The progress of a run towards its goals.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GoalProgress {
     /// Iterations done.
@@ -34,37 +34,37 @@ pub struct GoalProgress {
     pub samples: u64,
     /// The present time.
     pub now: Time,
-    /// Mean of the last [`LOSS_WINDOW`] training losses, once there are as many.
+    /// Mean of the last [`LOSS_WINDOW`] training losses, once there are that many.
     pub loss: Option<f64>,
     /// The held-out accuracy, if it was measured at this iteration.
     pub accuracy: Option<f64>,
 }
 
 impl Goal {
-    /// Whether it is about what the model has learned, not about how much was spent.
+    /// Whether it is a target for the model, rather than a limit of time or work.
     pub fn is_target(self) -> bool {
         matches!(self, Goal::LossBelow(_) | Goal::AccuracyAbove(_))
     }
 
-    /// Whether a run that stands so is over.
-    pub fn is_met(self, standing: &GoalProgress) -> bool {
+    /// Whether a run with this progress meets it.
+    pub fn is_met(self, progress: &GoalProgress) -> bool {
         match self {
-            Goal::LossBelow(bound) => standing.loss.is_some_and(|loss| loss < bound),
-            Goal::AccuracyAbove(bound) => standing.accuracy.is_some_and(|accuracy| accuracy > bound),
-            Goal::Iterations(count) => standing.iterations >= count,
-            Goal::Time(span) => standing.now >= Time::START + span,
-            Goal::Samples(count) => standing.samples >= count,
+            Goal::LossBelow(bound) => progress.loss.is_some_and(|loss| loss < bound),
+            Goal::AccuracyAbove(bound) => progress.accuracy.is_some_and(|accuracy| accuracy > bound),
+            Goal::Iterations(count) => progress.iterations >= count,
+            Goal::Time(span) => progress.now >= Time::START + span,
+            Goal::Samples(count) => progress.samples >= count,
         }
     }
 }
 
-/// The conditions of which any ends a run.
+/// The conditions that end a run, whichever is met first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Goals(Vec<Goal>);
 
 impl Goals {
-    /// The conditions of all of `several`.
+    /// All conditions of `several`.
     pub fn any(several: &[Goals]) -> Self {
         Goals(several.iter().flat_map(Goals::iter).collect())
     }
@@ -84,19 +84,19 @@ impl Goals {
         self.iter().any(Goal::is_target)
     }
 
-    /// When the run is over at the latest, as far as that is known.
+    /// When the run ends at the latest, if there is a limit.
     pub fn time_limit(&self) -> Option<Time> {
         self.iter().filter_map(|goal| if let Goal::Time(span) = goal { Some(Time::START + span) } else { None }).min()
     }
 
-    /// How many iterations there will be at most, as far as that is known.
+    /// How many iterations there are at most, if there is a limit.
     pub fn iteration_limit(&self) -> Option<u64> {
         self.iter().filter_map(|goal| if let Goal::Iterations(count) = goal { Some(count) } else { None }).min()
     }
 
     /// The first condition that is met. Targets come before limits.
-    pub fn met(&self, standing: &GoalProgress) -> Option<Goal> {
-        let met = || self.iter().filter(|goal| goal.is_met(standing));
+    pub fn met(&self, progress: &GoalProgress) -> Option<Goal> {
+        let met = || self.iter().filter(|goal| goal.is_met(progress));
         met().find(|goal| goal.is_target()).or_else(|| met().next())
     }
 }
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn malformed_goals_are_refused() {
         for text in ["", "loss", "loss>0.2", "loss<x", "loss<NaN", "accuracy>2", "iterations=0", "time=-1", "speed=3"] {
             assert!(text.parse::<Goals>().unwrap_err().to_string().starts_with(&format!("goal '{text}'; expected")));
         }
@@ -192,9 +192,9 @@ mod tests {
     #[test]
     fn a_target_comes_before_a_limit() {
         let goals: Goals = "iterations=5,loss<1".parse().unwrap();
-        let standing = GoalProgress { iterations: 5, samples: 0, now: Time(0), loss: Some(0.5), accuracy: None };
-        assert_eq!(goals.met(&standing), Some(Goal::LossBelow(1.0)));
-        assert_eq!(goals.met(&GoalProgress { loss: None, ..standing }), Some(Goal::Iterations(5)));
-        assert_eq!(goals.met(&GoalProgress { loss: None, iterations: 4, ..standing }), None);
+        let progress = GoalProgress { iterations: 5, samples: 0, now: Time(0), loss: Some(0.5), accuracy: None };
+        assert_eq!(goals.met(&progress), Some(Goal::LossBelow(1.0)));
+        assert_eq!(goals.met(&GoalProgress { loss: None, ..progress }), Some(Goal::Iterations(5)));
+        assert_eq!(goals.met(&GoalProgress { loss: None, iterations: 4, ..progress }), None);
     }
 }

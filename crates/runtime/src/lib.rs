@@ -37,7 +37,7 @@ pub use http::serve_status;
 pub use job::Job;
 pub use monitor::{Iteration, Monitor, Observer, RunInfo, Summary, WorkerTimes};
 pub use pretrained::{load_pretrained, read_pretrained, write_pretrained};
-pub use replica::{LocalReplica, drawn_to, replica_at};
+pub use replica::{LocalReplica, pulled_replica, replica_at};
 pub use resume::ResumePoint;
 pub use run_folder::{EVENTS, MetricsRow, REPORT, RunFolder, RunFolderError, check_free, next_free, read_metrics};
 pub use server_observer::{ModelState, Notice, ServerObserver};

@@ -1,4 +1,4 @@
-//! What a run has to show: its metrics, from its events and decisions alone.
+//! Metrics of a run, from its events and decisions alone.
 
 use std::collections::VecDeque;
 
@@ -10,16 +10,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::goal::{Goal, GoalProgress, Goals, LOSS_WINDOW};
 
-/// One iteration: what led from one version to the next.
+/// One iteration: one step of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Iteration {
-    /// Counts from 1; the version it made.
+    /// Counts from 1; equals the version after it.
     pub iteration: u64,
     /// When it ended, in seconds.
     pub time: f64,
     /// How long it took, in seconds.
     pub duration: f64,
-    /// How many updates it was made of.
+    /// How many updates it consists of.
     pub waited_for: usize,
     /// Their mean training loss.
     pub loss: Option<f64>,
@@ -30,32 +30,32 @@ pub struct Iteration {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expected_time: Option<f64>,
     /// Why it ended then.
-    #[serde(serialize_with = "in_words")]
+    #[serde(serialize_with = "as_text")]
     pub reason: Reason,
 }
 
-fn in_words<S: serde::Serializer>(reason: &Reason, serializer: S) -> Result<S::Ok, S::Error> {
+fn as_text<S: serde::Serializer>(reason: &Reason, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(reason)
 }
 
 /// A finished run in numbers. Times are seconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// The scheme as written.
+    /// The scheme with its settings.
     pub scheme: String,
     /// The seed of everything random.
     pub seed: u64,
-    /// How many workers it began with.
+    /// How many workers it started with.
     pub workers: usize,
-    /// How many versions were made.
+    /// How many times the model was stepped.
     pub iterations: u64,
     /// How long it took.
     pub time: f64,
-    /// Whether it reached its target (loss or accuracy), or, where none was set, its limit.
+    /// Whether it reached its target (loss or accuracy) or, without a target, its limit.
     pub reached: bool,
-    /// When it did.
+    /// When it reached it.
     pub time_to_target: Option<f64>,
-    /// What ended it.
+    /// What ended the run.
     pub stopped_by: String,
     /// Mean of the last training losses.
     pub loss: Option<f64>,
@@ -63,23 +63,23 @@ pub struct Summary {
     pub accuracy: Option<f64>,
     /// Updates that entered the model.
     pub updates_committed: u64,
-    /// Updates that arrived for nothing.
+    /// Updates that arrived and were discarded.
     pub updates_discarded: u64,
-    /// Tasks that were dropped before they were done.
+    /// Tasks that were interrupted.
     pub tasks_interrupted: u64,
-    /// SampleCounts in committed updates.
+    /// Samples in committed updates.
     pub samples_used: u64,
-    /// SampleCounts worked on for nothing.
+    /// Samples whose work was lost: discarded or interrupted.
     pub samples_lost: u64,
-    /// Share of the workers' time in which they had nothing to do.
+    /// Share of the workers' time in which they were idle.
     pub idle_share: f64,
-    /// Parameters and gradients moved.
+    /// Bytes of parameters and gradients that were moved.
     pub bytes: u64,
-    /// SampleCounts in committed updates, per second.
+    /// Samples in committed updates, per second.
     pub samples_per_second: f64,
-    /// Parameters and gradients moved, per second.
+    /// Bytes of parameters and gradients that were moved, per second.
     pub bytes_per_second: f64,
-    /// What each worker did with its time, by rank.
+    /// How each worker spent its time, by rank.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub worker_times: Vec<WorkerTimes>,
 }
@@ -91,20 +91,20 @@ impl Summary {
     }
 }
 
-/// What a worker did with its time, in seconds. What it is at when the run ends does not count.
+/// How a worker spent its time, in seconds. A task that is unfinished when the run ends does not count.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct WorkerTimes {
     /// Its rank.
     pub worker: u32,
     /// Computing gradients, whether or not they were used.
     pub computing: f64,
-    /// Waiting for the answer whether to go on, or at a local iteration that the answer made void.
+    /// Waiting for the answer whether to continue, or computing a local iteration that the answer made void.
     pub querying: f64,
-    /// The rest: moving parameters and updates, and work that was interrupted.
+    /// The rest: transfer of parameters and updates, and interrupted work.
     pub communicating: f64,
-    /// Having nothing to do.
+    /// Idle.
     pub waiting: f64,
-    /// SampleCounts in the updates that it sent, used or not, per second of its time.
+    /// Samples in the updates that it sent, used or not, per second of its time.
     pub samples_per_second: f64,
 }
 
@@ -120,40 +120,41 @@ impl WorkerTimes {
     }
 }
 
-/// A task that a worker has been given.
+/// A task that was assigned to a worker.
 #[derive(Debug, Clone, Copy)]
-struct Issued {
+struct IssuedTask {
     number: u64,
     /// In each iteration.
     samples: u32,
-    /// To be done, or done as far as they were asked about.
+    /// To be done; or, where the worker asks after each one, done so far.
     iterations: u32,
 }
 
+/// How one worker has spent its time so far.
 #[derive(Debug, Clone, Default)]
-struct Shift {
+struct WorkerClock {
     present_since: Option<Time>,
     idle_since: Option<Time>,
-    /// When it was last heard of, or given work after a wait: so far its time is accounted for.
-    heard: Time,
+    /// The time of its last report, or of its last assignment after it was idle. Its time is accounted for until then.
+    last_report: Time,
     present: Span,
     idle: Span,
     computing: Span,
     querying: Span,
-    /// Oldest first. Tasks are done in their order, so that none is older than the last one reported.
-    issued: VecDeque<Issued>,
-    /// SampleCounts in reported tasks.
+    /// Oldest first. Tasks are done in order, so none is older than the last one reported.
+    issued: VecDeque<IssuedTask>,
+    /// Samples in reported tasks.
     samples: u64,
 }
 
-impl Shift {
+impl WorkerClock {
     fn issue(&mut self, Assignment { task, work, samples, .. }: &Assignment) {
         let iterations = match work.length() {
             None => 1,
             Some(LocalLength::Iterations(count)) => count,
             Some(LocalLength::AskAndWait | LocalLength::AskAndContinue) => 0,
         };
-        self.issued.push_back(Issued { number: task.number, samples: *samples, iterations });
+        self.issued.push_back(IssuedTask { number: task.number, samples: *samples, iterations });
     }
 
     fn ask(&mut self, number: u64, iterations: u32) {
@@ -172,7 +173,7 @@ impl Shift {
 
     fn times(&self, worker: u32, now: Time) -> WorkerTimes {
         let open = |since: Option<Time>, until: Time| since.map_or(Span::ZERO, |since| until.since(since));
-        let accounted = if self.idle_since.is_some() { now } else { self.heard };
+        let accounted = if self.idle_since.is_some() { now } else { self.last_report };
         let present = self.present + open(self.present_since, accounted);
         let waiting = self.idle + open(self.idle_since, now);
         let seconds = present.seconds();
@@ -187,13 +188,13 @@ impl Shift {
     }
 }
 
-/// Follows a run.
+/// Computes the metrics of a run as it goes.
 ///
-/// Call [`observe`](Monitor::observe) for every event with its decisions, then, when it returns an iteration, decide
-/// whether to [`evaluate`](Monitor::evaluated) and ask whether it is [over](Monitor::met).
+/// Call [`observe`](Monitor::observe) for every event with its decisions. When it returns an iteration, record an
+/// [evaluation](Monitor::evaluated) if one is due, then ask whether a goal is [met](Monitor::met).
 #[derive(Debug, Default)]
 pub struct Monitor {
-    shifts: Vec<Shift>,
+    clocks: Vec<WorkerClock>,
     iterations: u64,
     iteration_began: Time,
     committed: u64,
@@ -205,47 +206,47 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    fn shift(&mut self, worker: WorkerId) -> &mut Shift {
-        if worker.index() >= self.shifts.len() {
-            self.shifts.resize_with(worker.index() + 1, Shift::default);
+    fn clock(&mut self, worker: WorkerId) -> &mut WorkerClock {
+        if worker.index() >= self.clocks.len() {
+            self.clocks.resize_with(worker.index() + 1, WorkerClock::default);
         }
-        &mut self.shifts[worker.index()]
+        &mut self.clocks[worker.index()]
     }
 
-    fn idles(&mut self, worker: WorkerId, now: Time) {
-        let shift = self.shift(worker);
-        shift.idle_since = shift.idle_since.or(Some(now));
+    fn on_idle(&mut self, worker: WorkerId, now: Time) {
+        let clock = self.clock(worker);
+        clock.idle_since = clock.idle_since.or(Some(now));
     }
 
-    fn works(&mut self, worker: WorkerId, now: Time) {
-        let shift = self.shift(worker);
-        if let Some(since) = shift.idle_since.take() {
-            shift.idle += now.since(since);
-            shift.heard = now;
+    fn on_assigned(&mut self, worker: WorkerId, now: Time) {
+        let clock = self.clock(worker);
+        if let Some(since) = clock.idle_since.take() {
+            clock.idle += now.since(since);
+            clock.last_report = now;
         }
     }
 
-    fn heard(&mut self, worker: WorkerId, now: Time, report: &Report) {
-        let shift = self.shift(worker);
-        shift.heard = now;
-        shift.computing += report.compute;
-        shift.querying += report.querying;
+    fn on_report(&mut self, worker: WorkerId, now: Time, report: &Report) {
+        let clock = self.clock(worker);
+        clock.last_report = now;
+        clock.computing += report.compute;
+        clock.querying += report.querying;
     }
 
-    /// Takes note of an event and the decisions it led to. A confirmed commit is an iteration done.
+    /// Records an event and the decisions that followed. A confirmed commit completes an iteration.
     pub fn observe(&mut self, now: Time, event: &Event, decisions: &[Decision]) -> Option<Iteration> {
         let mut done = None;
         match event {
             Event::Joined { worker } => {
-                let shift = self.shift(*worker);
-                (shift.present_since, shift.heard) = (Some(now), now);
+                let clock = self.clock(*worker);
+                (clock.present_since, clock.last_report) = (Some(now), now);
             }
             Event::Left { worker } => {
-                self.works(*worker, now);
-                let shift = self.shift(*worker);
-                shift.issued.clear();
-                if let Some(since) = shift.present_since.take() {
-                    shift.present += now.since(since);
+                self.on_assigned(*worker, now);
+                let clock = self.clock(*worker);
+                clock.issued.clear();
+                if let Some(since) = clock.present_since.take() {
+                    clock.present += now.since(since);
                 }
             }
             Event::Committed { aggregate, .. } => {
@@ -254,12 +255,12 @@ impl Monitor {
                 done = commit.map(|(updates, reason)| self.stepped(now, updates, loss, reason));
             }
             Event::Asked { task, iterations, report } => {
-                self.heard(task.worker, now, report);
-                self.shift(task.worker).ask(task.number, *iterations);
+                self.on_report(task.worker, now, report);
+                self.clock(task.worker).ask(task.number, *iterations);
             }
             Event::Reported { task, report } => {
-                self.heard(task.worker, now, report);
-                self.shift(task.worker).report(task.number);
+                self.on_report(task.worker, now, report);
+                self.clock(task.worker).report(task.number);
             }
             Event::Timer => {}
         }
@@ -269,20 +270,20 @@ impl Monitor {
                 Action::Discard { .. } => self.discarded += 1,
                 Action::Interrupt { task } => {
                     self.interrupted += 1;
-                    self.shift(task.worker).issued.retain(|issued| issued.number != task.number);
+                    self.clock(task.worker).issued.retain(|issued| issued.number != task.number);
                 }
                 Action::Assign(assignment) => {
-                    self.works(assignment.task.worker, now);
-                    self.shift(assignment.task.worker).issue(assignment);
+                    self.on_assigned(assignment.task.worker, now);
+                    self.clock(assignment.task.worker).issue(assignment);
                 }
-                Action::Hold { worker, .. } => self.idles(*worker, now),
+                Action::Hold { worker, .. } => self.on_idle(*worker, now),
                 Action::Continue { .. } | Action::Collect { .. } | Action::Wake { .. } => {}
             }
         }
         done
     }
 
-    /// Takes note of a step of the model; [`observe`](Monitor::observe) does so by itself.
+    /// Records a step of the model. [`observe`](Monitor::observe) calls it.
     pub fn stepped(&mut self, now: Time, updates: usize, loss: Option<f64>, reason: Reason) -> Iteration {
         self.iterations += 1;
         self.committed += updates as u64;
@@ -307,22 +308,22 @@ impl Monitor {
         }
     }
 
-    /// Takes note of a measurement on the held-out set, made at the present iteration.
+    /// Records an evaluation on the held-out set, made at the present iteration.
     pub fn evaluated(&mut self, evaluation: Evaluation) {
         self.evaluation = Some((self.iterations, evaluation));
     }
 
-    /// The last measurement on the held-out set.
+    /// The last evaluation on the held-out set.
     pub fn evaluation(&self) -> Option<Evaluation> {
         self.evaluation.map(|(_, evaluation)| evaluation)
     }
 
-    /// The measurement on the held-out set made at the present iteration, if there was one.
+    /// The evaluation on the held-out set made at the present iteration, if there was one.
     pub fn fresh_evaluation(&self) -> Option<Evaluation> {
         self.evaluation.filter(|(iteration, _)| *iteration == self.iterations).map(|(_, evaluation)| evaluation)
     }
 
-    /// Mean of the last training losses, fewer than [`LOSS_WINDOW`] at the beginning.
+    /// Mean of the last training losses, fewer than [`LOSS_WINDOW`] at the start.
     pub fn loss(&self) -> Option<f64> {
         let count = self.losses.len();
         (count > 0).then(|| self.losses.iter().sum::<f64>() / count as f64)
@@ -344,21 +345,21 @@ impl Monitor {
         })
     }
 
-    /// Share of the workers' time in which they had nothing to do, so far.
+    /// Share of the workers' time in which they were idle, so far.
     pub fn idle_share(&self, now: Time) -> f64 {
         let mut present = 0.0;
         let mut idle = 0.0;
-        for shift in &self.shifts {
+        for clock in &self.clocks {
             let open = |since: Option<Time>| since.map_or(0.0, |since| now.since(since).seconds());
-            present += shift.present.seconds() + open(shift.present_since);
-            idle += shift.idle.seconds() + open(shift.idle_since);
+            present += clock.present.seconds() + open(clock.present_since);
+            idle += clock.idle.seconds() + open(clock.idle_since);
         }
         if present > 0.0 { idle / present } else { 0.0 }
     }
 
-    /// What each worker did with its time so far, by rank.
+    /// How each worker has spent its time so far, by rank.
     fn worker_times(&self, now: Time) -> Vec<WorkerTimes> {
-        (0..).zip(&self.shifts).map(|(worker, shift)| shift.times(worker, now)).collect()
+        (0..).zip(&self.clocks).map(|(worker, clock)| clock.times(worker, now)).collect()
     }
 
     /// The run in numbers. `met` is the goal that ended it, if one did.
@@ -397,27 +398,27 @@ impl Monitor {
     }
 }
 
-/// What a summary says of a run beside its metrics.
+/// What a summary says about a run beside its metrics.
 #[derive(Debug, Clone, Copy)]
 pub struct RunInfo<'a> {
-    /// The scheme as written.
+    /// The scheme with its settings.
     pub scheme: &'a str,
     /// The seed of everything random.
     pub seed: u64,
-    /// How many workers it began with.
+    /// How many workers it started with.
     pub workers: usize,
-    /// What was to end it.
+    /// When it was to end.
     pub goals: &'a Goals,
     /// What ended it, if no goal did.
     pub otherwise: &'a str,
 }
 
-/// Something that follows a run as it goes: a log, a progress bar, a printed line per iteration.
+/// Follows a run as it goes: a log, a progress bar, a printed line per iteration.
 pub trait Observer {
-    /// An event came and led to these decisions.
+    /// An event led to these decisions.
     fn on_turn(&mut self, _now: Time, _event: &Event, _decisions: &[Decision]) {}
 
-    /// A task was done after `compute`, whether or not it counted.
+    /// A task was computed in `compute`, whether or not its update is used.
     fn on_task(&mut self, _task: TaskId, _compute: Span) {}
 
     /// An iteration is done.
@@ -426,7 +427,7 @@ pub trait Observer {
 
 impl Observer for () {}
 
-/// Several observers, each told in turn.
+/// Several observers, called in turn.
 impl Observer for Vec<&mut dyn Observer> {
     fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
         self.iter_mut().for_each(|observer| observer.on_turn(now, event, decisions));

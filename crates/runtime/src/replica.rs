@@ -1,12 +1,12 @@
-//! Local iterations: what a worker does to a replica of the model before it sends the difference.
+//! Local iterations: a worker steps a replica of the model, then sends the difference.
 
 use paceline_store::{Layout, Optimizer, OptimizerSpec};
 use paceline_workload::{Draw, Replica};
 
 /// A replica of the model under local iterations.
 ///
-/// The optimizer starts afresh with every replica, so that an update is a function of the model it started from and
-/// the samples alone: whoever computes it gets the same.
+/// Every replica starts with a fresh optimizer. An update is therefore a function of the start model and the samples
+/// alone, whichever process computes it.
 #[derive(Debug)]
 pub struct LocalReplica {
     parameters: Vec<f32>,
@@ -25,13 +25,13 @@ impl LocalReplica {
         LocalReplica { parameters, gradient, optimizer, rate, losses: 0.0, iterations: 0 }
     }
 
-    /// Begins an iteration on the samples of `draw`: computes the gradient, and returns the loss. It changes nothing
-    /// unless the iteration is [completed](LocalReplica::complete).
+    /// Starts an iteration on the samples of `draw`: computes the gradient and returns the loss. The replica does not
+    /// change until the iteration is [completed](LocalReplica::complete).
     pub fn begin(&mut self, replica: &mut dyn Replica, draw: Draw) -> f64 {
         replica.gradient(&self.parameters, draw, &mut self.gradient)
     }
 
-    /// Completes the iteration that was begun and had this loss: ESync (5), or as the optimizer has it.
+    /// Completes the iteration that was started and had this loss: ESync (5), with any optimizer.
     pub fn complete(&mut self, loss: f64) {
         self.losses += loss;
         self.optimizer.step(&mut self.parameters, &self.gradient, self.rate);
@@ -53,12 +53,12 @@ impl LocalReplica {
     }
 }
 
-/// The replica that is `difference` away from the `model`.
+/// The replica whose difference from the `model` is `difference`.
 pub fn replica_at(model: &[f32], difference: &[f32]) -> Vec<f32> {
     model.iter().zip(difference).map(|(model, difference)| model - difference).collect()
 }
 
-/// Where a replica starts that the model draws to itself: `own`, moved towards `model` by the share `pull`.
-pub fn drawn_to(model: &[f32], own: &[f32], pull: f32) -> Vec<f32> {
+/// The start of an elastic replica: `own`, moved towards `model` by the share `pull`.
+pub fn pulled_replica(model: &[f32], own: &[f32], pull: f32) -> Vec<f32> {
     own.iter().zip(model).map(|(own, model)| own + pull * (model - own)).collect()
 }

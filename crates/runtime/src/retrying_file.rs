@@ -1,25 +1,25 @@
-//! A file that outlasts a full disk: what can't be written now is kept and written later.
+//! A file that survives a full disk: what can't be written now is buffered and written later.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 
-/// What is kept at most while the disk is full, in bytes.
-const MOST: usize = 256 * 1024 * 1024;
+/// The limit of the buffer while the disk is full, in bytes.
+const LIMIT: usize = 256 * 1024 * 1024;
 
-/// A file that is written from its end on. A write that fails is tried again with the next; only [`flush`](Write::flush)
-/// tells.
+/// A file that is appended to. A write that fails is retried with the next one; only [`flush`](Write::flush) reports
+/// the error.
 #[derive(Debug)]
 pub struct RetryingFile {
     file: File,
-    /// What is safely in the file, in bytes. Beyond it there may be the beginning of a write that failed.
+    /// The bytes that are safely in the file. After them there may be part of a write that failed.
     written: u64,
     pending: Vec<u8>,
     portion: usize,
 }
 
 impl RetryingFile {
-    /// Goes on at the end of `file`, `portion` bytes at a time.
+    /// Appends to `file`, `portion` bytes at a time.
     pub fn new(file: File, portion: usize) -> io::Result<Self> {
         let written = file.metadata()?.len();
         Ok(RetryingFile { file, written, pending: Vec::new(), portion })
@@ -35,13 +35,13 @@ impl RetryingFile {
 
 impl Write for RetryingFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.pending.len() + bytes.len() > MOST {
+        if self.pending.len() + bytes.len() > LIMIT {
             self.write_pending()?;
         }
         let before = self.pending.len() / self.portion;
         self.pending.extend_from_slice(bytes);
         if self.pending.len() / self.portion > before {
-            // Kept, and tried again with the next portion.
+            // Kept, and retried with the next portion.
             let _ = self.write_pending();
         }
         Ok(bytes.len())
@@ -60,7 +60,7 @@ mod tests {
     const PORTION: usize = 1024;
 
     #[test]
-    fn what_could_not_be_written_is_written_later() {
+    fn a_failed_write_is_retried_later() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         fs::write(&path, "old\n").unwrap();

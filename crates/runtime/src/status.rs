@@ -1,4 +1,4 @@
-//! Where a run stands, for whoever watches it from outside: people, scripts, Prometheus.
+//! The status of a run, for people, scripts and Prometheus.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,14 +8,14 @@ use serde::Serialize;
 
 use crate::{Iteration, Monitor, Notice};
 
-/// Where a run stands.
+/// The status of a run.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Status {
     /// The scheme.
     pub scheme: String,
-    /// How many workers it is to begin with.
+    /// How many workers the run starts with.
     pub expected_workers: usize,
-    /// The workers that take part, by rank, and where they are.
+    /// The members: rank and address.
     pub workers: BTreeMap<u32, String>,
     /// Iterations done: the model's version.
     pub version: u64,
@@ -33,16 +33,16 @@ pub struct Status {
     pub checkpoint: Option<u64>,
     /// How often a worker joined.
     pub joined: u64,
-    /// How often one left or was lost.
+    /// How often a worker left or was lost.
     pub left: u64,
-    /// How often somebody was refused.
+    /// How often a connection was refused.
     pub refused: u64,
-    /// What was last told of workers, in words.
+    /// The last change of membership, as text.
     pub last_notice: Option<String>,
 }
 
 impl Status {
-    /// Takes note of a change of membership.
+    /// Records a change of membership.
     pub fn on_notice(&mut self, notice: &Notice) {
         match notice {
             Notice::Joined { worker, peer, .. } => {
@@ -58,7 +58,7 @@ impl Status {
         self.last_notice = Some(notice.to_string());
     }
 
-    /// Takes note of an iteration.
+    /// Records an iteration.
     pub fn on_iteration(&mut self, iteration: &Iteration, monitor: &Monitor) {
         self.version = iteration.iteration;
         self.updates += iteration.waited_for as u64;
@@ -68,7 +68,7 @@ impl Status {
         self.accuracy = monitor.evaluation().map(|found| found.accuracy);
     }
 
-    /// Whether the run can go on, and what it is at.
+    /// Whether the run is healthy, and its state.
     pub fn health(&self) -> (bool, &'static str) {
         match (self.version, self.workers.len()) {
             (0, present) if present < self.expected_workers => (true, "waiting for workers"),
@@ -83,11 +83,11 @@ impl Status {
             ("updates_total", "Updates that entered the model.", Some(self.updates as f64)),
             ("workers_joined_total", "How often a worker joined.", Some(self.joined as f64)),
             ("workers_left_total", "How often a worker left or was lost.", Some(self.left as f64)),
-            ("refused_total", "How often somebody was refused.", Some(self.refused as f64)),
+            ("refused_total", "How often a connection was refused.", Some(self.refused as f64)),
         ];
         let gauges = [
             ("version", "Iterations done.", Some(self.version as f64)),
-            ("workers", "Workers that take part.", Some(self.workers.len() as f64)),
+            ("workers", "Workers that are members.", Some(self.workers.len() as f64)),
             ("run_seconds", "Seconds since the run began, at the last iteration.", Some(self.time)),
             ("iteration_seconds", "How long the last iteration took.", self.iteration_seconds),
             ("loss", "Mean of the last training losses.", self.loss),
@@ -113,12 +113,12 @@ impl Status {
     }
 }
 
-/// A status that one thread keeps and others read.
+/// A status that one thread updates and others read.
 #[derive(Debug, Clone, Default)]
 pub struct SharedStatus(Arc<Mutex<Status>>);
 
 impl SharedStatus {
-    /// Looks at it, or changes it.
+    /// Locks the status to read or change it.
     pub fn lock(&self) -> MutexGuard<'_, Status> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -130,7 +130,7 @@ mod tests {
     use paceline_core::WorkerId;
 
     #[test]
-    fn membership_and_health_are_told() {
+    fn membership_and_health_are_reported() {
         let mut status = Status { expected_workers: 1, ..Status::default() };
         assert_eq!(status.health(), (true, "waiting for workers"));
         let worker = WorkerId(3);

@@ -1,6 +1,6 @@
 //! TensorBoard event files: scalars by step.
 //!
-//! A file is a row of records, each a length, the length's checksum, a protocol buffer and its checksum. Of the buffer
+//! A file is a sequence of records: a length, the length's checksum, a protocol buffer and its checksum. Of the buffer
 //! (`Event`) only the fields that scalars need are written.
 
 use std::io::{self, Write};
@@ -11,7 +11,10 @@ pub struct ScalarLog<W: Write> {
 }
 
 impl<W: Write> ScalarLog<W> {
-    /// Begins a file.
+    /// Starts a file.
+    ///
+    /// # Errors
+    /// If it can't be written.
     pub fn new(mut out: W) -> io::Result<Self> {
         let mut event = Vec::new();
         bytes(&mut event, 3, b"brain.Event:2");
@@ -19,7 +22,10 @@ impl<W: Write> ScalarLog<W> {
         Ok(ScalarLog { out })
     }
 
-    /// Writes the values of a step that was made at `time`, in seconds.
+    /// Writes the values of a step at `time`, in seconds.
+    ///
+    /// # Errors
+    /// If they can't be written.
     pub fn write(&mut self, step: u64, time: f64, values: &[(&str, f64)]) -> io::Result<()> {
         let mut summary = Vec::new();
         for (name, value) in values {
@@ -38,6 +44,9 @@ impl<W: Write> ScalarLog<W> {
     }
 
     /// Ends the file.
+    ///
+    /// # Errors
+    /// If the rest can't be written.
     pub fn finish(mut self) -> io::Result<()> {
         self.out.flush()
     }
@@ -51,7 +60,7 @@ fn record(out: &mut impl Write, data: &[u8]) -> io::Result<()> {
     out.write_all(&checksum(data).to_le_bytes())
 }
 
-/// The masked checksum of records: sums of data that hold sums are not to look alike.
+/// The masked checksum of records, so that checksums of data that contain checksums differ.
 fn checksum(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -64,7 +73,7 @@ fn varint(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// A field's number, and how its value is written.
+/// A field's number and wire type.
 fn key(out: &mut Vec<u8>, field: u64, wire: u64) {
     varint(out, field << 3 | wire);
 }
@@ -85,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_tensorboards_own_writer_has_it() {
+    fn files_equal_those_of_tensorboards_own_writer() {
         let mut file = Vec::new();
         let mut log = ScalarLog::new(&mut file).unwrap();
         log.write(300, 1.5, &[("loss", 0.25)]).unwrap();

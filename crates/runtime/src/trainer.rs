@@ -3,7 +3,7 @@
 use std::panic::resume_unwind;
 use std::thread;
 
-use paceline_core::{Aggregate, CommitStep as Commit};
+use paceline_core::{Aggregate, CommitStep};
 use paceline_store::{
     BLOCK, Layout, Norms, Optimizer, OptimizerSpec, OptimizerStep, Schedule, ShardNorms, Shards, aggregate_shard,
 };
@@ -20,7 +20,7 @@ pub struct Contribution<'a> {
     pub loss: f64,
 }
 
-/// Steps a model whose parameters lie elsewhere: sums gradients and applies them.
+/// Steps a model whose parameters are stored elsewhere: sums gradients and applies the sum.
 ///
 /// Both happen block by block, so that the sum of a block is applied while it is still in the processor's cache.
 #[derive(Debug)]
@@ -35,13 +35,13 @@ pub struct Stepper {
 }
 
 impl Stepper {
-    /// A stepper of models with this layout, on `shards` threads; their number changes no bit of the result.
+    /// A stepper of models with this layout, on `shards` threads. Their number does not change the result, bit for bit.
     pub fn new(layout: &Layout, optimizer: OptimizerSpec, schedule: Schedule, rate: f32, shards: usize) -> Self {
         let optimizer = Optimizer::new(optimizer, layout.trainable());
         Stepper { trainable: layout.trainable(), optimizer, schedule, rate, version: 0, shards, unusable: Vec::new() }
     }
 
-    /// A stepper that goes on with an optimizer after `version` steps.
+    /// A stepper that continues with an optimizer after `version` steps.
     pub fn resumed(
         optimizer: Optimizer,
         schedule: Schedule,
@@ -58,27 +58,27 @@ impl Stepper {
         &self.optimizer
     }
 
-    /// Which contributions to the last commit were not finite, by their place: they were left out of every block of the
-    /// model in which they were not.
+    /// The positions of contributions to the last commit that were not finite. They were left out of every block of the
+    /// model in which they were not finite.
     pub fn unusable(&self) -> &[usize] {
         &self.unusable
     }
 
-    /// Sums the contributions, in the order given, and does to `parameters` what a commit says. `workers` is how many
-    /// there are. For [`Compensated`](Commit::Compensated), gradients are [corrected](compensate) already.
+    /// Sums the contributions, in the order given, and changes `parameters` as a commit says. `workers` is the number of
+    /// workers. For [`Compensated`](CommitStep::Compensated), gradients are [corrected](compensate) already.
     ///
     /// # Panics
     /// If a contribution or the parameters are not as long as the layout, or the layout is empty.
     pub fn commit(
         &mut self,
-        commit: Commit,
+        commit: CommitStep,
         parameters: &mut [f32],
         contributions: &[Contribution<'_>],
         workers: usize,
     ) -> Aggregate {
         match commit {
-            Commit::Optimizer | Commit::Compensated { .. } => self.step(parameters, contributions, workers),
-            Commit::Average { rate } => self.average(parameters, contributions, rate),
+            CommitStep::Optimizer | CommitStep::Compensated { .. } => self.step(parameters, contributions, workers),
+            CommitStep::Average { rate } => self.average(parameters, contributions, rate),
         }
     }
 
@@ -87,20 +87,20 @@ impl Stepper {
         let rate = self.schedule.rate(self.rate, self.version, contributions.len(), workers);
         self.version += 1;
         let norms = apply(self.optimizer.begin(rate), self.trainable, parameters, contributions, self.shards);
-        self.shown(norms, rate, contributions)
+        self.aggregate(norms, rate, contributions)
     }
 
     /// Moves `parameters` against the sum of the contributions, which are model differences, by the share `rate`
-    /// (ESync (8)). Statistics take the whole of it.
+    /// (ESync (8)). Statistics move all the way.
     fn average(&mut self, parameters: &mut [f32], contributions: &[Contribution<'_>], rate: f32) -> Aggregate {
         self.version += 1;
         let mut plain = Optimizer::new(OptimizerSpec::Sgd { decay: 0.0 }, self.trainable);
         let norms = apply(plain.begin(rate), self.trainable, parameters, contributions, self.shards);
-        self.shown(norms, rate, contributions)
+        self.aggregate(norms, rate, contributions)
     }
 
-    /// What a commit has shown; notes whose contributions were unusable.
-    fn shown(&mut self, norms: Norms, rate: f32, contributions: &[Contribution<'_>]) -> Aggregate {
+    /// What aggregating a commit showed. Records which contributions were unusable.
+    fn aggregate(&mut self, norms: Norms, rate: f32, contributions: &[Contribution<'_>]) -> Aggregate {
         self.unusable = norms.left_out;
         Aggregate {
             loss: contributions.iter().map(|one| f64::from(one.weight) * one.loss).sum(),
@@ -116,14 +116,14 @@ impl Stepper {
     }
 }
 
-/// Corrects a gradient at the parameters `then` for a model that is at `now`: DC-ASGD (10).
+/// Corrects a gradient computed at the parameters `then` for a model that is now at `now`: DC-ASGD (10).
 pub fn compensate(gradient: &mut [f32], lambda: f32, now: &[f32], then: &[f32]) {
     for ((g, now), then) in gradient.iter_mut().zip(now).zip(then) {
         *g += lambda * *g * *g * (now - then);
     }
 }
 
-/// Sums the contributions and applies the step to it, on several threads.
+/// Sums the contributions and applies the optimizer's step, on several threads.
 fn apply(
     mut step: OptimizerStep<'_>,
     trainable: usize,
@@ -144,7 +144,7 @@ fn apply(
 
 /// One thread's part of a step.
 struct Shard<'a> {
-    /// Where it begins in the vector.
+    /// Where it starts in the vector.
     start: usize,
     parameters: &'a mut [f32],
     trainable: usize,
@@ -206,9 +206,8 @@ impl Trainer {
         &self.parameters
     }
 
-    /// Sums the contributions, in the order given, and does to the model what a commit says, as
-    /// [`Stepper::commit`] does.
-    pub fn commit(&mut self, commit: Commit, contributions: &[Contribution<'_>], workers: usize) -> Aggregate {
+    /// Sums the contributions, in the order given, and changes the model as a commit says: see [`Stepper::commit`].
+    pub fn commit(&mut self, commit: CommitStep, contributions: &[Contribution<'_>], workers: usize) -> Aggregate {
         self.stepper.commit(commit, &mut self.parameters, contributions, workers)
     }
 
@@ -267,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_is_left_out_and_told() {
+    fn blocks_that_are_not_finite_are_left_out_and_reported() {
         let layout = Layout::new([("w", vec![BLOCK + 3])], []);
         let good = vec![1.0; layout.len()];
         let mut bad = good.clone();
@@ -282,7 +281,7 @@ mod tests {
         // Its finite block counts, the other does not.
         assert_eq!((parameters[0], parameters[BLOCK + 1]), (-1.0, -0.5));
 
-        // Whoever else is there: nothing that is not finite gets into the model.
+        // Alone, too: nothing that is not finite enters the model.
         stepper.step(&mut parameters, &[one(&bad)], 2);
         assert_eq!(stepper.unusable(), [0]);
         assert!(parameters.iter().all(|value| value.is_finite()));

@@ -7,7 +7,7 @@ use paceline_core::{
     Action, Aggregate, Assignment, CommitStep, LocalLength, LocalWork, ReplicaStart, Report, Share, Span, TaskId, Time,
     Work, WorkerId,
 };
-use paceline_runtime::{Trainer, drawn_to, replica_at};
+use paceline_runtime::{Trainer, pulled_replica, replica_at};
 use paceline_workload::{Draw, Evaluation};
 
 use crate::agenda::Agenda;
@@ -298,7 +298,7 @@ impl<'a> World<'a> {
         };
         let model = self.model.as_mut()?;
         let parameters = model.checkpoint();
-        let start = replica.map(|(own, pull)| drawn_to(&parameters, &own, pull));
+        let start = replica.map(|(own, pull)| pulled_replica(&parameters, &own, pull));
         let draw = Draw { worker: task.worker.0, offset, samples };
         Some(Recipe { task, work, parameters, start, draw, iterations: 0, rate: model.trainer.local_rate() })
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use paceline_core::{Assignment, LocalLength, LocalWork, ReplicaStart, Span, Work};
-use paceline_runtime::{LocalReplica, drawn_to, replica_at};
+use paceline_runtime::{LocalReplica, pulled_replica, replica_at};
 use paceline_store::{Layout, OptimizerSpec};
 use paceline_workload::{Draw, Replica};
 
@@ -141,7 +141,7 @@ impl Computer<'_> {
         if let (ReplicaStart::Replica { pull }, Some(committed)) = (start, committed) {
             self.replicas = self.replicas.split_off(&committed);
             if let Some(own) = self.replicas.get(&committed) {
-                return drawn_to(model, own, pull);
+                return pulled_replica(model, own, pull);
             }
         }
         model.to_vec()
