@@ -1,6 +1,6 @@
-//! Any bytes on a connection are messages, or an error: no panic, and no more memory than a message may take.
+//! Arbitrary bytes on a connection are messages or an error: no panic, and no more memory than one message.
 //!
-//! From the repository's root: `cargo +nightly fuzz run frames`.
+//! Run it from the repository's root: `cargo +nightly fuzz run frames`.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -15,7 +15,7 @@ fuzz_target!(|bytes: &[u8]| {
     while let Ok(Some((_, length))) = first_message::<ToWorker>(rest) {
         rest = &rest[length..];
     }
-    // With a right header, so that the body is looked at too.
+    // With a valid header, so that the body is decoded too.
     let mut framed = b"PCLN\x01\x00\x01\x00".to_vec();
     framed.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
     let mut hasher = crc32fast::Hasher::new();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 use clap::Args;
 use paceline_core::WorkerId;
-use paceline_net::{Address, DEFAULT_PORT, Keys, WorkError, Worker, WorkerNotice};
+use paceline_net::{Address, DEFAULT_PORT, Keys, Worker, WorkerError, WorkerNotice};
 use serde_json::json;
 
 use crate::options::DelaySpec;
@@ -122,15 +122,15 @@ impl WorkArgs {
             WorkerNotice::Waiting { error } => {
                 eprintln!("no server at {address} yet ({error}); trying for {} s", self.join_timeout);
             }
-            WorkerNotice::Out { reason } => {
+            WorkerNotice::Disconnected { reason } => {
                 eprintln!("out: {reason}; trying to join again for {} s", self.join_timeout)
             }
-            WorkerNotice::Welcomed { worker } => eprintln!("joined {address} as {worker}"),
+            WorkerNotice::Joined { worker } => eprintln!("joined {address} as {worker}"),
         };
         let make =
             |workload_spec: &str| WorkloadSpec::make(workload_spec, &self.device).map_err(|error| format!("{error:#}"));
         let done = worker.run(make, &mut progress).map_err(|error| match error {
-            WorkError::Lost { .. } => Failure::run(error),
+            WorkerError::Lost { .. } => Failure::run(error),
             _ => Failure::Input(error.into()),
         })?;
         if self.json {

@@ -4,7 +4,7 @@ use clap::Args;
 use paceline_config::{TrainingOptions, WorkloadSpec, seconds, whole};
 use paceline_core::{Dispatch, SchemeSpec, Setup, Span};
 use paceline_models::ModelKind;
-use paceline_net::{CONNECTIONS, PayloadFormat, TransportOptions};
+use paceline_net::{MAX_CONNECTIONS, PayloadFormat, TransportOptions};
 use paceline_runtime::{Goals, Job};
 
 /// What is trained, how, and until when.
@@ -19,7 +19,7 @@ pub struct JobOptions {
     pub dispatch: Option<Dispatch>,
 
     /// How many workers there are; the run begins when so many are ready
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole::<u32>(1..=CONNECTIONS as u64))]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole::<u32>(1..=MAX_CONNECTIONS as u64))]
     pub workers: u32,
 
     /// When to stop, whichever comes first: loss<X (mean of the last five iterations), accuracy>X, iterations=N,

@@ -1,4 +1,4 @@
-//! Where a server is found.
+//! The address of a server.
 
 use std::fmt;
 use std::net::ToSocketAddrs;
@@ -7,27 +7,27 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// The port taken where none is given.
+/// The port of an address without one.
 pub const DEFAULT_PORT: u16 = 7077;
 
 const LOCAL: &str = "local:";
 
-/// The longest name of a local address, in bytes: what fits a Unix socket's address.
+/// The longest name of a local address, in bytes. It fits the address of a Unix socket.
 const NAME_LIMIT: usize = 100;
 
-/// An address to listen on or to join. It also chooses how values travel.
+/// An address to listen on or to join. It also selects the transport.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Address {
-    /// `HOST:PORT` or `HOST`: TCP, from anywhere.
+    /// `HOST:PORT` or `HOST`: TCP, for workers on any machine.
     Tcp {
-        /// A name or an IP address.
+        /// A host name or an IP address.
         host: String,
-        /// The port; 0 lets a server choose a free one.
+        /// The port; 0 lets the system choose a free one for a server.
         port: u16,
     },
-    /// `local:NAME`: shared memory, for workers of the same user on the same host. The name is a Unix socket's in the
-    /// abstract namespace: it leaves no file and vanishes with the server.
+    /// `local:NAME`: shared memory, for workers of the same user on the same host. The name is that of a Unix socket in
+    /// the abstract namespace: there is no file, and the name is free again when the server ends.
     Local {
         /// The name.
         name: String,
@@ -35,7 +35,7 @@ pub enum Address {
 }
 
 impl Address {
-    /// Whether it can be reached from this machine alone.
+    /// Whether only this machine can reach the address.
     pub fn is_loopback(&self) -> bool {
         match self {
             Address::Local { .. } => true,
@@ -46,13 +46,13 @@ impl Address {
     }
 }
 
-/// What is wrong with an address as written.
+/// A text is not an address.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "'{text}' is no address: expected HOST:PORT, HOST (port {DEFAULT_PORT}) or local:NAME (1 to {NAME_LIMIT} bytes)"
+    "'{text}' is not an address: expected HOST:PORT, HOST (port {DEFAULT_PORT}) or local:NAME (1 to {NAME_LIMIT} bytes)"
 )]
 pub struct AddressError {
-    /// What was written.
+    /// The text.
     pub text: String,
 }
 
@@ -65,7 +65,7 @@ impl FromStr for Address {
             let allowed = (1..=NAME_LIMIT).contains(&name.len());
             return if allowed { Ok(Address::Local { name: name.into() }) } else { Err(error()) };
         }
-        // A colon within brackets, or one of several, belongs to an IPv6 address.
+        // A colon in brackets, or one of several without brackets, is part of an IPv6 address.
         let (host, port) = match text.rsplit_once(':') {
             Some((host, port)) if !host.contains(':') || host.ends_with(']') => {
                 (host, port.parse().map_err(|_| error())?)
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_read_back_as_written() {
+    fn addresses_round_trip_through_text() {
         for text in ["10.0.0.1:80", "node-7:7077", "[::1]:90", "local:paceline-7"] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
@@ -117,16 +117,18 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_is_told_from_others() {
+    fn loopback_addresses_are_recognized() {
         let is_loopback = |text: &str| text.parse::<Address>().unwrap().is_loopback();
         assert!(["127.0.0.1:0", "[::1]:7", "local:x"].into_iter().all(is_loopback));
         assert!(!["0.0.0.0:0", "10.0.0.1", "[::]:7"].into_iter().any(is_loopback));
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_addresses_are_refused() {
         for text in ["", ":80", "host:port", "host:70000", "local:", "a b:3"] {
-            assert!(text.parse::<Address>().unwrap_err().to_string().starts_with(&format!("'{text}' is no address")));
+            assert!(
+                text.parse::<Address>().unwrap_err().to_string().starts_with(&format!("'{text}' is not an address"))
+            );
         }
     }
 }

@@ -1,34 +1,35 @@
-//! Whether server and worker mean the same workload.
+//! Checks that server and worker have the same workload.
 
 use std::fmt;
 
 use paceline_workload::{Draw, Workload};
 use serde::{Deserialize, Serialize};
 
-/// Relative difference of probe results that different processors may show: they add in other orders.
+/// The relative difference that is allowed between probes: other processors add in another order.
 const TOLERANCE: f64 = 1e-3;
 
-/// How many samples the probe looks at.
+/// The number of samples in the probe.
 const PROBE_SAMPLES: u32 = 32;
 
-/// What tells workloads apart: the layout, and the gradient of a few samples at the initial parameters.
+/// Identifies a workload by its layout and by a probe: the loss and gradient of a few samples at the initial
+/// parameters.
 ///
-/// The probe depends on model, data, their order and the seed, without asking any of them for a name, and is compared
-/// with a tolerance, so that unlike machines may work together.
+/// The probe depends on the model, the data, their order and the seed. It is compared with a tolerance, so that
+/// different machines can take part in one run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Fingerprint {
-    /// Length of the parameter vector.
+    /// The length of the parameter vector.
     parameters: u64,
-    /// CRC-32 of the tensors' names and shapes.
+    /// The CRC-32 of the tensors' names and shapes.
     layout: u32,
-    /// The probe's loss.
+    /// The loss of the probe.
     loss: f64,
     /// The norm of the probe's gradient, statistics included.
     norm: f64,
 }
 
 impl Fingerprint {
-    /// The fingerprint of `workload` whose training starts from `seed`.
+    /// The fingerprint of `workload`, with initial parameters from `seed`.
     pub fn of(workload: &dyn Workload, seed: u64) -> Self {
         let layout = workload.layout();
         let mut hasher = crc32fast::Hasher::new();
@@ -43,7 +44,7 @@ impl Fingerprint {
         Fingerprint { parameters: layout.len() as u64, layout: hasher.finalize(), loss, norm: squares.sqrt() }
     }
 
-    /// Whether both stand for the same workload.
+    /// Whether both are fingerprints of the same workload.
     pub fn agrees_with(&self, other: &Fingerprint) -> bool {
         let close = |a: f64, b: f64| (a - b).abs() <= TOLERANCE * a.abs().max(b.abs());
         (self.parameters, self.layout) == (other.parameters, other.layout)
@@ -72,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn other_data_and_other_draws_show() {
+    fn other_data_or_another_sample_order_is_detected() {
         let own = fingerprint(1, 1);
         assert!(own.agrees_with(&fingerprint(1, 1)));
         assert!(!own.agrees_with(&fingerprint(2, 1)));
@@ -80,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_bits_do_not_matter_but_shapes_do() {
+    fn rounding_differences_are_tolerated_and_other_shapes_are_not() {
         let own = fingerprint(1, 1);
         let other_processor = Fingerprint { norm: own.norm * (1.0 + 1e-6), ..own };
         assert!(own.agrees_with(&other_processor));

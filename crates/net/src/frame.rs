@@ -1,4 +1,4 @@
-//! Frames: what travels on a connection, checked and bounded before anything is allocated for it.
+//! Frames: the wire format. Headers are checked and lengths limited before anything is allocated.
 //!
 //! A frame is a header of 16 bytes and a body. All numbers are little-endian:
 //!
@@ -10,8 +10,8 @@
 //! | 8..12 | length of the body |
 //! | 12..16 | CRC-32 of the twelve bytes before and, for a message, of the body |
 //!
-//! The first six bytes stay where they are in every version, so that peers of different versions can say so. Chunks
-//! carry no checksum of their own over what TCP has: they are most of the traffic.
+//! The first six bytes are the same in every protocol version, so that peers of different versions can report the
+//! mismatch. The body of a chunk has no checksum besides that of TCP: chunks are most of the traffic.
 
 use std::io;
 
@@ -19,8 +19,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-/// The version of the protocol that this build speaks.
-pub const PROTOCOL: u16 = 1;
+/// The version of the wire protocol. Server and worker must have the same.
+pub const PROTOCOL_VERSION: u16 = 1;
 
 /// The longest body of a message, in bytes.
 pub const MESSAGE_LIMIT: usize = 64 * 1024;
@@ -28,51 +28,54 @@ pub const MESSAGE_LIMIT: usize = 64 * 1024;
 /// The longest body of a chunk, in bytes.
 pub const CHUNK_LIMIT: usize = 256 * 1024;
 
-pub(crate) const HEADER: usize = 16;
+pub(crate) const HEADER_LEN: usize = 16;
 
 const MAGIC: [u8; 4] = *b"PCLN";
-const CHECKED: usize = 12;
+const CHECKED_LEN: usize = 12;
 
-/// What is wrong with bytes that should be a frame.
+/// Why bytes are not a valid frame.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum FrameError {
-    /// The peer is no Paceline.
-    #[error("the peer does not speak Paceline's protocol: its frame begins with {0:02x?}")]
-    Foreign([u8; 4]),
-    /// The peer is another Paceline.
-    #[error("the peer speaks protocol {theirs}, this side speaks {PROTOCOL}: use the same release on both")]
-    OtherProtocol {
-        /// The peer's version.
+    /// The peer does not speak the Paceline protocol.
+    #[error("the peer does not speak the Paceline protocol: its first bytes are {0:02x?}")]
+    UnknownMagic([u8; 4]),
+    /// The peer has another version of the protocol.
+    #[error(
+        "protocol version mismatch: the peer has version {theirs}, this side has version {PROTOCOL_VERSION}; use the \
+         same release on both"
+    )]
+    VersionMismatch {
+        /// The version of the peer.
         theirs: u16,
     },
-    /// No such kind.
-    #[error("a frame of unknown kind {0}")]
-    Kind(u16),
-    /// The body is longer than any may be.
-    #[error("a frame of {length} bytes, where {limit} are allowed")]
+    /// The kind is unknown.
+    #[error("frame of unknown kind {0}: expected 1 or 2")]
+    UnknownKind(u16),
+    /// The body is longer than allowed.
+    #[error("frame of {length} bytes: expected at most {limit}")]
     TooLong {
-        /// The announced length.
+        /// The length in the header.
         length: usize,
-        /// The longest allowed.
+        /// The limit.
         limit: usize,
     },
-    /// The bytes are not those that were sent.
-    #[error("a damaged frame: checksum {found:08x} instead of {expected:08x}")]
-    Damaged {
-        /// What the bytes give.
+    /// The bytes differ from those that were sent.
+    #[error("damaged frame: checksum {found:08x}, expected {expected:08x}")]
+    ChecksumMismatch {
+        /// The checksum of the bytes.
         found: u32,
-        /// What the frame says.
+        /// The checksum in the header.
         expected: u32,
     },
-    /// The body is no message of this protocol.
-    #[error("a frame that holds no message known here")]
-    Meaningless,
-    /// Another kind of frame was due.
+    /// The body is not a message of this protocol.
+    #[error("frame with an unknown message")]
+    UnknownMessage,
+    /// Another kind of frame was expected.
     #[error("expected {expected}, got {found}")]
     Unexpected {
-        /// What was due.
+        /// The expected kind.
         expected: &'static str,
-        /// What came.
+        /// The kind received.
         found: &'static str,
     },
 }
@@ -83,92 +86,92 @@ impl From<FrameError> for io::Error {
     }
 }
 
-/// What a frame holds.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// A typed message.
+pub enum FrameKind {
+    /// A message.
     Message,
-    /// A stretch of parameters or gradient.
+    /// A part of the parameters or of a gradient.
     Chunk,
 }
 
-impl Kind {
+impl FrameKind {
     const fn code(self) -> u16 {
         match self {
-            Kind::Message => 1,
-            Kind::Chunk => 2,
+            FrameKind::Message => 1,
+            FrameKind::Chunk => 2,
         }
     }
 
     fn limit(self) -> usize {
         match self {
-            Kind::Message => MESSAGE_LIMIT,
-            Kind::Chunk => CHUNK_LIMIT,
+            FrameKind::Message => MESSAGE_LIMIT,
+            FrameKind::Chunk => CHUNK_LIMIT,
         }
     }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Kind::Message => "a message",
-            Kind::Chunk => "a chunk of values",
+            FrameKind::Message => "a message",
+            FrameKind::Chunk => "a chunk of values",
         }
     }
 }
 
-/// The head of a frame.
+/// The header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// What follows.
-    pub kind: Kind,
-    /// Its length in bytes, within the limit of its kind.
+    /// The kind of the frame.
+    pub kind: FrameKind,
+    /// The length of the body in bytes, within the limit of the kind.
     pub length: usize,
     check: u32,
 }
 
 impl FrameHeader {
     /// The header of a chunk of `length` bytes.
-    pub(crate) fn of_chunk(length: usize) -> [u8; HEADER] {
-        head(Kind::Chunk, length, &[])
+    pub(crate) fn of_chunk(length: usize) -> [u8; HEADER_LEN] {
+        head(FrameKind::Chunk, length, &[])
     }
 
-    /// Says whether `bytes`, however few, can be the beginning of a frame.
+    /// Checks that `bytes`, which may be fewer than a header, can be the beginning of a frame.
     ///
     /// # Errors
-    /// [`FrameError::Foreign`] if they can't.
-    pub(crate) fn check_beginning(bytes: &[u8]) -> Result<(), FrameError> {
+    /// [`FrameError::UnknownMagic`] if they can't.
+    pub(crate) fn check_prefix(bytes: &[u8]) -> Result<(), FrameError> {
         if MAGIC.iter().zip(bytes).all(|(expected, found)| expected == found) {
             return Ok(());
         }
         let mut found = [0; 4];
         found.iter_mut().zip(bytes).for_each(|(found, byte)| *found = *byte);
-        Err(FrameError::Foreign(found))
+        Err(FrameError::UnknownMagic(found))
     }
 
-    /// Reads a header.
+    /// Decodes a header.
     ///
     /// # Errors
-    /// If the bytes are no header of this protocol, or announce more than is allowed.
-    pub fn decode(bytes: &[u8; HEADER]) -> Result<Self, FrameError> {
-        let (head, check) = bytes.split_at(CHECKED);
+    /// If the bytes are not a header of this protocol, or the length exceeds the limit.
+    pub fn decode(bytes: &[u8; HEADER_LEN]) -> Result<Self, FrameError> {
+        let (head, check) = bytes.split_at(CHECKED_LEN);
         let [m0, m1, m2, m3, v0, v1, k0, k1, l0, l1, l2, l3] = *head else { unreachable!("twelve bytes") };
         let magic = [m0, m1, m2, m3];
         if magic != MAGIC {
-            return Err(FrameError::Foreign(magic));
+            return Err(FrameError::UnknownMagic(magic));
         }
         let theirs = u16::from_le_bytes([v0, v1]);
-        if theirs != PROTOCOL {
-            return Err(FrameError::OtherProtocol { theirs });
+        if theirs != PROTOCOL_VERSION {
+            return Err(FrameError::VersionMismatch { theirs });
         }
         let code = u16::from_le_bytes([k0, k1]);
-        let kinds = [Kind::Message, Kind::Chunk];
-        let kind = kinds.into_iter().find(|kind| kind.code() == code).ok_or(FrameError::Kind(code))?;
+        let kinds = [FrameKind::Message, FrameKind::Chunk];
+        let kind = kinds.into_iter().find(|kind| kind.code() == code).ok_or(FrameError::UnknownKind(code))?;
         let (length, limit) = (u32::from_le_bytes([l0, l1, l2, l3]) as usize, kind.limit());
         if length > limit {
             return Err(FrameError::TooLong { length, limit });
         }
         let check = u32::from_le_bytes(check.try_into().expect("four bytes are left"));
         let header = FrameHeader { kind, length, check };
-        if kind == Kind::Chunk {
+        if kind == FrameKind::Chunk {
             header.verify(head, &[])?;
         }
         Ok(header)
@@ -176,34 +179,34 @@ impl FrameHeader {
 
     fn verify(&self, head: &[u8], body: &[u8]) -> Result<(), FrameError> {
         let found = checksum(head, body);
-        if found == self.check { Ok(()) } else { Err(FrameError::Damaged { found, expected: self.check }) }
+        if found == self.check { Ok(()) } else { Err(FrameError::ChecksumMismatch { found, expected: self.check }) }
     }
 
-    /// Reads the message whose header and body these are.
+    /// Decodes the message of a frame with this header and body.
     ///
     /// # Errors
-    /// If the bytes were changed on the way or hold no message.
-    pub fn message<M: DeserializeOwned>(&self, header: &[u8; HEADER], body: &[u8]) -> Result<M, FrameError> {
-        self.verify(&header[..CHECKED], body)?;
+    /// If the checksum does not match or the body is not a message.
+    pub fn message<M: DeserializeOwned>(&self, header: &[u8; HEADER_LEN], body: &[u8]) -> Result<M, FrameError> {
+        self.verify(&header[..CHECKED_LEN], body)?;
         match postcard::take_from_bytes(body) {
             Ok((message, [])) => Ok(message),
-            _ => Err(FrameError::Meaningless),
+            _ => Err(FrameError::UnknownMessage),
         }
     }
 }
 
-/// The message at the beginning of `bytes`, and how many of them it takes; `None` if it is not all there yet.
+/// The message at the beginning of `bytes` and its length in bytes; `None` if it is not complete yet.
 ///
 /// # Errors
-/// If they can't become a message.
+/// If the bytes can't be the beginning of a message.
 pub fn first_message<M: DeserializeOwned>(bytes: &[u8]) -> Result<Option<(M, usize)>, FrameError> {
-    let Some((head, rest)) = bytes.split_first_chunk::<HEADER>() else { return Ok(None) };
+    let Some((head, rest)) = bytes.split_first_chunk::<HEADER_LEN>() else { return Ok(None) };
     let header = FrameHeader::decode(head)?;
-    if header.kind == Kind::Chunk {
-        return Err(FrameError::Unexpected { expected: Kind::Message.name(), found: Kind::Chunk.name() });
+    if header.kind == FrameKind::Chunk {
+        return Err(FrameError::Unexpected { expected: FrameKind::Message.name(), found: FrameKind::Chunk.name() });
     }
     let Some(body) = rest.get(..header.length) else { return Ok(None) };
-    Ok(Some((header.message(head, body)?, HEADER + header.length)))
+    Ok(Some((header.message(head, body)?, HEADER_LEN + header.length)))
 }
 
 fn checksum(head: &[u8], body: &[u8]) -> u32 {
@@ -213,30 +216,30 @@ fn checksum(head: &[u8], body: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-fn head(kind: Kind, length: usize, body: &[u8]) -> [u8; HEADER] {
-    let mut bytes = [0; HEADER];
+fn head(kind: FrameKind, length: usize, body: &[u8]) -> [u8; HEADER_LEN] {
+    let mut bytes = [0; HEADER_LEN];
     bytes[0..4].copy_from_slice(&MAGIC);
-    bytes[4..6].copy_from_slice(&PROTOCOL.to_le_bytes());
+    bytes[4..6].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
     bytes[6..8].copy_from_slice(&kind.code().to_le_bytes());
     bytes[8..12].copy_from_slice(&(length as u32).to_le_bytes());
-    let check = checksum(&bytes[..CHECKED], body);
-    bytes[CHECKED..].copy_from_slice(&check.to_le_bytes());
+    let check = checksum(&bytes[..CHECKED_LEN], body);
+    bytes[CHECKED_LEN..].copy_from_slice(&check.to_le_bytes());
     bytes
 }
 
-/// A message as a whole frame.
+/// Encodes a message as a frame.
 ///
 /// # Errors
-/// [`FrameError::TooLong`] if the message does not fit one.
+/// [`FrameError::TooLong`] if the message exceeds [`MESSAGE_LIMIT`].
 pub fn encode<M: Serialize>(message: &M) -> Result<Vec<u8>, FrameError> {
-    let frame = postcard::to_extend(message, vec![0; HEADER]).map_err(|_| FrameError::Meaningless)?;
+    let frame = postcard::to_extend(message, vec![0; HEADER_LEN]).map_err(|_| FrameError::UnknownMessage)?;
     let mut frame: Vec<u8> = frame;
-    let length = frame.len() - HEADER;
+    let length = frame.len() - HEADER_LEN;
     if length > MESSAGE_LIMIT {
         return Err(FrameError::TooLong { length, limit: MESSAGE_LIMIT });
     }
-    let header = head(Kind::Message, length, &frame[HEADER..]);
-    frame[..HEADER].copy_from_slice(&header);
+    let header = head(FrameKind::Message, length, &frame[HEADER_LEN..]);
+    frame[..HEADER_LEN].copy_from_slice(&header);
     Ok(frame)
 }
 
@@ -247,11 +250,11 @@ mod tests {
     use proptest::prelude::*;
 
     fn decode<M: DeserializeOwned>(frame: &[u8]) -> Result<M, FrameError> {
-        let (head, body) = frame.split_first_chunk::<HEADER>().expect("the frame has a header");
+        let (head, body) = frame.split_first_chunk::<HEADER_LEN>().expect("the frame has a header");
         FrameHeader::decode(head)?.message(head, body)
     }
 
-    /// What a reader makes of bytes that come bit by bit: the messages, and the error that ended it.
+    /// Parses bytes that arrive in portions: the messages, and the error that ended it.
     fn read(bytes: &[u8], portion: usize) -> (Vec<ToServer>, Option<FrameError>) {
         let (mut pending, mut messages) = (Vec::new(), Vec::new());
         for part in bytes.chunks(portion) {
@@ -266,27 +269,27 @@ mod tests {
                     Err(error) => return (messages, Some(error)),
                 }
             }
-            assert!(pending.len() < HEADER + MESSAGE_LIMIT, "no more is kept than one message needs");
+            assert!(pending.len() < HEADER_LEN + MESSAGE_LIMIT, "no more is buffered than one message");
         }
         (messages, None)
     }
 
     #[test]
-    fn peers_that_differ_are_told_so() {
+    fn another_protocol_is_recognized() {
         let frame = encode(&ToServer::Dropped { number: 3 }).unwrap();
         assert_eq!(decode::<ToServer>(&frame), Ok(ToServer::Dropped { number: 3 }));
         let mut other = frame.clone();
         other[4] = 9;
-        assert_eq!(decode::<ToServer>(&other), Err(FrameError::OtherProtocol { theirs: 9 }));
+        assert_eq!(decode::<ToServer>(&other), Err(FrameError::VersionMismatch { theirs: 9 }));
         let foreign = *b"GET / HTTP/1.1\r\n";
-        assert_eq!(FrameHeader::decode(&foreign), Err(FrameError::Foreign(*b"GET ")));
-        assert_eq!(FrameHeader::check_beginning(&frame[..3]), Ok(()));
-        assert_eq!(FrameHeader::check_beginning(b"PC!"), Err(FrameError::Foreign(*b"PC!\0")));
+        assert_eq!(FrameHeader::decode(&foreign), Err(FrameError::UnknownMagic(*b"GET ")));
+        assert_eq!(FrameHeader::check_prefix(&frame[..3]), Ok(()));
+        assert_eq!(FrameHeader::check_prefix(b"PC!"), Err(FrameError::UnknownMagic(*b"PC!\0")));
     }
 
     #[test]
-    fn too_long_is_refused_on_both_sides() {
-        let long = ToWorker::Refuse { reason: "x".repeat(MESSAGE_LIMIT), again: false };
+    fn frames_that_are_too_long_are_refused_on_both_sides() {
+        let long = ToWorker::Refuse { reason: "x".repeat(MESSAGE_LIMIT), may_rejoin: false };
         assert!(matches!(encode(&long), Err(FrameError::TooLong { .. })));
         let mut chunk = FrameHeader::of_chunk(CHUNK_LIMIT);
         assert_eq!(FrameHeader::decode(&chunk).unwrap().length, CHUNK_LIMIT);
@@ -299,21 +302,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_frame_or_an_error(bytes in prop::collection::vec(any::<u8>(), HEADER..200)) {
+        fn arbitrary_bytes_are_a_frame_or_an_error(bytes in prop::collection::vec(any::<u8>(), HEADER_LEN..200)) {
             let _ = decode::<ToServer>(&bytes);
             let _ = decode::<ToWorker>(&bytes);
         }
 
         #[test]
-        fn any_body_with_a_right_checksum_is_a_message_or_an_error(body in prop::collection::vec(any::<u8>(), 0..200)) {
-            let frame = [head(Kind::Message, body.len(), &body).to_vec(), body].concat();
+        fn an_arbitrary_body_is_a_message_or_an_error(body in prop::collection::vec(any::<u8>(), 0..200)) {
+            let frame = [head(FrameKind::Message, body.len(), &body).to_vec(), body].concat();
             for error in [decode::<ToServer>(&frame).err(), decode::<ToWorker>(&frame).err()].into_iter().flatten() {
-                prop_assert_eq!(error, FrameError::Meaningless);
+                prop_assert_eq!(error, FrameError::UnknownMessage);
             }
         }
 
         #[test]
-        fn mutated_streams_give_messages_up_to_the_first_error(
+        fn mutated_streams_yield_messages_up_to_the_first_error(
             numbers in prop::collection::vec(any::<u64>(), 1..20),
             mutations in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0..3_u8), 0..4),
             portion in 1..100_usize,
@@ -341,7 +344,7 @@ mod tests {
         }
 
         #[test]
-        fn any_flipped_bit_is_noticed(number: u64, text in ".{0,40}", place: prop::sample::Index, bit in 0..8u32) {
+        fn any_flipped_bit_is_detected(number: u64, text in ".{0,40}", place: prop::sample::Index, bit in 0..8u32) {
             let frames = [
                 encode(&ToServer::Dropped { number }).unwrap(),
                 encode(&ToServer::Failed { reason: text }).unwrap(),

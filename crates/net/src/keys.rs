@@ -1,4 +1,4 @@
-//! Keys: what keeps strangers out.
+//! Keys: they authenticate workers and server over TCP.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -13,18 +13,18 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use subtle::ConstantTimeEq;
 use thiserror::Error;
 
-/// The name in the certificate. Who holds its key is the server, wherever it is: workers trust this one certificate.
+/// The name in the certificate. Workers trust this one certificate, whatever host the server runs on.
 const NAME: &str = "paceline";
 
 const CERTIFICATE: &str = "certificate.pem";
 const KEY: &str = "key.pem";
 const TOKEN: &str = "token";
 
-/// What a worker says to be let in: 32 random bytes that only the run's own processes know.
+/// The secret that a worker sends to join: 32 random bytes.
 pub(crate) type Token = [u8; 32];
 
-/// A shared token, by which a server knows its workers, and a certificate, by which workers know their server. With them
-/// connections over TCP are encrypted.
+/// A shared token, which authenticates workers, and a certificate, which authenticates the server. With keys, TCP
+/// connections are encrypted.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Keys {
     folder: PathBuf,
@@ -32,7 +32,7 @@ pub struct Keys {
     certificate: CertificateDer<'static>,
 }
 
-/// What is wrong with keys.
+/// Why keys can't be generated or used.
 #[derive(Debug, Error)]
 pub enum KeysError {
     /// A file can't be read or written.
@@ -40,20 +40,20 @@ pub enum KeysError {
     File {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         error: io::Error,
     },
-    /// A file is not what it should be.
-    #[error("{}: {reason}; paceline keys makes a good one", path.display())]
+    /// The content of a file is invalid.
+    #[error("{}: {reason}; 'paceline keys' generates valid keys", path.display())]
     Invalid {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// What is wrong with it.
         reason: String,
     },
-    /// No certificate can be made.
-    #[error("no certificate can be made: {0}")]
-    Unmade(String),
+    /// The token or the certificate can't be generated.
+    #[error("can't generate keys: {0}")]
+    Generate(String),
 }
 
 impl fmt::Debug for Keys {
@@ -67,40 +67,41 @@ fn provider() -> Arc<rustls::crypto::CryptoProvider> {
 }
 
 impl Keys {
-    /// Makes new keys in `folder`: `certificate.pem` and `token` for everyone, `key.pem` for the server alone. Files that
-    /// are there are never overwritten.
+    /// Generates new keys in `folder`: `certificate.pem` and `token` for server and workers, `key.pem` for the server
+    /// only. Existing files are never overwritten.
     ///
     /// # Errors
-    /// If a file can't be written or is there already.
+    /// If a file can't be written or exists already.
     pub fn generate(folder: &Path) -> Result<(), KeysError> {
-        let unmade = |error: &dyn fmt::Display| KeysError::Unmade(error.to_string());
-        let made = rcgen::generate_simple_self_signed([NAME.to_string()]).map_err(|error| unmade(&error))?;
+        let failed = |error: &dyn fmt::Display| KeysError::Generate(error.to_string());
+        let generated = rcgen::generate_simple_self_signed([NAME.to_string()]).map_err(|error| failed(&error))?;
         let mut token = Token::default();
-        provider().secure_random.fill(&mut token).map_err(|_| unmade(&"the system has no random numbers"))?;
+        provider().secure_random.fill(&mut token).map_err(|_| failed(&"the system provides no random numbers"))?;
         let token: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
         let failure = |path: &Path| {
             let path = path.to_path_buf();
             |error| KeysError::File { path, error }
         };
         fs::create_dir_all(folder).map_err(failure(folder))?;
-        let files = [(CERTIFICATE, made.cert.pem()), (KEY, made.signing_key.serialize_pem()), (TOKEN, token + "\n")];
-        if let Some(taken) = files.iter().map(|(name, _)| folder.join(name)).find(|path| path.exists()) {
-            return Err(failure(&taken)(io::ErrorKind::AlreadyExists.into()));
+        let (certificate, key) = (generated.cert.pem(), generated.signing_key.serialize_pem());
+        let files = [(CERTIFICATE, certificate), (KEY, key), (TOKEN, token + "\n")];
+        if let Some(existing) = files.iter().map(|(name, _)| folder.join(name)).find(|path| path.exists()) {
+            return Err(failure(&existing)(io::ErrorKind::AlreadyExists.into()));
         }
         for (name, text) in files {
             let path = folder.join(name);
             let mut options = File::options();
-            // Nobody else on the machine may read them.
+            // Only the owner may read them.
             let file = options.write(true).create_new(true).mode(0o600).open(&path);
             file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(failure(&path))?;
         }
         Ok(())
     }
 
-    /// Reads the keys in `folder`. Workers need its certificate and token only.
+    /// Reads the keys in `folder`. A worker needs only the certificate and the token.
     ///
     /// # Errors
-    /// If a file is missing or damaged.
+    /// If a file is missing or invalid.
     pub fn read(folder: &Path) -> Result<Self, KeysError> {
         let path = folder.join(TOKEN);
         let text = fs::read_to_string(&path).map_err(|error| KeysError::File { path: path.clone(), error })?;
@@ -115,8 +116,8 @@ impl Keys {
         self.token
     }
 
-    /// Whether this is the token; how long that takes says nothing about it.
-    pub(crate) fn admit(&self, token: &Token) -> bool {
+    /// Whether `token` is right. Compares in constant time.
+    pub(crate) fn verify(&self, token: &Token) -> bool {
         self.token.ct_eq(token).into()
     }
 
@@ -136,7 +137,7 @@ impl Keys {
         roots.add(self.certificate.clone()).map_err(invalid)?;
         let config = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
         let config = config.map_err(invalid)?.with_root_certificates(roots).with_no_client_auth();
-        let name = ServerName::try_from(NAME).expect("a constant that is a name");
+        let name = ServerName::try_from(NAME).expect("the constant is a valid name");
         Ok((Arc::new(config), name))
     }
 }
@@ -165,14 +166,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_made_once_read_back_and_told_apart() {
+    fn keys_are_generated_once_read_back_and_distinguished() {
         let folder = tempfile::tempdir().unwrap();
         let [ours, theirs] = ["ours", "theirs"].map(|name| folder.path().join(name));
         Keys::generate(&ours).unwrap();
         Keys::generate(&theirs).unwrap();
         assert!(Keys::generate(&ours).unwrap_err().to_string().contains("certificate.pem"));
         let [ours_read, theirs_read] = [&ours, &theirs].map(|folder| Keys::read(folder).unwrap());
-        assert!(ours_read.admit(&ours_read.token()) && !ours_read.admit(&theirs_read.token()));
+        assert!(ours_read.verify(&ours_read.token()) && !ours_read.verify(&theirs_read.token()));
         assert!(ours_read.server().is_ok() && ours_read.client().is_ok());
         assert!(!format!("{ours_read:?}").contains("token"));
         // A worker's copy has no key.

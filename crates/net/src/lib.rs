@@ -1,35 +1,45 @@
-//! The real thing: a parameter server and its workers, in processes of their own.
+//! A parameter server and its workers, in separate processes. Linux only.
 //!
-//! - [`Server`]: hears workers, feeds the same events to the same schemes as the simulator, by the real clock.
-//! - [`Worker`]: computes gradients for a server.
-//! - [`Address`]: where they meet, and by which transport values travel: in shared memory on one host, or over TCP. One run
-//!   can mix them.
+//! - [`Server`]: accepts workers and feeds their events to a scheme. The schemes are those that the simulator runs;
+//!   time comes from the system clock.
+//! - [`Worker`]: computes gradients and local iterations for a server.
+//! - [`Address`]: where a server listens. It also selects the transport: `local:NAME` is shared memory on one host,
+//!   `HOST:PORT` is TCP. One run can use both.
 //!
-//! Underneath, from the bottom up: `frame` (bytes on a connection, checked and bounded), `message` (what is said),
-//! `link` (a connection), `tls` (an encrypted one), `keys` (who may take part), `region` (memory that can be shared), `fingerprint` (whether both sides mean the same
-//! workload).
+//! The modules below these two, from the bottom up:
 //!
-//! With one order of aggregation, by rank, a synchronous run gives the same model, bit for bit, over every transport and in
-//! the simulator.
+//! - `frame`: the wire format, with a checksum and a length limit per frame.
+//! - `message`: the messages of the protocol, from the handshake to the end of the run.
+//! - `payload`: the number format of parameters and gradients on the wire.
+//! - `connection`: a connection over TCP or a Unix socket; `tls` encrypts it.
+//! - `keys`: the token and the certificate that authenticate workers and server.
+//! - `shared_memory`: vectors of parameters and gradients that two processes map.
+//! - `fingerprint`: the check that server and worker have the same workload.
+//!
+//! Updates are aggregated in the order of ranks. A synchronous run therefore yields the same model, bit for bit, over
+//! every transport and in the simulator.
+//!
+//! The crate needs Linux: shared memory uses `memfd` and abstract Unix sockets, the server waits with `epoll` and
+//! `eventfd`. It also needs a little-endian processor, since values are sent as they are in memory.
 
 #[cfg(not(target_os = "linux"))]
-compile_error!("paceline-net shares memory by memfd and Unix sockets of Linux");
+compile_error!("paceline-net runs on Linux only: it uses memfd, abstract Unix sockets, epoll and eventfd");
 #[cfg(target_endian = "big")]
-compile_error!("paceline-net sends values as they lie in memory, which must be little-endian");
+compile_error!("paceline-net needs a little-endian processor: it sends values as they are in memory");
 
 mod address;
+mod connection;
 mod fingerprint;
 mod frame;
 mod keys;
-mod link;
 mod message;
 mod payload;
-mod region;
 mod server;
+mod shared_memory;
 mod tls;
 mod worker;
 
-/// What the fuzzer in `fuzz/` feeds with arbitrary bytes.
+/// Entry points for the fuzz targets in `fuzz/`.
 #[doc(hidden)]
 pub mod fuzzing {
     pub use crate::frame::first_message;
@@ -37,8 +47,8 @@ pub mod fuzzing {
 }
 
 pub use address::{Address, AddressError, DEFAULT_PORT};
-pub use frame::PROTOCOL;
+pub use frame::PROTOCOL_VERSION;
 pub use keys::{Keys, KeysError};
 pub use payload::{ParsePayloadFormatError, PayloadFormat};
-pub use server::{CONNECTIONS, RunOutcome, ServeError, Server, Stopper, TransportOptions};
-pub use worker::{Emulation, WorkError, Worker, WorkerNotice, WorkerOutcome};
+pub use server::{MAX_CONNECTIONS, RunOutcome, Server, ServerError, Stopper, TransportOptions};
+pub use worker::{Emulation, Worker, WorkerError, WorkerNotice, WorkerOutcome};

@@ -1,16 +1,17 @@
-//! What server and worker say to each other.
+//! The messages between server and worker.
 //!
 //! ```text
 //! worker                          server
-//!   Hello ───────────────────────▶       who asks, and for which rank
-//!         ◀─────────────────────── Welcome   what to train, how values travel
-//!   Ready ───────────────────────▶       the worker's fingerprint of it; from here on it is a member
+//!   Hello ───────────────────────▶            handshake: the requested rank and the token
+//!         ◀─────────────────────── Welcome    handshake: rank, workload and payload format
+//!   Ready ───────────────────────▶            handshake: the worker's fingerprint; the worker has joined
 //!         ◀─── Map, Model, Assign, Continue, Collect, Interrupt
 //!   Asked, Report, Dropped ──────▶
-//!         ◀─────────────────────── Bye       the run is over
+//!         ◀─────────────────────── Finished   the run is over
 //! ```
 //!
-//! Either side may close at any time. [`ToWorker::Refuse`] and [`ToServer::Failed`] say why before they do.
+//! Either side may close the connection at any time, and sends the reason before: [`ToWorker::Refuse`],
+//! [`ToServer::Failed`].
 
 use paceline_core::{Assignment, Report, Span, Version};
 use paceline_store::OptimizerSpec;
@@ -20,166 +21,166 @@ use crate::fingerprint::Fingerprint;
 use crate::keys::Token;
 use crate::payload::PayloadFormat;
 
-/// What a worker says.
+/// A message from a worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ToServer {
-    /// The first word.
+    /// The first message of the handshake.
     Hello {
-        /// The rank it had before or was started with; the server chooses if there is none.
+        /// The rank that the worker had before or was started with; `None` lets the server choose.
         rank: Option<u32>,
-        /// How its answers are delayed on purpose, if they are.
+        /// The description of the worker's emulated delays, if it has any.
         emulated: Option<String>,
-        /// What it shows to be let in.
+        /// The token of the keys, if the worker has keys.
         token: Option<Token>,
     },
-    /// It has made the workload and can begin.
+    /// The worker has built the workload and is ready for work.
     Ready {
-        /// What it made.
+        /// The fingerprint of its workload.
         fingerprint: Fingerprint,
     },
-    /// It can't take part.
+    /// The worker can't take part.
     Failed {
-        /// Why, in a line.
+        /// The reason, in one line.
         reason: String,
     },
-    /// A local iteration is done: one more?
+    /// The worker has done a local iteration and asks whether to continue.
     Asked {
         /// The number of the task.
         number: u64,
-        /// How many are done.
+        /// The local iterations done so far.
         iterations: u32,
-        /// How the last of them went.
-        words: Words,
+        /// Times and system load since the last message about this task.
+        report: WireReport,
     },
     /// A task is done.
     Report {
         /// The number of the task.
         number: u64,
-        /// How it went.
-        words: Words,
-        /// Mean loss of its samples.
+        /// Times and system load since the last message about this task.
+        report: WireReport,
+        /// The mean loss of its samples.
         loss: f64,
-        /// Where the gradient is, or the model difference.
-        gradient: Gradient,
+        /// Where the gradient or the model difference is.
+        gradient: GradientLocation,
     },
-    /// A task that was called off is off the worker's hands; its buffers are free. In the middle of a gradient's
-    /// chunks: no more of them follow.
+    /// The worker has dropped a cancelled task; its buffers are free. Between the chunks of a gradient it also means
+    /// that no more of them follow.
     Dropped {
         /// The number of the task.
         number: u64,
     },
 }
 
-/// A [`Report`] as it travels.
+/// A [`Report`] as it is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-pub struct Words {
+pub struct WireReport {
     /// How long the worker computed.
     pub compute: Span,
-    /// How long it waited for an answer.
+    /// How long the worker waited for replies.
     pub querying: Span,
-    /// The share of the processors' time that others used lately, 0 to 1.
+    /// The share of the processor time that other processes used recently, 0 to 1.
     pub cpu: Option<f32>,
-    /// The share of the memory in use, 0 to 1.
+    /// The share of the memory that is in use, 0 to 1.
     pub memory: Option<f32>,
 }
 
-impl From<Words> for Report {
-    fn from(Words { compute, querying, cpu, memory }: Words) -> Report {
+impl From<WireReport> for Report {
+    fn from(WireReport { compute, querying, cpu, memory }: WireReport) -> Report {
         Report { compute, querying, cpu, memory }
     }
 }
 
 /// Where a reported gradient is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Gradient {
+pub enum GradientLocation {
     /// In the shared buffer that the assignment named.
     InPlace,
     /// In the chunks that follow.
     Follows,
-    /// Not sent: the worker has newer work in its queue, so this gradient is late.
+    /// Not sent: newer work is queued, so this gradient is late.
     Withheld,
 }
 
-/// What a server says.
+/// A message from the server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ToWorker {
-    /// The worker may take part.
+    /// The server accepts the worker.
     Welcome {
-        /// Its rank.
+        /// The rank of the worker.
         rank: u32,
-        /// What to train, in the words of the program that made server and worker.
+        /// The workload, in a format that the program defines for its own servers and workers.
         workload_spec: String,
         /// The seed of the initial parameters.
         seed: u64,
-        /// How values travel if they do.
+        /// The number format of values that are sent.
         payload: PayloadFormat,
-        /// What local iterations step the worker's replica by.
+        /// The optimizer of local iterations.
         optimizer: OptimizerSpec,
     },
-    /// A shared buffer, whose file descriptor comes along.
+    /// A shared buffer. Its file descriptor is sent along.
     Map {
-        /// What it is for.
-        buffer: Buffer,
-        /// Its length in values.
+        /// The purpose and index of the buffer.
+        buffer: SharedBuffer,
+        /// The length of the buffer in values.
         length: u64,
     },
-    /// Parameters follow in chunks.
+    /// The parameters follow in chunks.
     Model {
-        /// Their version.
+        /// The version of the parameters.
         version: Version,
     },
-    /// A piece of work. Everything assigned before, but `after`, is called off.
+    /// An assignment. It cancels every earlier task except `after`.
     Assign {
-        /// The work.
+        /// The assignment.
         assignment: Assignment,
-        /// The task to be finished first.
+        /// The task that the worker finishes first.
         after: Option<u64>,
-        /// Which shared buffers to use, if values are shared; else the last [`Model`](ToWorker::Model) is meant.
-        buffers: Option<Buffers>,
-        /// What only local iterations need.
-        terms: Terms,
+        /// The shared buffers to use; `None` means the parameters of the last [`Model`](ToWorker::Model).
+        buffers: Option<SharedBuffers>,
+        /// Settings of local iterations.
+        settings: ReplicaSettings,
     },
     /// Do one more local iteration.
     Continue {
         /// The number of the task.
         number: u64,
     },
-    /// Send what local iterations have come to. May be said more than once, and too late.
+    /// Send the result of the local iterations done so far. May be sent more than once, and too late.
     Collect {
         /// The number of the task.
         number: u64,
     },
-    /// A task is called off.
+    /// A task is cancelled.
     Interrupt {
-        /// Its number.
+        /// The number of the task.
         number: u64,
     },
-    /// The server wants nothing more to do with this worker, and closes.
+    /// The server refuses or dismisses the worker and closes the connection.
     Refuse {
-        /// Why, in a line.
+        /// The reason, in one line.
         reason: String,
-        /// Whether it may come again: it is fine, or will be soon.
-        again: bool,
+        /// Whether the worker may rejoin.
+        may_rejoin: bool,
     },
     /// The run is over.
-    Bye {
-        /// Why, in a line.
+    Finished {
+        /// The reason, in one line.
         reason: String,
     },
 }
 
-/// What a worker needs to iterate on a replica.
+/// The settings of a replica for local iterations.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Terms {
+pub struct ReplicaSettings {
     /// The learning rate.
     pub rate: f32,
-    /// The worker's last task whose update was committed: where its replica stood then, if it is to start there.
+    /// The last task of the worker whose update was committed. A replica may start from its state after that task.
     pub committed: Option<u64>,
 }
 
-/// One of the shared buffers.
+/// A shared buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Buffer {
+pub enum SharedBuffer {
     /// Parameters, which the worker only reads.
     Parameters(u32),
     /// A gradient, which the worker writes.
@@ -188,9 +189,9 @@ pub enum Buffer {
 
 /// The shared buffers that an assignment uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Buffers {
-    /// Where the parameters are.
+pub struct SharedBuffers {
+    /// The index of the parameter buffer.
     pub parameters: u32,
-    /// Where the gradient goes.
+    /// The index of the gradient buffer.
     pub gradient: u32,
 }

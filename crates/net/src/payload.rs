@@ -1,4 +1,4 @@
-//! How values travel: as they are, or rounded to half precision to halve the traffic.
+//! The payload format: values are sent exactly, or in half precision to halve the traffic.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,23 +10,23 @@ use thiserror::Error;
 
 use crate::frame::CHUNK_LIMIT;
 
-/// The form of parameters and gradients on a network connection. In shared memory they are always `f32`.
+/// The number format of parameters and gradients over TCP. In shared memory they are always `f32`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum PayloadFormat {
-    /// Four bytes, exact.
+    /// Four bytes per value, exact.
     #[default]
     F32,
-    /// Two bytes, 11 significant bits; values beyond ±65504 become infinite.
+    /// Two bytes per value, 11 significant bits; values beyond ±65504 become infinite.
     F16,
-    /// Two bytes, 8 significant bits, with the range of `f32`.
+    /// Two bytes per value, 8 significant bits, the range of `f32`.
     Bf16,
 }
 
-/// No payload has this name.
+/// A text is not a payload format.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("'{found}': expected f32, f16 or bf16")]
 pub struct ParsePayloadFormatError {
-    /// What was written.
+    /// The text.
     pub found: String,
 }
 
@@ -42,12 +42,12 @@ impl PayloadFormat {
         }
     }
 
-    /// How many values a full chunk holds.
+    /// The number of values in a full chunk.
     pub(crate) fn values_per_chunk(self) -> usize {
         CHUNK_LIMIT / self.width()
     }
 
-    /// The bytes that stand for `values`; `scratch` holds them where they differ from the values' own.
+    /// Encodes `values`. `scratch` holds the result unless the format is `f32`.
     pub(crate) fn encode<'a>(self, values: &'a [f32], scratch: &'a mut Vec<u16>) -> &'a [u8] {
         if self == PayloadFormat::F32 {
             return bytemuck::cast_slice(values);
@@ -60,7 +60,7 @@ impl PayloadFormat {
         bytemuck::cast_slice(scratch)
     }
 
-    /// Has `read` fill in the bytes that stand for `values`, then turns them into these.
+    /// Decodes into `values` the bytes that `read` supplies.
     pub(crate) fn decode<E>(
         self,
         values: &mut [f32],
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_come_back_within_the_encodings_precision() {
+    fn values_round_trip_within_the_precision_of_the_format() {
         let values: Vec<f32> = (-500..500).map(|index| (index as f32 * 0.37).sin() * 3.0).collect();
         for (payload, precision) in
             [(PayloadFormat::F32, 0.0), (PayloadFormat::F16, 1.0 / 2048.0), (PayloadFormat::Bf16, 1.0 / 256.0)]
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_read_back() {
+    fn names_round_trip() {
         for (name, payload) in PayloadFormat::NAMES {
             assert_eq!(name.parse(), Ok(payload));
             assert_eq!(payload.to_string(), name);

@@ -1,4 +1,4 @@
-//! An encrypted connection that one thread reads while another writes.
+//! A TLS connection that one thread reads while another writes.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -8,23 +8,23 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustls::Connection;
 
-/// Read from the network at a time, in bytes: a record.
-const PORTION: usize = 16 * 1024;
+/// Bytes per read from the network: one TLS record.
+const READ_SIZE: usize = 16 * 1024;
 
-/// An encrypted connection. Neither side of it waits for the other: the lock on the cipher is never held while the network
-/// is waited for.
-pub(crate) struct Tls {
+/// A TLS connection. Reading and writing do not block each other: the lock on the TLS state is never held during
+/// network I/O.
+pub(crate) struct TlsStream {
     stream: TcpStream,
     connection: Mutex<Connection>,
-    /// What has arrived and is not decrypted yet.
-    sealed: Mutex<VecDeque<u8>>,
-    /// Whoever holds this writes to the network, so that records leave in the order they were sealed.
-    turn: Mutex<()>,
+    /// Bytes that have arrived and are not decrypted yet.
+    encrypted: Mutex<VecDeque<u8>>,
+    /// Held while writing to the network, so that records are sent in the order of their encryption.
+    write_lock: Mutex<()>,
 }
 
-impl fmt::Debug for Tls {
+impl fmt::Debug for TlsStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Tls({:?})", self.stream)
+        write!(f, "TlsStream({:?})", self.stream)
     }
 }
 
@@ -32,9 +32,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Tls {
+impl TlsStream {
     pub(crate) fn new(stream: TcpStream, connection: Connection) -> Self {
-        Tls { stream, connection: Mutex::new(connection), sealed: Mutex::default(), turn: Mutex::default() }
+        TlsStream {
+            stream,
+            connection: Mutex::new(connection),
+            encrypted: Mutex::default(),
+            write_lock: Mutex::default(),
+        }
     }
 
     pub(crate) fn stream(&self) -> &TcpStream {
@@ -45,57 +50,57 @@ impl Tls {
         loop {
             match lock(&self.connection).reader().read(bytes) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // Frames say themselves where they end.
+                // Frames carry their length, so a missing TLS close message does no harm.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 read => return read,
             }
-            let mut sealed = lock(&self.sealed);
-            if sealed.is_empty() {
-                let mut portion = [0; PORTION];
-                let count = (&self.stream).read(&mut portion)?;
+            let mut encrypted = lock(&self.encrypted);
+            if encrypted.is_empty() {
+                let mut buffer = [0; READ_SIZE];
+                let count = (&self.stream).read(&mut buffer)?;
                 if count == 0 {
                     return Ok(0);
                 }
-                sealed.extend(&portion[..count]);
+                encrypted.extend(&buffer[..count]);
             }
-            let (answers, opened) = self.open(&mut sealed);
-            // While hands are shaken the peer waits for this; later it can go with whatever is written next.
-            if answers {
+            let (must_write, decrypted) = self.decrypt(&mut encrypted);
+            // During the handshake the peer waits for this reply; later it can be sent with the next write.
+            if must_write {
                 self.write(&[])?;
             }
-            opened?;
+            decrypted?;
         }
     }
 
-    /// Decrypts what has arrived until there is something to be read: the cipher holds a record or so, no more. Says
-    /// whether there is something to answer at once.
-    fn open(&self, sealed: &mut VecDeque<u8>) -> (bool, io::Result<()>) {
+    /// Decrypts until plaintext can be read, which buffers about one record. Also returns whether a reply must be sent
+    /// at once.
+    fn decrypt(&self, encrypted: &mut VecDeque<u8>) -> (bool, io::Result<()>) {
         let mut connection = lock(&self.connection);
-        let greeting = connection.is_handshaking();
+        let handshaking = connection.is_handshaking();
         let mut readable = Ok(0);
         while let Ok(0) = readable
-            && !sealed.is_empty()
+            && !encrypted.is_empty()
         {
             let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
-            let taken = connection.read_tls(sealed);
-            let opened = taken.and_then(|_| connection.process_new_packets().map_err(invalid));
-            readable = opened.map(|state| state.plaintext_bytes_to_read());
+            let taken = connection.read_tls(encrypted);
+            let decrypted = taken.and_then(|_| connection.process_new_packets().map_err(invalid));
+            readable = decrypted.map(|state| state.plaintext_bytes_to_read());
         }
-        (connection.wants_write() && (greeting || readable.is_err()), readable.map(drop))
+        (connection.wants_write() && (handshaking || readable.is_err()), readable.map(drop))
     }
 
     pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<usize> {
-        let _turn = lock(&self.turn);
-        let mut sealed = Vec::new();
+        let _write_lock = lock(&self.write_lock);
+        let mut encrypted = Vec::new();
         let count = {
             let mut connection = lock(&self.connection);
             let count = connection.writer().write(bytes)?;
             while connection.wants_write() {
-                connection.write_tls(&mut sealed)?;
+                connection.write_tls(&mut encrypted)?;
             }
             count
         };
-        (&self.stream).write_all(&sealed)?;
+        (&self.stream).write_all(&encrypted)?;
         Ok(count)
     }
 }

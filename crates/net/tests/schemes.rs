@@ -1,4 +1,4 @@
-//! Every scheme, end to end: four workers over both transports, one of them three times slower, to a target.
+//! Every scheme, end to end: four workers over both transports, one of them three times slower, reach a target.
 
 mod common;
 
@@ -7,37 +7,37 @@ use paceline_core::{CATALOGUE, Decision, Event, Time};
 use paceline_net::TransportOptions;
 use paceline_runtime::{EventLog, EventLogHeader, Job, Observer, ServerObserver, replay};
 
-/// Writes the event stream.
-struct Log<'a>(EventLog<&'a mut Vec<u8>>);
+/// Writes the event log.
+struct LogWriter<'a>(EventLog<&'a mut Vec<u8>>);
 
-impl Observer for Log<'_> {
+impl Observer for LogWriter<'_> {
     fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
         self.0.on_turn(now, event, decisions);
     }
 }
 
-impl ServerObserver for Log<'_> {}
+impl ServerObserver for LogWriter<'_> {}
 
-const ROADS: [TransportKind; 4] =
+const TRANSPORTS: [TransportKind; 4] =
     [TransportKind::Shared, TransportKind::Tcp, TransportKind::Tcp, TransportKind::Shared];
 
 fn reaches_its_target_and_replays(job: &Job) {
     let header = EventLogHeader::new(job.scheme.clone(), &job.setup);
-    let mut stream = Vec::new();
-    let mut log = Log(EventLog::new(&mut stream, &header).unwrap());
-    let outcome = run(job, &ROADS, 3.0, TransportOptions::default(), &mut log);
+    let mut bytes = Vec::new();
+    let mut log = LogWriter(EventLog::new(&mut bytes, &header).unwrap());
+    let outcome = run(job, &TRANSPORTS, 3.0, TransportOptions::default(), &mut log);
     assert!(outcome.summary.reached, "{}: {:?}", job.scheme, outcome.summary);
     assert_eq!(outcome.emulated.len(), 1);
     assert_eq!(outcome.emulated[0].1, "3× slower");
     log.0.finish().unwrap();
-    let replayed = replay(stream.as_slice()).unwrap();
+    let replayed = replay(bytes.as_slice()).unwrap();
     assert!(replayed.events > outcome.summary.iterations, "{replayed:?}");
 }
 
 #[test]
 fn every_scheme_reaches_its_target_and_its_events_replay() {
     for entry in CATALOGUE {
-        // Settings without a default.
+        // Settings without a default are given.
         let required = entry.settings.iter().find(|(_, meaning)| meaning.contains("required"));
         let settings = required.map_or(String::new(), |(key, _)| format!(":{key}=3"));
         let job = job(&format!("{}{settings}", entry.name), 4, "loss<1.5");
@@ -57,7 +57,7 @@ fn both_modes_of_esync_reach_their_target_with_every_local_optimizer() {
 }
 
 #[test]
-fn every_way_to_hand_out_work_reaches_its_target_and_replays() {
+fn every_dispatch_reaches_its_target_and_replays() {
     for dispatch in ["pull", "push-wait", "push-interrupt"] {
         let job = job(&format!("backup:k=2,dispatch={dispatch}"), 4, "loss<1.5");
         reaches_its_target_and_replays(&job);

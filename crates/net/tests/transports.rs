@@ -1,4 +1,4 @@
-//! Over every transport, and in the simulator: the same model, bit for bit.
+//! Every transport and the simulator yield the same model, bit for bit.
 
 mod common;
 
@@ -33,10 +33,10 @@ fn simulated(job: &Job) -> Vec<f32> {
 }
 
 #[test]
-fn bsp_gives_the_simulators_bits_over_every_road() {
+fn bsp_matches_the_simulator_bit_for_bit_over_every_transport() {
     let job = job("bsp", 3, &format!("iterations={ITERATIONS}"));
     let expected = simulated(&job);
-    assert_ne!(expected, job.workload.initial(job.seed), "something was learned");
+    assert_ne!(expected, job.workload.initial(job.seed), "the model was trained");
     for transports in [
         [TransportKind::Shared; 3],
         [TransportKind::Tcp; 3],
@@ -48,10 +48,10 @@ fn bsp_gives_the_simulators_bits_over_every_road() {
     }
 }
 
-/// Those of them whose decisions don't depend on how long things take.
+/// For schemes and settings whose decisions do not depend on times.
 #[test]
-fn local_iterations_give_the_simulators_bits_over_every_road() {
-    // With so large a margin there is never time for a second iteration.
+fn local_iterations_match_the_simulator_bit_for_bit_over_every_transport() {
+    // With this margin there is never time for a second iteration.
     for scheme in ["esync:margin=3600", "local-sgd:tau=3,rate=0.8", "adacomm:tau=2,interval=1e9", "easgd:tau=2"] {
         let mut job = job(scheme, 3, &format!("iterations={ITERATIONS}"));
         job.schedule = "step:every=10,factor=0.5".parse().unwrap();
@@ -65,7 +65,7 @@ fn local_iterations_give_the_simulators_bits_over_every_road() {
 }
 
 #[test]
-fn half_precision_halves_the_traffic_and_still_learns() {
+fn half_precision_halves_the_traffic_and_still_trains() {
     let job = job("bsp", 2, "iterations=20");
     let bytes = |payload| {
         let transport = TransportOptions { payload, ..TransportOptions::default() };

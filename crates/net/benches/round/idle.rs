@@ -1,4 +1,4 @@
-//! Workers that move values and compute nothing, so that only moving them is measured.
+//! Workers that compute nothing, so that only the transport of values is measured.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use paceline_workload::{Draw, Evaluation, Replica, Workload};
 
 use crate::CONGESTION;
 
-/// A model of some length whose gradient is there already.
-struct Idle(Layout);
+/// A model whose gradient costs nothing.
+struct IdleWorkload(Layout);
 
 fn workload(length: usize) -> Arc<dyn Workload> {
-    Arc::new(Idle(Layout::new([("values", vec![length])], [])))
+    Arc::new(IdleWorkload(Layout::new([("values", vec![length])], [])))
 }
 
-impl Workload for Idle {
+impl Workload for IdleWorkload {
     fn layout(&self) -> &Layout {
         &self.0
     }
@@ -37,7 +37,7 @@ struct IdleReplica;
 
 impl Replica for IdleReplica {
     fn gradient(&mut self, _parameters: &[f32], draw: Draw, gradient: &mut [f32]) -> f64 {
-        // A buffer seen for the first time holds zeros.
+        // A new buffer holds zeros.
         if gradient.first() == Some(&0.0) {
             gradient.fill(1e-6 * (1 + draw.worker) as f32);
         }
@@ -52,35 +52,35 @@ impl Replica for IdleReplica {
 /// A run of `scheme` with idle workers.
 pub fn job(scheme: &str, length: usize, workers: usize, iterations: usize, shards: usize) -> Job {
     Job {
-        scheme: scheme.parse().expect("a scheme"),
+        scheme: scheme.parse().expect("a valid scheme"),
         setup: Setup { workers, batch: 1, dispatch: None },
         workload: workload(length),
         workload_spec: length.to_string(),
-        optimizer: "sgd".parse().expect("an optimizer"),
-        schedule: "constant".parse().expect("a schedule"),
+        optimizer: "sgd".parse().expect("a valid optimizer"),
+        schedule: "constant".parse().expect("a valid schedule"),
         rate: 1e-6,
         shards,
         evaluate_every: 0,
-        goals: format!("iterations={iterations}").parse().expect("a goal"),
+        goals: format!("iterations={iterations}").parse().expect("a valid goal"),
         timeout: Span::from_seconds(60.0),
         seed: 0,
     }
 }
 
-/// Runs `job` at `address` with its workers spread over `processes`, each of whose tasks takes `task` at least.
-pub fn run(job: &Job, address: &Address, processes: usize, task: Duration, watcher: &mut dyn ServerObserver) {
+/// Runs `job` at `address` with its workers spread over `processes`. Every task takes at least `task`.
+pub fn run(job: &Job, address: &Address, processes: usize, task: Duration, observer: &mut dyn ServerObserver) {
     let transport = TransportOptions { congestion: Some(CONGESTION.into()), ..TransportOptions::default() };
     let server = Server::bind(std::slice::from_ref(address), transport).expect("the address is free");
     let workers = job.setup.workers / processes;
     let role = format!("{} {workers} {}", server.addresses()[0], task.as_millis());
     let children: Vec<_> = (0..processes).map(|_| crate::start(role.clone())).collect();
-    server.run(job, watcher).expect("idle workers do no harm");
+    server.run(job, observer).expect("idle workers do not fail");
     for mut child in children {
         assert!(child.wait().expect("the workers were started").success());
     }
 }
 
-/// Is the workers that `role` names: where, how many, and milliseconds per task.
+/// Runs the workers of `role`: address, number of workers, and milliseconds per task.
 pub fn work(role: &str) {
     let [address, workers, milliseconds] = role.split(' ').collect::<Vec<_>>()[..] else { process::exit(2) };
     let (Ok(address), Ok(workers), Ok(milliseconds)) =
@@ -100,8 +100,8 @@ pub fn work(role: &str) {
                 keys: None,
             };
             scope.spawn(move || {
-                let make = |length: &str| length.parse().map(workload).map_err(|_| "no length".to_string());
-                if let Err(error) = worker.run(make, &mut |_| {}) {
+                let build = |length: &str| length.parse().map(workload).map_err(|_| "not a length".to_string());
+                if let Err(error) = worker.run(build, &mut |_| {}) {
                     eprintln!("{error}");
                     process::exit(1);
                 }

@@ -1,7 +1,7 @@
-//! What a synchronous round costs, beside its peers: `cargo bench -p paceline-net`.
+//! The cost of a synchronous round, compared with Gloo and OpenMPI: `cargo bench -p paceline-net`.
 //!
-//! Workers are processes of this same program. `cargo bench -p paceline-net -- crowd` runs the second part alone, and
-//! `-- rounds 1000000` the rounds of one length.
+//! Workers are processes of the same program. `cargo bench -p paceline-net -- crowd` runs only the second part,
+//! `-- rounds 1000000` only the rounds of one length.
 
 mod crowd;
 mod idle;
@@ -10,14 +10,13 @@ mod rounds;
 
 use std::process::{Child, Command};
 
-/// Congestion control of all TCP connections, ours and the peers': `bbr`, the default of some systems, makes loopback
-/// slower for everyone.
+/// The congestion control of all TCP connections. `bbr`, the default of some systems, makes the loopback slower.
 const CONGESTION: &str = "reno";
 
-/// What this process is: the benchmark itself, or some workers of it.
+/// The environment variable that makes a process run workers of the benchmark.
 const ROLE: &str = "PACELINE_BENCH_WORKERS";
 
-/// Starts another process of this program that runs workers as `role` says.
+/// Starts another process of this program that runs the workers of `role`.
 fn start(role: String) -> Child {
     let program = std::env::current_exe().expect("this program has a path");
     Command::new(program).env(ROLE, role).spawn().expect("this program can be started")
@@ -28,14 +27,14 @@ fn main() {
         return idle::work(&role);
     }
     // Cargo adds `--bench`.
-    let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
-    match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => {
             rounds::compare(&rounds::LENGTHS);
             crowd::measure();
         }
         ["rounds", length] => rounds::compare(&[length.parse().expect("a number of parameters")]),
         ["crowd"] => crowd::measure(),
-        _ => eprintln!("expected nothing, `rounds LENGTH` or `crowd`"),
+        _ => eprintln!("expected no argument, 'rounds LENGTH' or 'crowd'"),
     }
 }

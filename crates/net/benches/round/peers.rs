@@ -1,11 +1,11 @@
-//! The same rounds by others: an all-reduce is their push, aggregate and pull.
+//! The same rounds with Gloo and OpenMPI: an all-reduce replaces push, aggregation and pull.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use crate::CONGESTION;
-use crate::rounds::{Times, rounds};
+use crate::rounds::{RoundTimes, rounds};
 
 /// Prints one line of milliseconds per round, from rank 0.
 const GLOO: &str = "
@@ -53,7 +53,7 @@ fn has_gloo() -> bool {
     *FOUND.get_or_init(|| succeeds(Command::new("python3").args(["-c", check])))
 }
 
-/// The compiled all-reduce, if there is an MPI to compile and run it.
+/// The compiled all-reduce, if MPI is installed.
 fn mpi_program() -> Option<&'static PathBuf> {
     static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
     let compile = || {
@@ -67,26 +67,29 @@ fn mpi_program() -> Option<&'static PathBuf> {
     PROGRAM.get_or_init(compile).as_ref()
 }
 
-/// What can't be compared here, or not fairly.
+/// Comparisons that are skipped, or are not fair.
 pub fn remarks() -> Vec<String> {
     let gloo = (!has_gloo()).then(|| "skipped Gloo: python3 has no torch.distributed with gloo".into());
     let mpi = mpi_program().is_none().then(|| "skipped OpenMPI: no working mpicc and mpirun".into());
     let system = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap_or_default();
     let system = system.trim();
     let unfair = (system != CONGESTION).then(|| {
-        format!("unfair to peers over TCP, which can't choose: the system's congestion control is {system}, not {CONGESTION}")
+        format!(
+            "unfair to Gloo and OpenMPI over TCP: the system's congestion control is {system}, and they can't select \
+             {CONGESTION}"
+        )
     });
     [gloo, mpi, unfair].into_iter().flatten().collect()
 }
 
-fn times(output: &[u8]) -> Option<Times> {
+fn times(output: &[u8]) -> Option<RoundTimes> {
     let text = std::str::from_utf8(output).ok()?;
     let times: Vec<f64> = text.lines().filter_map(|line| line.trim().parse().ok()).collect();
-    (!times.is_empty()).then(|| Times::of(times))
+    (!times.is_empty()).then(|| RoundTimes::of(times))
 }
 
 /// Gloo, through PyTorch, one process per worker.
-pub fn gloo(length: usize, workers: usize) -> Option<Times> {
+pub fn gloo(length: usize, workers: usize) -> Option<RoundTimes> {
     if !has_gloo() {
         return None;
     }
@@ -103,7 +106,7 @@ pub fn gloo(length: usize, workers: usize) -> Option<Times> {
 }
 
 /// OpenMPI's all-reduce, in its shared memory or over TCP.
-pub fn open_mpi(length: usize, workers: usize, tcp: bool) -> Option<Times> {
+pub fn open_mpi(length: usize, workers: usize, tcp: bool) -> Option<RoundTimes> {
     let program = mpi_program()?;
     let mut command = Command::new("mpirun");
     command.args(["--allow-run-as-root", "--oversubscribe", "-n", &workers.to_string()]);

@@ -1,4 +1,4 @@
-//! One round: everyone pushes a gradient, the server aggregates and steps, everyone pulls.
+//! One round: every worker pushes a gradient, the server aggregates and steps, every worker pulls.
 
 use std::hint::black_box;
 use std::io::{Read, Write};
@@ -16,49 +16,49 @@ use crate::{idle, peers};
 pub const LENGTHS: [usize; 3] = [100_000, 1_000_000, 25_600_000];
 const WORKERS: [usize; 3] = [2, 4, 8];
 
-/// Threads of the server that aggregate.
+/// Threads of the server for aggregation.
 const SHARDS: usize = 2;
 
-/// Rounds before measuring: pages are touched, connections at full speed.
+/// Rounds before the measurement, in which pages are touched and connections reach full speed.
 const WARM_UP: usize = 5;
 
-/// How many rounds to measure: seconds are spent at every length, not minutes.
+/// The number of rounds to measure: a few seconds for every length.
 pub fn rounds(length: usize) -> usize {
     (200_000_000 / length).clamp(15, 500)
 }
 
-/// Median, least and most, in milliseconds.
+/// Median, shortest and longest round, in milliseconds.
 #[derive(Debug, Clone, Copy)]
-pub struct Times {
+pub struct RoundTimes {
     pub median: f64,
-    pub least: f64,
-    pub most: f64,
+    pub min: f64,
+    pub max: f64,
 }
 
-impl Times {
+impl RoundTimes {
     pub fn of(mut milliseconds: Vec<f64>) -> Self {
         milliseconds.sort_by(f64::total_cmp);
         let last = milliseconds.len() - 1;
-        Times { median: milliseconds[last / 2], least: milliseconds[0], most: milliseconds[last] }
+        RoundTimes { median: milliseconds[last / 2], min: milliseconds[0], max: milliseconds[last] }
     }
 }
 
 #[derive(Default)]
-struct Durations(Vec<f64>);
+struct RoundRecorder(Vec<f64>);
 
-impl Observer for Durations {
+impl Observer for RoundRecorder {
     fn on_iteration(&mut self, iteration: &Iteration, _monitor: &Monitor) {
         self.0.push(iteration.duration * 1e3);
     }
 }
 
-impl ServerObserver for Durations {}
+impl ServerObserver for RoundRecorder {}
 
-fn own(address: &Address, length: usize, workers: usize) -> Times {
+fn own(address: &Address, length: usize, workers: usize) -> RoundTimes {
     let job = idle::job("bsp", length, workers, rounds(length) + WARM_UP, SHARDS);
-    let mut durations = Durations::default();
+    let mut durations = RoundRecorder::default();
     idle::run(&job, address, workers, Duration::ZERO, &mut durations);
-    Times::of(durations.0.split_off(WARM_UP))
+    RoundTimes::of(durations.0.split_off(WARM_UP))
 }
 
 /// Bytes per second that two threads copy, each byte counted as read and as written.
@@ -68,10 +68,10 @@ fn copy_speed() -> f64 {
     let one = || {
         let (from, mut to) = (vec![1.0f32; LENGTH], vec![0.0f32; LENGTH]);
         let time = |_| {
-            let began = Instant::now();
+            let started = Instant::now();
             to.copy_from_slice(black_box(&from));
             black_box(&to);
-            began.elapsed().as_secs_f64()
+            started.elapsed().as_secs_f64()
         };
         let mut times: Vec<f64> = (0..REPEATS).map(time).collect();
         times.sort_by(f64::total_cmp);
@@ -83,8 +83,8 @@ fn copy_speed() -> f64 {
     })
 }
 
-/// Bytes per second that go through as many loopback connections at a time, each from one buffer into another, in the
-/// portions that the server uses.
+/// Bytes per second through this many loopback connections at once, each from one buffer to another, in the chunk size
+/// of the server.
 fn loopback_speed(connections: usize) -> f64 {
     const LENGTH: usize = 32 * 1024 * 1024;
     const PORTION: usize = 256 * 1024;
@@ -97,7 +97,7 @@ fn loopback_speed(connections: usize) -> f64 {
         sockopt::set_socket_recv_buffer_size(stream, 2 * PORTION).expect("a size");
     };
     let start = Barrier::new(2 * connections + 1);
-    let began = thread::scope(|scope| {
+    let started = thread::scope(|scope| {
         for _ in 0..connections {
             let mut near = TcpStream::connect(address).expect("it listens");
             let mut far = listener.accept().expect("it connects").0;
@@ -123,10 +123,10 @@ fn loopback_speed(connections: usize) -> f64 {
         start.wait();
         Instant::now()
     });
-    (connections * REPEATS * LENGTH) as f64 / began.elapsed().as_secs_f64()
+    (connections * REPEATS * LENGTH) as f64 / started.elapsed().as_secs_f64()
 }
 
-/// Measures all transports and peers side by side and prints a table.
+/// Measures all transports and the other libraries and prints a table.
 pub fn compare(lengths: &[usize]) {
     let speed = copy_speed();
     let loopback = WORKERS.map(loopback_speed);
@@ -145,16 +145,16 @@ pub fn compare(lengths: &[usize]) {
         for (workers, loopback) in WORKERS.into_iter().zip(loopback) {
             let vector = (size_of::<f32>() * length) as f64;
             let count = workers as f64;
-            // Every gradient is read, the parameters are read and written; over TCP everything also goes through the
-            // loopback, to the server and back. (A ring of workers would send 1/n less, and a real network needs no copies
-            // at the other end.)
+            // Every gradient is read, the parameters are read and written. Over TCP all of them also pass the loopback,
+            // to the server and back. (A ring of workers would send 1/n less, and a real network needs no copies at the
+            // other end.)
             let shared_bound = (count + 2.0) * vector / speed * 1e3;
             let tcp_bound = shared_bound + 2.0 * count * vector / loopback * 1e3;
             let local = Address::Local { name: format!("paceline-bench-{}", std::process::id()) };
-            let tcp = "127.0.0.1:0".parse().expect("an address");
-            let row = |name: &str, times: Option<Times>, bound: f64| {
-                if let Some(Times { median, least, most }) = times {
-                    let range = format!("{least:.2} – {most:.2}");
+            let tcp = "127.0.0.1:0".parse().expect("a valid address");
+            let row = |name: &str, times: Option<RoundTimes>, bound: f64| {
+                if let Some(RoundTimes { median, min, max }) = times {
+                    let range = format!("{min:.2} – {max:.2}");
                     let ratio = median / bound;
                     println!("{length:>10} × {workers:<7}  {name:<16} {median:>9.2} {range:>18} {ratio:>8.2}");
                 }

@@ -1,4 +1,5 @@
-//! The coordinator: one thread that owns the ledger, hears the workers and carries out what the scheme decides.
+//! The coordinator: the thread that owns the ledger, takes the workers' messages and carries out the scheme's
+//! decisions.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
@@ -17,96 +18,101 @@ use paceline_runtime::{
 use paceline_store::Checkpoint;
 use paceline_workload::Evaluation;
 
-use super::inputs::{Input, Inputs, Landed};
-use super::member::{Answer, Member, Wanted};
-use super::ring::{Parameters, Ring};
-use super::session::Context;
-use super::{RunOutcome, ServeError};
+use super::event_source::{EventSource, ReceivedGradient, ServerInput};
+use super::parameter_ring::{ParameterBuffer, ParameterRing};
+use super::remote_worker::{ArrivedReport, RemoteWorker, ReportOutcome};
+use super::session::SessionContext;
+use super::{RunOutcome, ServerError};
 use crate::fingerprint::Fingerprint;
 use crate::message::ToWorker;
-use crate::region::Region;
+use crate::shared_memory::Region;
 
-/// Ranks that a worker may ask for. The books keep a page for every rank up to the highest.
-const RANKS: u32 = 65_536;
+/// Ranks that a worker may ask for are below this. The ledger keeps an entry for every rank up to the highest.
+const MAX_RANKS: u32 = 65_536;
 
-/// How long workers may take to leave when the run is over.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// How long workers may take to disconnect after the end of the run.
+const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A gradient or model difference.
-enum Gradient {
+enum StoredGradient {
     Shared(Arc<Region>),
     Received(Region),
-    /// The worker kept it.
+    /// The worker did not send it.
     Withheld,
 }
 
-/// An update that waits to be committed.
-struct Arrived {
-    gradient: Gradient,
+/// A reported update that is not committed yet.
+struct UncommittedUpdate {
+    gradient: StoredGradient,
     loss: f64,
-    /// The model it was computed from, if that was kept.
-    parameters: Option<Arc<Parameters>>,
+    /// The model that the update was computed from, if it was kept.
+    parameters: Option<Arc<ParameterBuffer>>,
 }
 
-impl Gradient {
+impl StoredGradient {
     fn values(&self) -> Option<&[f32]> {
         match self {
-            Gradient::Shared(region) => Some(region.values()),
-            Gradient::Received(region) => Some(region.values()),
-            Gradient::Withheld => None,
+            StoredGradient::Shared(region) => Some(region.values()),
+            StoredGradient::Received(region) => Some(region.values()),
+            StoredGradient::Withheld => None,
         }
     }
 }
 
-/// Why the run is over.
-enum Stop {
+/// Why the run ended.
+enum StopReason {
     Goal(Goal),
-    Because(String),
+    Other(String),
 }
 
+/// The coordinator of one run.
 pub(super) struct Coordinator<'a> {
     job: &'a Job,
-    context: &'a Context,
+    context: &'a SessionContext,
     observer: &'a mut dyn ServerObserver,
     fingerprint: Fingerprint,
     ledger: Ledger,
     deadlines: Deadlines,
     monitor: Monitor,
     stepper: Stepper,
-    ring: Ring,
-    members: BTreeMap<WorkerId, Member>,
+    parameter_ring: ParameterRing,
+    /// The connected workers, by rank.
+    remotes: BTreeMap<WorkerId, RemoteWorker>,
     /// The rank of every session.
     ranks: HashMap<u64, WorkerId>,
-    arrived: HashMap<TaskId, Arrived>,
-    /// Updates that were left out of a commit, since they were not finite.
+    /// Updates that are not committed yet.
+    arrived: HashMap<TaskId, UncommittedUpdate>,
+    /// Updates that the last commits left out because they were not finite.
     unusable: Vec<TaskId>,
+    /// The workers with emulated delays, and their descriptions.
     emulated: BTreeMap<WorkerId, String>,
-    /// When the run began, or went on; `None` while workers are awaited.
-    began: Option<Instant>,
-    /// The run's time then.
-    at_begin: Time,
-    /// Whether the model is still made of numbers.
+    /// When this process started or resumed the run; `None` until enough workers have joined.
+    started: Option<Instant>,
+    /// The run's time at that moment.
+    start_time: Time,
+    /// Whether the model is still finite.
     finite: bool,
-    /// Who took part before the run went on, and has to come again.
-    gone: BTreeSet<WorkerId>,
-    to_evaluate: Option<SyncSender<Arc<Parameters>>>,
-    /// What was measured last, until the next iteration shows it.
-    measured: Option<Evaluation>,
+    /// Workers that took part before the run was resumed and have to rejoin.
+    departed: BTreeSet<WorkerId>,
+    /// Sends models to the evaluator.
+    evaluation_sender: Option<SyncSender<Arc<ParameterBuffer>>>,
+    /// The latest evaluation, until an iteration has reported it.
+    new_evaluation: Option<Evaluation>,
 }
 
 impl<'a> Coordinator<'a> {
     pub(super) fn new(
         job: &'a Job,
-        context: &'a Context,
+        context: &'a SessionContext,
         shared: bool,
         observer: &'a mut dyn ServerObserver,
         from: Option<ResumePoint>,
-    ) -> Result<Self, ServeError> {
+    ) -> Result<Self, ServerError> {
         let layout = job.workload.layout();
         let Job { schedule, rate, shards, .. } = *job;
-        // One that had come to nothing begins anew, when all are there.
-        let began = from.as_ref().is_some_and(|from| from.checkpoint.version > 0).then(Instant::now);
-        let (ledger, monitor, stepper, parameters, at_begin, gone) = match from {
+        // A run without a commit starts again once all workers have joined.
+        let started = from.as_ref().is_some_and(|from| from.checkpoint.version > 0).then(Instant::now);
+        let (ledger, monitor, stepper, parameters, start_time, departed) = match from {
             None => {
                 let stepper = Stepper::new(layout, job.optimizer, schedule, rate, shards);
                 let ledger = Ledger::new(job.scheme.build(&job.setup)?);
@@ -127,175 +133,182 @@ impl<'a> Coordinator<'a> {
             deadlines: Deadlines::new(job.timeout),
             monitor,
             stepper,
-            ring: Ring::new(&parameters, shared).map_err(no_memory(layout.len()))?,
-            members: BTreeMap::new(),
+            parameter_ring: ParameterRing::new(&parameters, shared).map_err(no_memory(layout.len()))?,
+            remotes: BTreeMap::new(),
             ranks: HashMap::new(),
             arrived: HashMap::new(),
             unusable: Vec::new(),
             emulated: BTreeMap::new(),
-            began,
-            at_begin,
+            started,
+            start_time,
             finite: true,
-            gone,
-            to_evaluate: None,
-            measured: None,
+            departed,
+            evaluation_sender: None,
+            new_evaluation: None,
         })
     }
 
-    /// Runs to the end and says goodbye to everyone.
+    /// Runs the scheme to the end of the run, then sends the end to every worker.
     pub(super) fn run<'scope>(
         mut self,
         scope: &'scope Scope<'scope, '_>,
-        inputs: &mut Inputs,
-    ) -> Result<RunOutcome, ServeError>
+        event_source: &mut EventSource,
+    ) -> Result<RunOutcome, ServerError>
     where
         'a: 'scope,
     {
-        self.start_evaluating(scope);
-        for worker in std::mem::take(&mut self.gone) {
+        self.start_evaluator(scope);
+        for worker in std::mem::take(&mut self.departed) {
             self.feed(Event::Left { worker })?;
         }
         let stop = loop {
-            let due = self.due().map(|due| Duration::from_nanos(due.since(self.at_begin).0));
-            let deadline = due.zip(self.began).map(|(due, began)| began + due);
-            let stop = match inputs.next(deadline).map_err(ServeError::System)? {
-                Some(input) => self.hear(input)?,
-                None => self.on_time()?,
+            let due = self.next_deadline().map(|due| Duration::from_nanos(due.since(self.start_time).0));
+            let deadline = due.zip(self.started).map(|(due, started)| started + due);
+            let stop = match event_source.next(deadline).map_err(ServerError::System)? {
+                Some(input) => self.handle(input)?,
+                None => self.on_deadline()?,
             };
-            if let Some(stop) = stop.map_or_else(|| self.dismiss_undefined(), |stop| Ok(Some(stop)))? {
+            if let Some(stop) = stop.map_or_else(|| self.dismiss_non_finite(), |stop| Ok(Some(stop)))? {
                 break stop;
             }
         };
         let now = self.now();
         let reason = match &stop {
-            Stop::Goal(goal) => format!("{goal} is reached"),
-            Stop::Because(reason) => reason.clone(),
+            StopReason::Goal(goal) => format!("{goal} is reached"),
+            StopReason::Other(reason) => reason.clone(),
         };
         self.settle()?;
-        self.members.values().for_each(|member| member.say_goodbye(reason.clone()));
-        self.show_moment();
+        self.remotes.values().for_each(|remote| remote.finish(reason.clone()));
+        self.offer_checkpoint();
         let outcome = self.outcome(now, stop);
-        self.see_off(inputs)?;
+        self.await_disconnects(event_source)?;
         Ok(outcome)
     }
 
-    /// Lets those go first whose updates wait to be committed, and will not be: the run can go on from there.
-    fn settle(&mut self) -> Result<(), ServeError> {
-        let waiting: BTreeSet<WorkerId> = self.arrived.keys().map(|task| task.worker).collect();
-        for worker in waiting {
-            self.forget_all_of(worker);
+    /// Removes the workers whose updates are not committed and will not be, so that the run can be resumed from here.
+    fn settle(&mut self) -> Result<(), ServerError> {
+        let workers: BTreeSet<WorkerId> = self.arrived.keys().map(|task| task.worker).collect();
+        for worker in workers {
+            self.discard_all_of(worker);
             self.feed(Event::Left { worker })?;
         }
         Ok(())
     }
 
     fn now(&self) -> Time {
-        let passed = self.began.map_or(Span::ZERO, |began| Span(began.elapsed().as_nanos() as u64));
-        self.at_begin + passed
+        let passed = self.started.map_or(Span::ZERO, |started| Span(started.elapsed().as_nanos() as u64));
+        self.start_time + passed
     }
 
-    /// When the run must go on even if nothing is heard: at a timer, when somebody has been silent for too long, or at the
-    /// end of the time allowed.
-    fn due(&self) -> Option<Time> {
+    /// When the coordinator must act even without an input: at a timer of the scheme, at the deadline of a worker's
+    /// report, or at the time limit of the run.
+    fn next_deadline(&self) -> Option<Time> {
         [self.ledger.next_timer(), self.deadlines.next(), self.job.goals.time_limit()].into_iter().flatten().min()
     }
 
-    fn on_time(&mut self) -> Result<Option<Stop>, ServeError> {
+    /// Stops the run at its time limit, dismisses a worker that timed out, or wakes the scheme.
+    fn on_deadline(&mut self) -> Result<Option<StopReason>, ServerError> {
         let now = self.now();
         if let Some(limit) = self.job.goals.time_limit().filter(|&limit| now >= limit) {
-            return Ok(Some(Stop::Goal(Goal::Time(limit.since(Time::START)))));
+            return Ok(Some(StopReason::Goal(Goal::Time(limit.since(Time::START)))));
         }
-        if let Some((worker, silent)) = self.deadlines.give_up(now) {
-            let session = self.members.get(&worker).map(|member| member.session);
-            let reason = format!("silent for {silent}, longer than ever; it may come back");
+        let deadline = self.deadlines.next();
+        if let Some((worker, waited)) = self.deadlines.give_up(now) {
+            let session = self.remotes.get(&worker).map(|remote| remote.session);
+            let waited = waited.seconds();
+            let timeout = waited - deadline.map_or(0.0, |deadline| now.since(deadline).seconds());
+            let reason =
+                format!("timed out: no report for {waited:.1} s (expected within {timeout:.1} s); it may rejoin");
             return session.map_or(Ok(None), |session| self.dismiss(session, reason, true));
         }
         if self.ledger.next_timer().is_some_and(|at| at <= now) { self.feed(Event::Timer) } else { Ok(None) }
     }
 
-    fn hear(&mut self, input: Input) -> Result<Option<Stop>, ServeError> {
+    fn handle(&mut self, input: ServerInput) -> Result<Option<StopReason>, ServerError> {
         match input {
-            Input::Arrived { session, peer, rank, emulated, outbox, desk } => {
-                let member = Member::new(session, peer, emulated, outbox, desk);
-                self.admit(rank, member.keeping_models(self.ledger.compensates()));
+            ServerInput::JoinRequested { session, peer, rank, emulated, send_queue, permits } => {
+                let remote = RemoteWorker::new(session, peer, emulated, send_queue, permits);
+                self.admit(rank, remote.keeping_models(self.ledger.compensates()));
                 Ok(None)
             }
-            Input::Ready { session, fingerprint } => self.on_ready(session, fingerprint),
-            Input::Asked { session, number, iterations, report } => self.on_asked(session, number, iterations, report),
-            Input::Reported { session, number, report, loss, gradient } => {
+            ServerInput::Ready { session, fingerprint } => self.on_ready(session, fingerprint),
+            ServerInput::Asked { session, number, iterations, report } => {
+                self.on_asked(session, number, iterations, report)
+            }
+            ServerInput::Reported { session, number, report, loss, gradient } => {
                 self.on_report(session, number, report, loss, gradient)
             }
-            Input::Dropped { session, number } => self.on_dropped(session, number),
-            Input::Lost { session, reason } => self.dismiss(session, reason, false),
-            Input::TurnedAway { peer, reason } => {
+            ServerInput::Dropped { session, number } => self.on_dropped(session, number),
+            ServerInput::Lost { session, reason } => self.dismiss(session, reason, false),
+            ServerInput::Refused { peer, reason } => {
                 self.observer.on_notice(&Notice::Refused { peer, reason });
                 Ok(None)
             }
-            Input::Evaluated(evaluation) => {
+            ServerInput::Evaluated(evaluation) => {
                 self.monitor.evaluated(evaluation);
-                self.measured = Some(evaluation);
+                self.new_evaluation = Some(evaluation);
                 let met = self.monitor.met(&self.job.goals, self.now(), &self.ledger.samples());
-                Ok(met.map(Stop::Goal))
+                Ok(met.map(StopReason::Goal))
             }
-            Input::Stop { reason } => Ok(Some(Stop::Because(reason))),
+            ServerInput::Stop { reason } => Ok(Some(StopReason::Other(reason))),
         }
     }
 
-    // --- who takes part ---
+    // --- membership ---
 
-    /// Gives a newcomer a rank and tells it what to train.
-    fn admit(&mut self, rank: Option<u32>, member: Member) {
+    /// Gives a new worker a rank and sends it the workload.
+    fn admit(&mut self, rank: Option<u32>, remote: RemoteWorker) {
         let rank = match rank {
-            Some(rank) if rank >= RANKS => {
-                Err((format!("rank {rank} is too high; ranks go from 0 to {}", RANKS - 1), false))
+            Some(rank) if rank >= MAX_RANKS => {
+                Err((format!("rank {rank} is too high: expected 0 to {}", MAX_RANKS - 1), false))
             }
-            // It may be the same worker, whose old connection is not known to be dead yet.
-            Some(rank) if self.members.contains_key(&WorkerId(rank)) => Err((format!("rank {rank} is taken"), true)),
+            // It may be the same worker, whose old connection is not closed yet.
+            Some(rank) if self.remotes.contains_key(&WorkerId(rank)) => Err((format!("rank {rank} is taken"), true)),
             Some(rank) => Ok(rank),
             None => {
-                let free = (0..RANKS).find(|&rank| !self.members.contains_key(&WorkerId(rank)));
-                free.ok_or_else(|| (format!("all {RANKS} ranks are taken"), true))
+                let free = (0..MAX_RANKS).find(|&rank| !self.remotes.contains_key(&WorkerId(rank)));
+                free.ok_or_else(|| (format!("all {MAX_RANKS} ranks are taken"), true))
             }
         };
         match rank {
-            Err((reason, again)) => {
-                member.refuse(reason.clone(), again);
-                self.observer.on_notice(&Notice::Refused { peer: member.peer, reason });
+            Err((reason, may_rejoin)) => {
+                remote.refuse(reason.clone(), may_rejoin);
+                self.observer.on_notice(&Notice::Refused { peer: remote.peer, reason });
             }
             Ok(rank) => {
-                member.send(&ToWorker::Welcome {
+                remote.send(&ToWorker::Welcome {
                     rank,
                     workload_spec: self.job.workload_spec.clone(),
                     seed: self.job.seed,
                     payload: self.context.payload,
                     optimizer: self.job.optimizer,
                 });
-                self.ranks.insert(member.session, WorkerId(rank));
-                self.members.insert(WorkerId(rank), member);
+                self.ranks.insert(remote.session, WorkerId(rank));
+                self.remotes.insert(WorkerId(rank), remote);
             }
         }
     }
 
-    fn on_ready(&mut self, session: u64, theirs: Fingerprint) -> Result<Option<Stop>, ServeError> {
-        let Some((&worker, member)) = member(&mut self.members, &self.ranks, session) else { return Ok(None) };
+    fn on_ready(&mut self, session: u64, theirs: Fingerprint) -> Result<Option<StopReason>, ServerError> {
+        let Some((&worker, remote)) = find_remote(&mut self.remotes, &self.ranks, session) else { return Ok(None) };
         if !self.fingerprint.agrees_with(&theirs) {
             let ours = self.fingerprint;
-            let reason = format!("another workload: the server has {ours}; the worker has {theirs}");
+            let reason = format!("different workload: the server has {ours}; the worker has {theirs}");
             return self.dismiss(session, reason, false);
         }
-        if member.ready {
-            return self.dismiss(session, "ready twice".into(), false);
+        if remote.ready {
+            return self.dismiss(session, "second ready message".into(), false);
         }
-        member.ready = true;
-        let (peer, emulated) = (member.peer.clone(), member.emulated.clone());
+        remote.ready = true;
+        let (peer, emulated) = (remote.peer.clone(), remote.emulated.clone());
         self.emulated.extend(emulated.clone().map(|how| (worker, how)));
         self.observer.on_notice(&Notice::Joined { worker, peer, emulated });
-        if self.began.is_some() {
+        if self.started.is_some() {
             return self.feed(Event::Joined { worker });
         }
-        let ready: Vec<WorkerId> = self.members.iter().filter(|(_, member)| member.ready).map(|(&id, _)| id).collect();
+        let ready: Vec<WorkerId> = self.remotes.iter().filter(|(_, remote)| remote.ready).map(|(&id, _)| id).collect();
         if ready.len() >= self.job.setup.workers {
-            self.began = Some(Instant::now());
+            self.started = Some(Instant::now());
             for worker in ready {
                 self.feed(Event::Joined { worker })?;
             }
@@ -303,38 +316,38 @@ impl<'a> Coordinator<'a> {
         Ok(None)
     }
 
-    /// A worker is gone, or has to go; it may come `again`.
-    fn dismiss(&mut self, session: u64, reason: String, again: bool) -> Result<Option<Stop>, ServeError> {
+    /// Removes a worker that has left or must leave; `may_rejoin` is sent to it.
+    fn dismiss(&mut self, session: u64, reason: String, may_rejoin: bool) -> Result<Option<StopReason>, ServerError> {
         let Some(worker) = self.ranks.remove(&session) else { return Ok(None) };
-        let Some(member) = self.members.remove(&worker) else { return Ok(None) };
-        // If it is gone, this reaches nobody and does no harm.
-        member.refuse(reason.clone(), again);
-        self.forget_all_of(worker);
-        if !member.ready {
-            self.observer.on_notice(&Notice::Refused { peer: member.peer, reason });
+        let Some(remote) = self.remotes.remove(&worker) else { return Ok(None) };
+        // If the worker has left, the message is lost, which does no harm.
+        remote.refuse(reason.clone(), may_rejoin);
+        self.discard_all_of(worker);
+        if !remote.ready {
+            self.observer.on_notice(&Notice::Refused { peer: remote.peer, reason });
             return Ok(None);
         }
         let before = self.ledger.samples().dropped;
-        let stop = if self.began.is_some() { self.feed(Event::Left { worker })? } else { None };
+        let stop = if self.started.is_some() { self.feed(Event::Left { worker })? } else { None };
         let lost = self.ledger.samples().dropped - before;
-        let remaining = self.members.values().filter(|member| member.ready).count();
+        let remaining = self.remotes.values().filter(|remote| remote.ready).count();
         self.observer.on_notice(&Notice::Left { worker, reason, lost, remaining });
         Ok(stop)
     }
 
-    /// A worker's update is no number. Where it is the only worker, that is the model's fault.
-    fn undefined(&mut self, session: u64, reason: String) -> Result<Option<Stop>, ServeError> {
-        let alone = self.ledger.live() <= 1;
-        self.finite &= !alone;
+    /// A worker's update is not finite. If it is the only worker, the model is taken to be the cause.
+    fn on_non_finite(&mut self, session: u64, reason: String) -> Result<Option<StopReason>, ServerError> {
+        let is_only = self.ledger.live() <= 1;
+        self.finite &= !is_only;
         let stop = self.dismiss(session, reason, false)?;
-        Ok(stop.or_else(|| alone.then(|| Stop::Because("the gradient is no longer finite".into()))))
+        Ok(stop.or_else(|| is_only.then(|| StopReason::Other("the gradient is no longer finite".into()))))
     }
 
-    /// Dismisses those whose gradients turned out, as they were added up, to be no numbers.
-    fn dismiss_undefined(&mut self) -> Result<Option<Stop>, ServeError> {
+    /// Dismisses the workers whose gradients were found not to be finite when they were aggregated.
+    fn dismiss_non_finite(&mut self) -> Result<Option<StopReason>, ServerError> {
         while let Some(task) = self.unusable.pop() {
-            let Some(session) = self.members.get(&task.worker).map(|member| member.session) else { continue };
-            let stop = self.undefined(session, format!("the gradient of {task} is not finite"))?;
+            let Some(session) = self.remotes.get(&task.worker).map(|remote| remote.session) else { continue };
+            let stop = self.on_non_finite(session, format!("the gradient of {task} is not finite"))?;
             if stop.is_some() {
                 return Ok(stop);
             }
@@ -342,7 +355,7 @@ impl<'a> Coordinator<'a> {
         Ok(None)
     }
 
-    // --- what workers do ---
+    // --- messages from workers ---
 
     fn on_report(
         &mut self,
@@ -350,34 +363,34 @@ impl<'a> Coordinator<'a> {
         number: u64,
         report: Report,
         loss: f64,
-        landed: Landed,
-    ) -> Result<Option<Stop>, ServeError> {
-        let Some((&worker, member)) = member(&mut self.members, &self.ranks, session) else { return Ok(None) };
+        received: ReceivedGradient,
+    ) -> Result<Option<StopReason>, ServerError> {
+        let Some((&worker, remote)) = find_remote(&mut self.remotes, &self.ranks, session) else { return Ok(None) };
         let task = TaskId { worker, number };
-        let answer = match member.reported(number) {
-            Ok(_) if !loss.is_finite() => return self.undefined(session, format!("the loss of {task} is {loss}")),
-            Ok(answer) => answer,
-            Err(nonsense) => return self.dismiss(session, nonsense.to_string(), false),
+        let outcome = match remote.reported(number) {
+            Ok(_) if !loss.is_finite() => return self.on_non_finite(session, format!("the loss of {task} is {loss}")),
+            Ok(outcome) => outcome,
+            Err(violation) => return self.dismiss(session, violation.to_string(), false),
         };
-        let late = member.is_at_work();
-        member.go_on().map_err(no_memory(self.context.length))?;
-        let Answer::Wanted(Wanted { assignment, parameters, gradient }) = answer else {
-            if let Landed::Here(region) = landed {
+        let late = remote.is_busy();
+        remote.send_pending().map_err(no_memory(self.context.length))?;
+        let ReportOutcome::Wanted(ArrivedReport { assignment, parameters, gradient }) = outcome else {
+            if let ReceivedGradient::Received(region) = received {
                 self.context.pool.give(region);
             }
             return Ok(None);
         };
-        let gradient = match (gradient, landed) {
-            (Some(region), Landed::InPlace) => Gradient::Shared(region),
-            (None, Landed::Here(region)) => Gradient::Received(region),
-            (_, Landed::Nowhere) if late => Gradient::Withheld,
-            _ => return self.dismiss(session, format!("the gradient of {task} is not where it should be"), false),
+        let gradient = match (gradient, received) {
+            (Some(region), ReceivedGradient::InPlace) => StoredGradient::Shared(region),
+            (None, ReceivedGradient::Received(region)) => StoredGradient::Received(region),
+            (_, ReceivedGradient::NotSent) if late => StoredGradient::Withheld,
+            _ => return self.dismiss(session, format!("the gradient of {task} was not sent as assigned"), false),
         };
-        self.arrived.insert(task, Arrived { gradient, loss, parameters });
-        let stop = self.hear_of(session, Event::Reported { task, report })?;
+        self.arrived.insert(task, UncommittedUpdate { gradient, loss, parameters });
+        let stop = self.feed_report(session, Event::Reported { task, report })?;
         let times = match assignment.work.length() {
             _ if !self.ranks.contains_key(&session) => 0,
-            // Known from its questions.
+            // Observed when the worker asked.
             Some(LocalLength::AskAndWait | LocalLength::AskAndContinue) => 0,
             Some(LocalLength::Iterations(count)) => count,
             None => 1,
@@ -392,47 +405,49 @@ impl<'a> Coordinator<'a> {
         number: u64,
         iterations: u32,
         report: Report,
-    ) -> Result<Option<Stop>, ServeError> {
-        let Some((&worker, member)) = member(&mut self.members, &self.ranks, session) else { return Ok(None) };
-        match member.asked(number) {
+    ) -> Result<Option<StopReason>, ServerError> {
+        let Some((&worker, remote)) = find_remote(&mut self.remotes, &self.ranks, session) else { return Ok(None) };
+        match remote.asked(number) {
             Ok(true) => {}
             Ok(false) => return Ok(None),
-            Err(nonsense) => return self.dismiss(session, nonsense.to_string(), false),
+            Err(violation) => return self.dismiss(session, violation.to_string(), false),
         }
         let task = TaskId { worker, number };
-        let stop = self.hear_of(session, Event::Asked { task, iterations, report })?;
+        let stop = self.feed_report(session, Event::Asked { task, iterations, report })?;
         if self.ranks.contains_key(&session) {
             self.observer.on_task(task, report.compute);
         }
         Ok(stop)
     }
 
-    /// Tells the scheme what a worker says. One that says what can't be has to go.
-    fn hear_of(&mut self, session: u64, event: Event) -> Result<Option<Stop>, ServeError> {
+    /// Feeds a worker's report to the scheme. Dismisses the worker if the report is impossible.
+    fn feed_report(&mut self, session: u64, event: Event) -> Result<Option<StopReason>, ServerError> {
         if let Event::Reported { task, report } | Event::Asked { task, report, .. } = event
             && self.deadlines.is_absurd(task.worker, self.now(), &report)
         {
-            let reason = format!("{task} can't have taken {}: it was not at it for so long", report.compute);
+            let reason = format!("{task} reports {} of computing, longer than it has been running", report.compute);
             return self.dismiss(session, reason, false);
         }
         match self.feed(event) {
-            Err(ServeError::Ledger(LedgerError::Refused(refusal))) => self.dismiss(session, refusal.to_string(), false),
-            told => told,
+            Err(ServerError::Ledger(LedgerError::Refused(refusal))) => {
+                self.dismiss(session, refusal.to_string(), false)
+            }
+            result => result,
         }
     }
 
-    fn on_dropped(&mut self, session: u64, number: u64) -> Result<Option<Stop>, ServeError> {
-        let Some((_, member)) = member(&mut self.members, &self.ranks, session) else { return Ok(None) };
-        match member.dropped(number) {
-            Ok(()) => member.go_on().map_err(no_memory(self.context.length)).map(|()| None),
-            Err(nonsense) => self.dismiss(session, nonsense.to_string(), false),
+    fn on_dropped(&mut self, session: u64, number: u64) -> Result<Option<StopReason>, ServerError> {
+        let Some((_, remote)) = find_remote(&mut self.remotes, &self.ranks, session) else { return Ok(None) };
+        match remote.dropped(number) {
+            Ok(()) => remote.send_pending().map_err(no_memory(self.context.length)).map(|()| None),
+            Err(violation) => self.dismiss(session, violation.to_string(), false),
         }
     }
 
-    // --- what the scheme decides ---
+    // --- decisions of the scheme ---
 
-    /// Tells the scheme, does what it decides, and confirms its commits until there are none left.
-    fn feed(&mut self, event: Event) -> Result<Option<Stop>, ServeError> {
+    /// Feeds an event to the scheme, carries out its decisions, and confirms its commits until none is left.
+    fn feed(&mut self, event: Event) -> Result<Option<StopReason>, ServerError> {
         let mut stop = None;
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
@@ -452,129 +467,131 @@ impl<'a> Coordinator<'a> {
             }
             if let Some(iteration) = iteration {
                 self.evaluate_if_due();
-                self.measured.take().into_iter().for_each(|evaluation| self.monitor.evaluated(evaluation));
+                self.new_evaluation.take().into_iter().for_each(|evaluation| self.monitor.evaluated(evaluation));
                 self.observer.on_iteration(&iteration, &self.monitor);
                 let met = self.monitor.met(&self.job.goals, now, &self.ledger.samples());
-                stop = stop.or(met.map(Stop::Goal));
+                stop = stop.or(met.map(StopReason::Goal));
             }
         }
         if self.observer.wants_checkpoint() {
-            self.show_moment();
+            self.offer_checkpoint();
         }
         Ok(stop)
     }
 
-    /// Shows the observer what the run can go on from, if this is such a moment.
-    fn show_moment(&mut self) {
+    /// Passes the model to the observer if the run could resume from this state.
+    fn offer_checkpoint(&mut self) {
         if self.finite && self.ledger.is_settled() {
             let (version, optimizer) = (self.ledger.version().0, self.stepper.optimizer());
             self.observer.on_checkpoint(&ModelState {
                 version,
-                parameters: self.ring.newest().region.values(),
+                parameters: self.parameter_ring.newest().region.values(),
                 optimizer,
             });
         }
     }
 
-    fn carry_out(&mut self, action: &Action) -> Result<(), ServeError> {
+    fn carry_out(&mut self, action: &Action) -> Result<(), ServerError> {
         match action {
             Action::Assign(assignment) => {
-                if let Some(member) = self.members.get_mut(&assignment.task.worker) {
+                if let Some(remote) = self.remotes.get_mut(&assignment.task.worker) {
                     let rate = self.stepper.local_rate();
-                    member.assign(*assignment, self.ring.newest(), rate).map_err(no_memory(self.context.length))?;
+                    remote
+                        .assign(*assignment, self.parameter_ring.newest(), rate)
+                        .map_err(no_memory(self.context.length))?;
                 }
             }
             Action::Interrupt { task } => {
-                if let Some(member) = self.members.get_mut(&task.worker) {
-                    member.interrupt(task.number);
+                if let Some(remote) = self.remotes.get_mut(&task.worker) {
+                    remote.interrupt(task.number);
                 }
             }
-            Action::Discard { task } => self.forget(*task),
-            Action::Continue { task } => self.tell(task.worker, &ToWorker::Continue { number: task.number }),
-            Action::Collect { task } => self.tell(task.worker, &ToWorker::Collect { number: task.number }),
-            // Idle workers need no reminding, and the ledger keeps the timers. Commits are carried out by `feed`.
+            Action::Discard { task } => self.discard(*task),
+            Action::Continue { task } => self.send(task.worker, &ToWorker::Continue { number: task.number }),
+            Action::Collect { task } => self.send(task.worker, &ToWorker::Collect { number: task.number }),
+            // Idle workers need no message, the ledger keeps the timers, and `feed` carries out commits.
             Action::Hold { .. } | Action::Wake { .. } | Action::Commit { .. } => {}
         }
         Ok(())
     }
 
-    fn tell(&self, worker: WorkerId, message: &ToWorker) {
-        if let Some(member) = self.members.get(&worker) {
-            member.send(message);
+    fn send(&self, worker: WorkerId, message: &ToWorker) {
+        if let Some(remote) = self.remotes.get(&worker) {
+            remote.send(message);
         }
     }
 
     /// Steps the model; `live` workers take part.
-    fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Result<Aggregate, ServeError> {
+    fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Result<Aggregate, ServerError> {
         let mut gradients = Vec::with_capacity(updates.len());
         let mut corrected = Vec::new();
         for Share { task, .. } in updates {
-            // The model it was computed from is free with this, so that the next may be made in its place.
-            let Arrived { gradient, loss, parameters } =
-                self.arrived.remove(task).ok_or(ServeError::Withheld(*task))?;
+            // This releases the model that the update was computed from, so that its buffer can be reused.
+            let UncommittedUpdate { gradient, loss, parameters } =
+                self.arrived.remove(task).ok_or(ServerError::GradientNotSent(*task))?;
             if let CommitStep::Compensated { lambda } = step {
-                let mut values = gradient.values().ok_or(ServeError::Withheld(*task))?.to_vec();
-                let then = parameters.ok_or(ServeError::Forgotten(*task))?;
-                let (now, then) = (self.ring.newest().region.values(), then.region.values());
+                let mut values = gradient.values().ok_or(ServerError::GradientNotSent(*task))?.to_vec();
+                let then = parameters.ok_or(ServerError::ModelNotKept(*task))?;
+                let (now, then) = (self.parameter_ring.newest().region.values(), then.region.values());
                 compensate(&mut values[..self.job.workload.layout().trainable()], lambda, now, then);
                 corrected.push(values);
             }
-            if let Some(member) = self.members.get_mut(&task.worker) {
-                member.committed(task.number);
+            if let Some(remote) = self.remotes.get_mut(&task.worker) {
+                remote.committed(task.number);
             }
             gradients.push((gradient, loss));
         }
         let contributions = (0..).zip(updates).zip(&gradients).map(|((index, share), (gradient, loss))| {
             let corrected = corrected.get(index).map(Vec::as_slice);
-            let gradient = corrected.or(gradient.values()).ok_or(ServeError::Withheld(share.task))?;
+            let gradient = corrected.or(gradient.values()).ok_or(ServerError::GradientNotSent(share.task))?;
             Ok(Contribution { gradient, weight: share.weight, loss: *loss })
         });
-        let contributions = contributions.collect::<Result<Vec<_>, ServeError>>()?;
+        let contributions = contributions.collect::<Result<Vec<_>, ServerError>>()?;
         let commit = |parameters: &mut [f32]| self.stepper.commit(step, parameters, &contributions, live);
-        let aggregate = self.ring.advance(commit).map_err(no_memory(self.context.length))?;
+        let aggregate = self.parameter_ring.advance(commit).map_err(no_memory(self.context.length))?;
         drop(contributions);
-        self.unusable.extend(self.stepper.unusable().iter().map(|&place| updates[place].task));
+        self.unusable.extend(self.stepper.unusable().iter().map(|&index| updates[index].task));
         gradients.into_iter().for_each(|(gradient, _)| self.recycle(gradient));
         Ok(aggregate)
     }
 
-    /// The task's gradient will never be needed.
-    fn forget(&mut self, task: TaskId) {
+    /// Discards the gradient of a task that will not be committed.
+    fn discard(&mut self, task: TaskId) {
         if let Some(update) = self.arrived.remove(&task) {
             self.recycle(update.gradient);
         }
     }
 
-    fn forget_all_of(&mut self, worker: WorkerId) {
+    fn discard_all_of(&mut self, worker: WorkerId) {
         let lost: Vec<TaskId> = self.arrived.keys().copied().filter(|task| task.worker == worker).collect();
-        lost.into_iter().for_each(|task| self.forget(task));
+        lost.into_iter().for_each(|task| self.discard(task));
     }
 
-    fn recycle(&self, gradient: Gradient) {
-        if let Gradient::Received(region) = gradient {
+    fn recycle(&self, gradient: StoredGradient) {
+        if let StoredGradient::Received(region) = gradient {
             self.context.pool.give(region);
         }
     }
 
-    // --- measuring ---
+    // --- evaluation ---
 
-    /// Measures on the held-out set beside the training, so that nobody waits for it.
-    fn start_evaluating<'scope>(&mut self, scope: &'scope Scope<'scope, '_>)
+    /// Starts a thread that evaluates the model on the held-out set, so that training does not wait for it.
+    fn start_evaluator<'scope>(&mut self, scope: &'scope Scope<'scope, '_>)
     where
         'a: 'scope,
     {
         if self.job.evaluate_every == 0 {
             return;
         }
-        // One is measured, one waits; if that one still waits when the next is due, the next is left out.
-        let (sender, receiver) = sync_channel::<Arc<Parameters>>(1);
-        self.to_evaluate = Some(sender);
-        let (workload, door) = (&self.job.workload, self.context.door.clone());
+        // One model is being evaluated, one is queued. If the queue is full, the next evaluation is skipped.
+        let (sender, receiver) = sync_channel::<Arc<ParameterBuffer>>(1);
+        self.evaluation_sender = Some(sender);
+        let (workload, coordinator) = (&self.job.workload, self.context.handle.clone());
         scope.spawn(move || {
             let mut replica = workload.replica();
             for parameters in receiver {
                 let evaluation = replica.evaluate(parameters.region.values());
-                if door.send(Input::Evaluated(evaluation)).is_err() {
+                if coordinator.send(ServerInput::Evaluated(evaluation)).is_err() {
                     break;
                 }
             }
@@ -583,19 +600,19 @@ impl<'a> Coordinator<'a> {
 
     fn evaluate_if_due(&self) {
         let due = self.job.evaluate_every > 0 && self.monitor.iterations().is_multiple_of(self.job.evaluate_every);
-        if let Some(sender) = self.to_evaluate.as_ref().filter(|_| due) {
-            // Full: the last measurement is still being made.
-            let _ = sender.try_send(self.ring.newest().clone());
+        if let Some(sender) = self.evaluation_sender.as_ref().filter(|_| due) {
+            // If the queue is full, this evaluation is skipped.
+            let _ = sender.try_send(self.parameter_ring.newest().clone());
         }
     }
 
-    fn outcome(&mut self, now: Time, stop: Stop) -> RunOutcome {
-        self.to_evaluate = None;
-        let parameters = self.ring.newest().region.values();
+    fn outcome(&mut self, now: Time, stop: StopReason) -> RunOutcome {
+        self.evaluation_sender = None;
+        let parameters = self.parameter_ring.newest().region.values();
         self.monitor.evaluated(self.job.workload.replica().evaluate(parameters));
         let (met, otherwise) = match &stop {
-            Stop::Goal(goal) => (Some(*goal), ""),
-            Stop::Because(reason) => (None, reason.as_str()),
+            StopReason::Goal(goal) => (Some(*goal), ""),
+            StopReason::Other(reason) => (None, reason.as_str()),
         };
         let Job { scheme, seed, setup, goals, .. } = self.job;
         let scheme = scheme.to_string();
@@ -608,13 +625,13 @@ impl<'a> Coordinator<'a> {
         }
     }
 
-    /// Waits, not for long, until everyone has hung up.
-    fn see_off(&mut self, inputs: &mut Inputs) -> Result<(), ServeError> {
-        let join_timeout = Instant::now() + FAREWELL;
+    /// Waits up to [`DISCONNECT_TIMEOUT`] for the workers to disconnect.
+    fn await_disconnects(&mut self, event_source: &mut EventSource) -> Result<(), ServerError> {
+        let deadline = Instant::now() + DISCONNECT_TIMEOUT;
         while !self.ranks.is_empty()
-            && let Some(input) = inputs.next(Some(join_timeout)).map_err(ServeError::System)?
+            && let Some(input) = event_source.next(Some(deadline)).map_err(ServerError::System)?
         {
-            if let Input::Lost { session, .. } = input {
+            if let ServerInput::Lost { session, .. } = input {
                 self.ranks.remove(&session);
             }
         }
@@ -622,15 +639,16 @@ impl<'a> Coordinator<'a> {
     }
 }
 
-fn member<'m>(
-    members: &'m mut BTreeMap<WorkerId, Member>,
+/// The worker of a session, unless it was dismissed.
+fn find_remote<'m>(
+    remotes: &'m mut BTreeMap<WorkerId, RemoteWorker>,
     ranks: &'m HashMap<u64, WorkerId>,
     session: u64,
-) -> Option<(&'m WorkerId, &'m mut Member)> {
+) -> Option<(&'m WorkerId, &'m mut RemoteWorker)> {
     let worker = ranks.get(&session)?;
-    members.get_mut(worker).map(|member| (worker, member))
+    remotes.get_mut(worker).map(|remote| (worker, remote))
 }
 
-fn no_memory(values: usize) -> impl FnOnce(io::Error) -> ServeError {
-    move |error| ServeError::Memory { values, error }
+fn no_memory(values: usize) -> impl FnOnce(io::Error) -> ServerError {
+    move |error| ServerError::Memory { values, error }
 }

@@ -1,4 +1,4 @@
-//! What ends a server.
+//! Errors that end a server.
 
 use std::io;
 
@@ -8,24 +8,24 @@ use thiserror::Error;
 use crate::address::Address;
 use crate::keys::KeysError;
 
-/// Why a server could not run, or could not go on.
+/// Why a server can't start, or can't continue.
 #[derive(Debug, Error)]
-pub enum ServeError {
-    /// An address can't be listened on.
-    #[error("can't listen on {address}: {}", in_words(error))]
+pub enum ServerError {
+    /// The server can't listen on an address.
+    #[error("can't listen on {address}: {}", bind_reason(error))]
     Bind {
         /// The address.
         address: Address,
-        /// Why.
+        /// The cause.
         error: io::Error,
     },
-    /// Strangers could join.
+    /// The address can be reached from other machines, and no keys are set.
     #[error(
-        "whoever reaches {address} could join and see the model: give --keys DIR (paceline keys makes one), or --open to \
-         let anyone in"
+        "{address} can be reached from other machines without keys: give --keys DIR ('paceline keys' generates them), \
+         or --open to let any worker join"
     )]
-    Open {
-        /// Where.
+    NoKeys {
+        /// The address.
         address: Address,
     },
     /// The keys can't be used.
@@ -34,33 +34,34 @@ pub enum ServeError {
     /// The scheme can't be built.
     #[error(transparent)]
     Scheme(#[from] SpecError),
-    /// The scheme broke a law.
+    /// The scheme made an invalid decision.
     #[error(transparent)]
     Ledger(#[from] LedgerError),
-    /// There is no memory for parameters or gradients.
-    #[error("no memory for {values} values: {error}")]
+    /// Memory for parameters or gradients can't be allocated.
+    #[error("can't allocate memory for {values} values: {error}")]
     Memory {
-        /// How many were needed at once.
+        /// The length of the vector.
         values: usize,
-        /// Why.
+        /// The cause.
         error: io::Error,
     },
-    /// The operating system denies what every server needs.
-    #[error("the system does not let the server work: {0}")]
+    /// A system call that the server needs fails.
+    #[error("a system call of the server failed: {0}")]
     System(io::Error),
-    /// The scheme committed an update after it had queued newer work behind its task. Such a gradient is late by the
-    /// protocol, and was never sent.
+    /// The scheme committed an update after it had queued newer work behind the task. The gradient of such a task is
+    /// late and is never sent.
     #[error("the scheme committed {0}, whose gradient was not sent: newer work had been queued behind it")]
-    Withheld(TaskId),
-    /// The scheme committed by [`Compensated`](paceline_core::Step::Compensated) without having said that it would.
-    #[error("the scheme corrected {0} for the steps since, but did not say before that it compensates")]
-    Forgotten(TaskId),
+    GradientNotSent(TaskId),
+    /// The scheme committed with [`Compensated`](paceline_core::CommitStep::Compensated), but had not announced that it
+    /// compensates, so the model that the update was computed from was not kept.
+    #[error("the scheme committed {0} with delay compensation, but had not announced that it compensates")]
+    ModelNotKept(TaskId),
 }
 
-fn in_words(error: &io::Error) -> String {
+fn bind_reason(error: &io::Error) -> String {
     match error.kind() {
-        io::ErrorKind::AddrInUse => "it is in use; is another server running there?".into(),
-        io::ErrorKind::AddrNotAvailable => "it is not an address of this machine".into(),
+        io::ErrorKind::AddrInUse => "the address is in use; is another server running?".into(),
+        io::ErrorKind::AddrNotAvailable => "this machine does not have the address".into(),
         io::ErrorKind::PermissionDenied => "not permitted; ports below 1024 need privileges".into(),
         _ => error.to_string(),
     }

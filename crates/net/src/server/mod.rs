@@ -1,13 +1,18 @@
-//! The server: drives a scheme by the real clock.
+//! The server: runs a scheme with workers in other processes.
+//!
+//! One thread, the `coordinator`, owns all state and makes all decisions. It takes its inputs from an `event_source`.
+//! The `listener` threads accept connections. Every TCP connection has two more threads: `session` reads, `send_queue`
+//! writes. The coordinator itself reads and writes the Unix sockets of workers that share memory (`local_reader`).
+//! `remote_worker` tracks the tasks of one worker, `parameter_ring` holds the versions of the model.
 
 mod coordinator;
 mod error;
-mod inputs;
-mod listen;
-mod local;
-mod member;
-mod outbox;
-mod ring;
+mod event_source;
+mod listener;
+mod local_reader;
+mod parameter_ring;
+mod remote_worker;
+mod send_queue;
 mod session;
 #[cfg(test)]
 mod tests;
@@ -18,114 +23,115 @@ use std::thread;
 use paceline_core::WorkerId;
 use paceline_runtime::{Job, ResumePoint, ServerObserver, Summary};
 
-pub use error::ServeError;
+pub use error::ServerError;
 
 use crate::address::Address;
+use crate::connection::Traffic;
 use crate::keys::Keys;
-use crate::link::Traffic;
 use crate::payload::PayloadFormat;
 use coordinator::Coordinator;
-use inputs::{Door, Input, Inputs};
-use listen::{Closing, Listener, Switchboard, Terms, accept_all, raise_file_limit};
-use session::{Context, Pool};
+use event_source::{CoordinatorHandle, EventSource, ServerInput};
+use listener::{CloseOnDrop, ConnectionRegistry, Listener, TcpOptions, accept_all, raise_file_limit};
+use session::{GradientPool, SessionContext};
 
-/// Connections at a time over TCP, each of which costs two threads, and as many that share memory.
-pub const CONNECTIONS: usize = 8_192;
+/// The limit of open connections per transport. Every TCP connection costs two threads.
+pub const MAX_CONNECTIONS: usize = 8_192;
 
-/// How values travel over networks. In shared memory nothing travels.
+/// How values are sent over TCP, and which workers may join. Shared memory needs none of this.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TransportOptions {
-    /// Their form; default `f32`.
+    /// The number format of parameters and gradients; default `f32`.
     pub payload: PayloadFormat,
-    /// TCP's congestion control, e.g. `reno`; the system's own by default.
+    /// The TCP congestion control, e.g. `reno`; by default that of the system.
     pub congestion: Option<String>,
-    /// Who may take part over TCP, which is encrypted then.
+    /// The keys that workers must have to join over TCP. With keys, TCP connections are encrypted.
     pub keys: Option<Keys>,
-    /// Whether anyone may take part who reaches an address, from other machines too; not by default.
+    /// Whether workers on other machines may join without keys; default `false`.
     pub open: bool,
 }
 
-/// What a run leaves.
+/// The result of a run.
 #[derive(Debug, Clone)]
 pub struct RunOutcome {
-    /// The run in numbers.
+    /// The summary of the run.
     pub summary: Summary,
-    /// The model.
+    /// The final parameters of the model.
     pub parameters: Vec<f32>,
-    /// Workers that delayed their answers on purpose, and how.
+    /// The workers with emulated delays, each with the description of its delays.
     pub emulated: Vec<(WorkerId, String)>,
 }
 
-/// A server that listens and has not begun.
+/// A server that listens and has not started its run.
 #[derive(Debug)]
 pub struct Server {
     listeners: Vec<Listener>,
     addresses: Vec<Address>,
     transport: TransportOptions,
-    terms: Terms,
+    tcp_options: TcpOptions,
     traffic: Traffic,
-    door: Door,
-    inputs: Inputs,
+    handle: CoordinatorHandle,
+    event_source: EventSource,
 }
 
-/// Ends a run from elsewhere, e.g. on Ctrl-C.
+/// Stops a run from another thread, e.g. on Ctrl-C.
 #[derive(Debug, Clone)]
 pub struct Stopper {
-    door: Door,
+    handle: CoordinatorHandle,
 }
 
 impl Stopper {
-    /// Ends the run as soon as it can end; `reason` goes into the summary and to the workers.
+    /// Stops the run as soon as possible. `reason` appears in the summary and is sent to the workers.
     pub fn stop(&self, reason: &str) {
-        // A run that is over can't be stopped again.
-        let _ = self.door.send(Input::Stop { reason: reason.into() });
+        // It fails only if the run has ended already.
+        let _ = self.handle.send(ServerInput::Stop { reason: reason.into() });
     }
 }
 
 impl Server {
-    /// Listens on all of `addresses`, and lets this process have as many open files as it may.
+    /// Listens on all of `addresses`, and raises this process's limit of open files to its maximum.
     ///
     /// # Errors
-    /// If one can't be listened on, or strangers could join there and are not to.
-    pub fn bind(addresses: &[Address], transport: TransportOptions) -> Result<Self, ServeError> {
+    /// If the server can't listen on an address, or an address can be reached from other machines and `transport` has
+    /// neither keys nor `open`.
+    pub fn bind(addresses: &[Address], transport: TransportOptions) -> Result<Self, ServerError> {
         raise_file_limit();
         if let Some(address) = addresses.iter().find(|address| !address.is_loopback())
             && transport.keys.is_none()
             && !transport.open
         {
-            return Err(ServeError::Open { address: address.clone() });
+            return Err(ServerError::NoKeys { address: address.clone() });
         }
         let encryption = transport.keys.as_ref().map(Keys::server).transpose()?;
-        let terms = Terms { congestion: transport.congestion.clone(), encryption };
+        let tcp_options = TcpOptions { congestion: transport.congestion.clone(), encryption };
         let bind = |address: &Address| {
-            Listener::bind(address).map_err(|error| ServeError::Bind { address: address.clone(), error })
+            Listener::bind(address).map_err(|error| ServerError::Bind { address: address.clone(), error })
         };
         let bound = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
         let (listeners, addresses) = bound.into_iter().unzip();
         let traffic = Traffic::default();
-        let (door, inputs) = Inputs::new(traffic.clone()).map_err(ServeError::System)?;
-        Ok(Server { listeners, addresses, transport, terms, traffic, door, inputs })
+        let (handle, event_source) = EventSource::new(traffic.clone()).map_err(ServerError::System)?;
+        Ok(Server { listeners, addresses, transport, tcp_options, traffic, handle, event_source })
     }
 
-    /// The addresses listened on, with the ports that were chosen where 0 was asked for.
+    /// The addresses the server listens on. Port 0 is replaced by the port that the system chose.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
 
-    /// Something to end the run with.
+    /// A handle that stops the run.
     pub fn stopper(&self) -> Stopper {
-        Stopper { door: self.door.clone() }
+        Stopper { handle: self.handle.clone() }
     }
 
-    /// Runs `job` with the workers that come, until it is over. Then all connections are closed and all threads ended.
+    /// Runs `job` with the workers that join, until it ends. All connections are then closed and all threads joined.
     ///
     /// # Errors
-    /// If the scheme can't be built or breaks a law, or there is no memory. That a worker fails is no error.
-    pub fn run(self, job: &Job, observer: &mut dyn ServerObserver) -> Result<RunOutcome, ServeError> {
+    /// If the scheme can't be built or makes an invalid decision, or memory runs out. A failing worker is not an error.
+    pub fn run(self, job: &Job, observer: &mut dyn ServerObserver) -> Result<RunOutcome, ServerError> {
         self.run_from(job, None, observer)
     }
 
-    /// Goes on with a run of `job` where it was. Its workers have to come again.
+    /// Resumes a run of `job` from a checkpoint. Its workers have to rejoin.
     ///
     /// # Errors
     /// As [`run`](Server::run).
@@ -134,7 +140,7 @@ impl Server {
         job: &Job,
         from: ResumePoint,
         observer: &mut dyn ServerObserver,
-    ) -> Result<RunOutcome, ServeError> {
+    ) -> Result<RunOutcome, ServerError> {
         self.run_from(job, Some(from), observer)
     }
 
@@ -143,30 +149,30 @@ impl Server {
         job: &Job,
         from: Option<ResumePoint>,
         observer: &mut dyn ServerObserver,
-    ) -> Result<RunOutcome, ServeError> {
-        let Server { listeners, addresses, transport, terms, traffic, door, inputs } = self;
+    ) -> Result<RunOutcome, ServerError> {
+        let Server { listeners, addresses, transport, tcp_options, traffic, handle, event_source } = self;
         let shared = addresses.iter().any(|address| matches!(address, Address::Local { .. }));
-        let context = Context {
-            door,
-            pool: Pool::default(),
+        let context = SessionContext {
+            handle,
+            pool: GradientPool::default(),
             traffic,
             payload: transport.payload,
             keys: transport.keys,
             length: job.workload.layout().len(),
         };
-        let (switchboard, sessions) = (Switchboard::new(), AtomicU64::new(0));
+        let (registry, sessions) = (ConnectionRegistry::new(), AtomicU64::new(0));
         let coordinator = Coordinator::new(job, &context, shared, observer, from)?;
         thread::scope(|scope| {
             for listener in &listeners {
-                let (context, switchboard, sessions) = (&context, &switchboard, &sessions);
-                let terms = &terms;
-                scope.spawn(move || accept_all(scope, context, switchboard, sessions, listener, terms));
+                let (context, registry, sessions) = (&context, &registry, &sessions);
+                let tcp_options = &tcp_options;
+                scope.spawn(move || accept_all(scope, context, registry, sessions, listener, tcp_options));
             }
-            // Dropped last to first, even when a panic passes through: whoever still waits to be heard gets an error,
-            // then all connections end, then the scope waits for their threads.
-            let _closing = Closing { switchboard: &switchboard, listeners: &listeners };
-            let mut inputs = inputs;
-            coordinator.run(scope, &mut inputs)
+            // Dropped in reverse order, also on a panic: first the event source, so that pending senders get an error,
+            // then all connections are closed, then the scope joins their threads.
+            let _close_on_drop = CloseOnDrop { registry: &registry, listeners: &listeners };
+            let mut event_source = event_source;
+            coordinator.run(scope, &mut event_source)
         })
     }
 }

@@ -1,38 +1,38 @@
-//! A TCP connection, read by a thread of its own from the first word to the last.
+//! One TCP connection, read by its own thread from the handshake to the end.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::inputs::{Door, Input, Landed};
-use super::member::Desk;
-use super::outbox::Outbox;
+use super::event_source::{CoordinatorHandle, ReceivedGradient, RunEnded, ServerInput};
+use super::remote_worker::UploadPermits;
+use super::send_queue::SendQueue;
+use crate::connection::{Incoming, Receiver, Socket, Traffic, invalid};
 use crate::keys::Keys;
-use crate::link::{Incoming, Receiver, Socket, Traffic, invalid};
-use crate::message::{Gradient, ToServer, ToWorker};
+use crate::message::{GradientLocation, ToServer, ToWorker};
 use crate::payload::PayloadFormat;
-use crate::region::Region;
+use crate::shared_memory::Region;
 
-/// How long a new connection may take to say hello: strangers must not hold a thread for ever.
-pub(super) const HELLO: Duration = Duration::from_secs(10);
+/// The time limit of the handshake, so that an unknown peer can't hold a thread for long.
+pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a peer that was told why may take to hang up.
-pub(super) const FAREWELL: Duration = Duration::from_secs(5);
+/// How long a peer may take to close the connection after its last message was sent.
+pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How much a refused peer may still say before it is cut off, in bytes.
-const FAREWELL_BYTES: usize = 64 * 1024 * 1024;
+/// How many bytes are still read from a refused peer before it is disconnected.
+const MAX_DRAINED_BYTES: usize = 64 * 1024 * 1024;
 
-/// Stack of a connection's threads, in bytes: they hold little, and there may be thousands.
-pub(super) const STACK: usize = 128 * 1024;
+/// The stack size of a connection's threads, in bytes. They need little, and there may be thousands.
+pub(super) const THREAD_STACK_SIZE: usize = 128 * 1024;
 
-/// Buffers that received gradients lie in, used again and again.
+/// The buffers for gradients received over TCP; they are reused.
 #[derive(Debug, Default)]
-pub(super) struct Pool {
+pub(super) struct GradientPool {
     free: Mutex<Vec<Region>>,
 }
 
-impl Pool {
+impl GradientPool {
     pub(super) fn give(&self, region: Region) {
         self.free.lock().unwrap_or_else(PoisonError::into_inner).push(region);
     }
@@ -45,158 +45,163 @@ impl Pool {
 
 /// What all sessions share.
 #[derive(Debug)]
-pub(super) struct Context {
-    pub(super) door: Door,
-    pub(super) pool: Pool,
+pub(super) struct SessionContext {
+    pub(super) handle: CoordinatorHandle,
+    pub(super) pool: GradientPool,
     pub(super) traffic: Traffic,
     pub(super) payload: PayloadFormat,
-    /// Who may take part over a network; anyone if there are none.
+    /// The keys that a worker must have to join over TCP; without keys every worker may join.
     pub(super) keys: Option<Keys>,
-    /// Length of the parameter vector.
+    /// The length of the parameter vector.
     pub(super) length: usize,
 }
 
-/// Talks to whoever connected, until it is gone and has been told what there was to tell.
-pub(super) fn attend(context: &Context, session: u64, peer: String, socket: Socket) {
-    let (outbox, queue) = Outbox::tcp(socket.clone(), context.payload, context.traffic.clone());
+/// Serves a connection until the peer has closed it and the last messages are sent.
+pub(super) fn serve_session(context: &SessionContext, session: u64, peer: String, socket: Socket) {
+    let (send_queue, writer) = SendQueue::tcp(socket.clone(), context.payload, context.traffic.clone());
     let receiver = Receiver::new(socket, context.traffic.clone());
     thread::scope(|scope| {
-        let writer = thread::Builder::new().name(format!("to {peer}")).stack_size(STACK);
-        match writer.spawn_scoped(scope, move || queue.write()) {
-            Ok(_) => listen(context, session, peer, outbox, receiver),
-            Err(error) => turned_away(context, peer, error.to_string()),
+        let thread = thread::Builder::new().name(format!("to {peer}")).stack_size(THREAD_STACK_SIZE);
+        match thread.spawn_scoped(scope, move || writer.write()) {
+            Ok(_) => run_session(context, session, peer, send_queue, receiver),
+            Err(error) => report_refusal(context, peer, error.to_string()),
         }
     });
 }
 
-/// Hears a connection out, from its hello to its end.
-fn listen(context: &Context, session: u64, peer: String, outbox: Outbox, mut receiver: Receiver) {
-    let (rank, emulated) = match hello(&mut receiver, context.keys.as_ref()) {
+/// Reads a connection from the handshake to its end.
+fn run_session(context: &SessionContext, session: u64, peer: String, send_queue: SendQueue, mut receiver: Receiver) {
+    let (rank, emulated) = match read_hello(&mut receiver, context.keys.as_ref()) {
         Ok(hello) => hello,
         Err(error) => {
-            outbox.close(&ToWorker::Refuse { reason: error.to_string(), again: false });
-            turned_away(context, peer, error.to_string());
-            return linger(receiver);
+            send_queue.close(&ToWorker::Refuse { reason: error.to_string(), may_rejoin: false });
+            report_refusal(context, peer, error.to_string());
+            return drain(receiver);
         }
     };
-    let desk = Arc::new(Desk::default());
-    let arrived = Input::Arrived { session, peer, rank, emulated, outbox, desk: desk.clone() };
-    if context.door.send(arrived).is_err() {
+    let permits = Arc::new(UploadPermits::default());
+    let request = ServerInput::JoinRequested { session, peer, rank, emulated, send_queue, permits: permits.clone() };
+    if context.handle.send(request).is_err() {
         return;
     }
-    let mut reader = Reader { context, session, desk: &desk, receiver };
+    let mut reader = SessionReader { context, session, permits: &permits, receiver };
     let reason = match reader.read() {
-        Ok(()) => "it closed the connection".into(),
+        Ok(()) => "connection closed".into(),
         Err(error) => error.to_string(),
     };
-    // The coordinator refuses a session that broke the rules, with this reason; if it is gone, so is the run.
-    let _ = context.door.send(Input::Lost { session, reason });
-    linger(reader.receiver);
+    // The coordinator refuses a session that broke the protocol, with this reason. It fails only if the run has ended.
+    let _ = context.handle.send(ServerInput::Lost { session, reason });
+    drain(reader.receiver);
 }
 
-fn turned_away(context: &Context, peer: String, reason: String) {
-    // Nobody listens any more when the run is over.
-    let _ = context.door.send(Input::TurnedAway { peer, reason });
+fn report_refusal(context: &SessionContext, peer: String, reason: String) {
+    // It fails only if the run has ended.
+    let _ = context.handle.send(ServerInput::Refused { peer, reason });
 }
 
-/// The first word, which must come soon and whole, from somebody who knows the token.
-fn hello(receiver: &mut Receiver, keys: Option<&Keys>) -> io::Result<(Option<u32>, Option<String>)> {
-    receiver.set_deadline(Some(Instant::now() + HELLO))?;
-    let first = match receiver.next::<ToServer>()? {
+/// Reads the hello, which must arrive completely within [`HANDSHAKE_TIMEOUT`] and carry the token if there are keys.
+fn read_hello(receiver: &mut Receiver, keys: Option<&Keys>) -> io::Result<(Option<u32>, Option<String>)> {
+    receiver.set_deadline(Some(Instant::now() + HANDSHAKE_TIMEOUT))?;
+    let hello = match receiver.next::<ToServer>()? {
         Incoming::Message(ToServer::Hello { rank, emulated, token }) => {
-            let denied = match (keys, token) {
-                (Some(_), None) => Some("it showed no token"),
-                (Some(keys), Some(token)) if !keys.admit(&token) => Some("it showed a wrong token"),
+            let denial = match (keys, token) {
+                (Some(_), None) => Some("no token: start the worker with --keys DIR"),
+                (Some(keys), Some(token)) if !keys.verify(&token) => {
+                    Some("wrong token: start the worker with the --keys DIR of the server")
+                }
                 _ => None,
             };
-            if let Some(denied) = denied {
-                return Err(io::Error::new(io::ErrorKind::PermissionDenied, denied));
+            if let Some(reason) = denial {
+                return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
             }
             (rank, emulated)
         }
-        Incoming::End => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed without a word")),
-        _ => return Err(invalid("expected a hello first")),
+        Incoming::End => {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "connection closed before the handshake"));
+        }
+        _ => return Err(invalid("expected a hello as the first message")),
     };
     receiver.set_deadline(None)?;
-    Ok(first)
+    Ok(hello)
 }
 
-/// Lets a peer that was told why read it: closing on unread bytes would take the words back. One that is gone is not
-/// waited for.
-fn linger(mut receiver: Receiver) {
-    if receiver.set_deadline(Some(Instant::now() + FAREWELL)).is_ok() {
-        let _ = receiver.skip(FAREWELL_BYTES);
+/// Reads on for a while, so that the peer receives its last message: closing a connection with unread bytes resets it
+/// and discards what was sent. Ends at once if the peer has closed.
+fn drain(mut receiver: Receiver) {
+    if receiver.set_deadline(Some(Instant::now() + CLOSE_TIMEOUT)).is_ok() {
+        let _ = receiver.skip(MAX_DRAINED_BYTES);
     }
 }
 
-/// A peer's words as they may be shown: on a terminal, control characters would do things.
-pub(super) fn printable(words: &str) -> String {
-    words.replace(char::is_control, " ")
+/// Text from a peer without control characters, which a terminal would interpret.
+pub(super) fn printable(text: &str) -> String {
+    text.replace(char::is_control, " ")
 }
 
-/// What a member's message means; `land` says where a reported gradient is.
-pub(super) fn translate(
+/// Turns a worker's message into an input of the coordinator; `locate` says where a reported gradient is.
+pub(super) fn into_input(
     session: u64,
     message: ToServer,
-    land: impl FnOnce(u64, Gradient) -> io::Result<Landed>,
-) -> io::Result<Input> {
+    locate: impl FnOnce(u64, GradientLocation) -> io::Result<ReceivedGradient>,
+) -> io::Result<ServerInput> {
     match message {
-        ToServer::Hello { .. } => Err(invalid("a second hello")),
-        ToServer::Ready { fingerprint } => Ok(Input::Ready { session, fingerprint }),
+        ToServer::Hello { .. } => Err(invalid("second hello")),
+        ToServer::Ready { fingerprint } => Ok(ServerInput::Ready { session, fingerprint }),
         ToServer::Failed { reason } => Err(io::Error::other(printable(&reason))),
-        ToServer::Dropped { number } => Ok(Input::Dropped { session, number }),
-        ToServer::Asked { number, iterations, words } => {
-            Ok(Input::Asked { session, number, iterations, report: words.into() })
+        ToServer::Dropped { number } => Ok(ServerInput::Dropped { session, number }),
+        ToServer::Asked { number, iterations, report } => {
+            Ok(ServerInput::Asked { session, number, iterations, report: report.into() })
         }
-        ToServer::Report { number, words, loss, gradient } => {
-            let gradient = land(number, gradient)?;
-            Ok(Input::Reported { session, number, report: words.into(), loss, gradient })
+        ToServer::Report { number, report, loss, gradient } => {
+            let gradient = locate(number, gradient)?;
+            Ok(ServerInput::Reported { session, number, report: report.into(), loss, gradient })
         }
     }
 }
 
-struct Reader<'a> {
-    context: &'a Context,
+/// Reads the messages of a worker that has joined.
+struct SessionReader<'a> {
+    context: &'a SessionContext,
     session: u64,
-    desk: &'a Desk,
+    permits: &'a UploadPermits,
     receiver: Receiver,
 }
 
-impl Reader<'_> {
-    /// Reads until the peer is gone, or breaks the rules.
+impl SessionReader<'_> {
+    /// Reads until the peer closes the connection or breaks the protocol.
     fn read(&mut self) -> io::Result<()> {
-        while !self.desk.is_refused() {
+        while !self.permits.is_refused() {
             match self.receiver.next()? {
-                Incoming::Message(message) => self.hear(message)?,
-                Incoming::Chunk(_) => return Err(invalid("a chunk of values that belongs to nothing")),
+                Incoming::Message(message) => self.handle(message)?,
+                Incoming::Chunk(_) => return Err(invalid("chunk of values outside a gradient")),
                 Incoming::End => return Ok(()),
             }
         }
         Ok(())
     }
 
-    fn hear(&mut self, message: ToServer) -> io::Result<()> {
+    fn handle(&mut self, message: ToServer) -> io::Result<()> {
         let mut dropped = false;
-        let input = translate(self.session, message, |number, gradient| match gradient {
-            Gradient::InPlace => Ok(Landed::InPlace),
-            Gradient::Withheld => Ok(Landed::Nowhere),
-            Gradient::Follows => {
-                let landed = self.receive(number)?;
-                dropped = landed.is_none();
-                Ok(landed.unwrap_or(Landed::Nowhere))
+        let input = into_input(self.session, message, |number, gradient| match gradient {
+            GradientLocation::InPlace => Ok(ReceivedGradient::InPlace),
+            GradientLocation::Withheld => Ok(ReceivedGradient::NotSent),
+            GradientLocation::Follows => {
+                let received = self.receive(number)?;
+                dropped = received.is_none();
+                Ok(received.unwrap_or(ReceivedGradient::NotSent))
             }
         })?;
-        if dropped { Ok(()) } else { self.tell(input) }
+        if dropped { Ok(()) } else { self.send(input) }
     }
 
-    fn tell(&self, input: Input) -> io::Result<()> {
-        self.context.door.send(input).map_err(|_| io::Error::other("the run is over"))
+    fn send(&self, input: ServerInput) -> io::Result<()> {
+        self.context.handle.send(input).map_err(|RunEnded| io::Error::other("the run is over"))
     }
 
-    /// Reads a gradient; `None` if the worker dropped the task on the way.
-    fn receive(&mut self, number: u64) -> io::Result<Option<Landed>> {
-        let Context { length, payload, ref pool, .. } = *self.context;
-        let mut region = self.desk.admit(number).then(|| pool.take(length)).transpose()?;
+    /// Receives a gradient; `None` if the worker dropped the task in the middle of it.
+    fn receive(&mut self, number: u64) -> io::Result<Option<ReceivedGradient>> {
+        let SessionContext { length, payload, ref pool, .. } = *self.context;
+        let mut region = self.permits.take(number).then(|| pool.take(length)).transpose()?;
         let mut filled = 0;
         while filled < length {
             match self.receiver.next()? {
@@ -207,16 +212,21 @@ impl Reader<'_> {
                     };
                 }
                 Incoming::Message(ToServer::Dropped { number: dropped }) => {
-                    self.tell(Input::Dropped { session: self.session, number: dropped })?;
+                    self.send(ServerInput::Dropped { session: self.session, number: dropped })?;
                     if dropped == number {
                         region.into_iter().for_each(|region| pool.give(region));
                         return Ok(None);
                     }
                 }
-                Incoming::Message(_) => return Err(invalid("a message in the middle of a gradient")),
-                Incoming::End => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Incoming::Message(_) => return Err(invalid("message in the middle of a gradient")),
+                Incoming::End => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::UnexpectedEof,
+                        "connection closed in the middle of a gradient",
+                    ));
+                }
             }
         }
-        Ok(Some(region.map_or(Landed::Nowhere, Landed::Here)))
+        Ok(Some(region.map_or(ReceivedGradient::NotSent, ReceivedGradient::Received)))
     }
 }

@@ -1,4 +1,4 @@
-//! Strangers, liars and the dying: each costs only itself.
+//! A failing or misbehaving peer is refused or dismissed, and the run continues.
 
 use std::io::Write as _;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -12,11 +12,11 @@ use paceline_runtime::{Iteration, Monitor, Notice, Observer};
 use paceline_workload::{Evaluation, Order, Partition, Sampler, SoftmaxRegression, Workload, synthetic_digits};
 
 use super::*;
+use crate::connection::{Incoming, Receiver, Sender, Socket};
 use crate::fingerprint::Fingerprint;
 use crate::frame::{self, FrameHeader};
-use crate::link::{Incoming, Receiver as From, Sender as To, Socket};
-use crate::message::{Gradient, ToServer, ToWorker, Words};
-use crate::worker::{WorkError, Worker, WorkerNotice, WorkerOutcome};
+use crate::message::{GradientLocation, ToServer, ToWorker, WireReport};
+use crate::worker::{Worker, WorkerError, WorkerNotice, WorkerOutcome};
 
 fn workload(seed: u64) -> Arc<dyn Workload> {
     let splits = synthetic_digits(seed, 400, 50).unwrap();
@@ -42,21 +42,21 @@ fn job(scheme: &str, workers: usize, iterations: u64) -> Job {
     }
 }
 
-/// Passes notices on to the test.
-struct Teller(mpsc::Sender<String>);
+/// Sends notices to the test.
+struct NoticeSender(mpsc::Sender<String>);
 
-impl Observer for Teller {}
+impl Observer for NoticeSender {}
 
-impl ServerObserver for Teller {
+impl ServerObserver for NoticeSender {
     fn on_notice(&mut self, notice: &Notice) {
         self.0.send(notice.to_string()).unwrap();
     }
 }
 
-/// Ends the run when a test fails beside it.
-struct EndOnPanic(Stopper);
+/// Stops the run if the test thread panics.
+struct StopOnPanic(Stopper);
 
-impl Drop for EndOnPanic {
+impl Drop for StopOnPanic {
     fn drop(&mut self) {
         if thread::panicking() {
             self.0.stop("the test failed");
@@ -64,24 +64,24 @@ impl Drop for EndOnPanic {
     }
 }
 
-/// Runs `job` while `play` does what it likes; gives the outcome and the notices that `play` left.
+/// Runs `job` while `play` acts as its peers. Returns the outcome and the notices that `play` did not take.
 fn serve(job: &Job, play: impl FnOnce(&Address, &Notices<String>, &Stopper) + Send) -> (RunOutcome, Vec<String>) {
     let server = Server::bind(&["127.0.0.1:0".parse().unwrap()], TransportOptions::default()).unwrap();
     let address = server.addresses()[0].clone();
     let (sender, notices) = mpsc::channel();
     thread::scope(|scope| {
-        let guard = EndOnPanic(server.stopper());
-        let player = scope.spawn(move || {
+        let guard = StopOnPanic(server.stopper());
+        let peers = scope.spawn(move || {
             play(&address, &notices, &guard.0);
             notices
         });
-        let outcome = server.run(job, &mut Teller(sender)).unwrap();
-        let notices = player.join().unwrap();
+        let outcome = server.run(job, &mut NoticeSender(sender)).unwrap();
+        let notices = peers.join().unwrap();
         (outcome, notices.iter().collect())
     })
 }
 
-fn work(address: &Address, rank: u32, workload: Arc<dyn Workload>) -> Result<WorkerOutcome, WorkError> {
+fn work(address: &Address, rank: u32, workload: Arc<dyn Workload>) -> Result<WorkerOutcome, WorkerError> {
     let address = address.clone();
     let worker = Worker {
         address,
@@ -99,106 +99,116 @@ fn connect(address: &Address) -> TcpStream {
     TcpStream::connect((host.as_str(), *port)).unwrap()
 }
 
-/// A worker that speaks the protocol by hand.
-struct Puppet {
-    to: To,
-    from: From,
+/// A worker whose messages are scripted by the test.
+struct ScriptedWorker {
+    sender: Sender,
+    receiver: Receiver,
     length: usize,
 }
 
-impl Puppet {
-    /// Joins as a worker that has made the right workload.
+impl ScriptedWorker {
+    /// Joins as a worker that has the right workload.
     fn join(address: &Address, job: &Job, rank: u32) -> Self {
-        let mut puppet = Puppet::stranger(connect(address), job);
-        puppet.say(&ToServer::Hello { rank: Some(rank), emulated: None, token: None });
-        assert!(matches!(puppet.from.message(), Ok(ToWorker::Welcome { .. })));
-        puppet.say(&ToServer::Ready { fingerprint: Fingerprint::of(job.workload.as_ref(), job.seed) });
-        puppet
+        let mut worker = ScriptedWorker::connected(connect(address), job);
+        worker.send(&ToServer::Hello { rank: Some(rank), emulated: None, token: None });
+        assert!(matches!(worker.receiver.message(), Ok(ToWorker::Welcome { .. })));
+        worker.send(&ToServer::Ready { fingerprint: Fingerprint::of(job.workload.as_ref(), job.seed) });
+        worker
     }
 
-    fn stranger(stream: TcpStream, job: &Job) -> Self {
+    fn connected(stream: TcpStream, job: &Job) -> Self {
         let socket = Socket::tcp(stream, None).unwrap();
-        let from = From::new(socket.clone(), Traffic::default());
-        Puppet { to: To::new(socket, Traffic::default()), from, length: job.workload.layout().len() }
+        let receiver = Receiver::new(socket.clone(), Traffic::default());
+        ScriptedWorker {
+            sender: Sender::new(socket, Traffic::default()),
+            receiver,
+            length: job.workload.layout().len(),
+        }
     }
 
-    fn say(&mut self, message: &ToServer) {
-        self.to.message(message).unwrap();
+    fn send(&mut self, message: &ToServer) {
+        self.sender.message(message).unwrap();
     }
 
-    /// The number of the next task it is given, with its model.
+    /// Receives the next assignment and its model, and returns the number of the task.
     fn task(&mut self) -> u64 {
-        let ToWorker::Assign { assignment, .. } = self.from.message().unwrap() else { panic!("expected work") };
-        assert!(matches!(self.from.message(), Ok(ToWorker::Model { .. })));
+        let ToWorker::Assign { assignment, .. } = self.receiver.message().unwrap() else {
+            panic!("expected an assignment")
+        };
+        assert!(matches!(self.receiver.message(), Ok(ToWorker::Model { .. })));
         let (mut values, mut filled) = (vec![0.0; self.length], 0);
         while filled < self.length {
-            // Messages may come in between.
-            if let Incoming::Chunk(bytes) = self.from.next::<ToWorker>().unwrap() {
-                filled += self.from.chunk(bytes, &mut values[filled..], PayloadFormat::F32).unwrap();
+            // Messages may arrive between chunks.
+            if let Incoming::Chunk(bytes) = self.receiver.next::<ToWorker>().unwrap() {
+                filled += self.receiver.chunk(bytes, &mut values[filled..], PayloadFormat::F32).unwrap();
             }
         }
         assignment.task.number
     }
 
-    fn report(&mut self, number: u64, loss: f64, gradient: Gradient) {
-        self.say(&ToServer::Report { number, words: Words::default(), loss, gradient });
+    fn report(&mut self, number: u64, loss: f64, gradient: GradientLocation) {
+        self.send(&ToServer::Report { number, report: WireReport::default(), loss, gradient });
     }
 
     fn ask(&mut self, number: u64, iterations: u32) {
-        self.say(&ToServer::Asked { number, iterations, words: Words::default() });
+        self.send(&ToServer::Asked { number, iterations, report: WireReport::default() });
     }
 
     fn values(&mut self, count: usize) {
-        self.to.chunk(&vec![1.0; count], PayloadFormat::F32).unwrap();
+        self.sender.chunk(&vec![1.0; count], PayloadFormat::F32).unwrap();
     }
 
-    /// Why the server refuses it.
+    /// The reason for which the server refuses or dismisses it.
     fn refusal(mut self) -> String {
         loop {
-            match self.from.next().unwrap() {
+            match self.receiver.next().unwrap() {
                 Incoming::Message(ToWorker::Refuse { reason, .. }) => return reason,
                 Incoming::Message(_) => {}
-                Incoming::Chunk(bytes) => self.from.skip(bytes).unwrap(),
-                Incoming::End => panic!("closed without a word"),
+                Incoming::Chunk(bytes) => self.receiver.skip(bytes).unwrap(),
+                Incoming::End => panic!("closed without a reason"),
             }
         }
     }
 }
 
-/// Waits until the server has said, in any order, that somebody was refused for each of these reasons.
+/// Waits for one refusal with each of these reasons, in any order.
 fn await_refusals(notices: &Notices<String>, reasons: &[&str]) {
     let refused: Vec<String> = notices.iter().take(reasons.len()).collect();
     for reason in reasons {
-        let told = |notice: &String| notice.contains(" was refused: ") && notice.contains(reason);
-        assert!(refused.iter().any(told), "{refused:?}");
+        let is_refusal = |notice: &String| notice.contains(" refused: ") && notice.contains(reason);
+        assert!(refused.iter().any(is_refusal), "{refused:?}");
     }
 }
 
 #[test]
-fn strangers_are_told_why_and_do_no_harm() {
+fn peers_with_an_invalid_handshake_are_refused_with_the_reason() {
     let job = job("bsp", 1, 3);
     let (outcome, notices) = serve(&job, |address, notices, _| {
         let foreign = connect(address);
         (&foreign).write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
-        assert!(Puppet::stranger(foreign, &job).refusal().contains("does not speak Paceline's protocol"));
+        assert!(ScriptedWorker::connected(foreign, &job).refusal().contains("does not speak the Paceline protocol"));
 
         let mut other = frame::encode(&ToServer::Hello { rank: None, emulated: None, token: None }).unwrap();
         other[4..6].copy_from_slice(&7_u16.to_le_bytes());
         let stream = connect(address);
         (&stream).write_all(&other).unwrap();
-        assert!(Puppet::stranger(stream, &job).refusal().contains("speaks protocol 7, this side speaks 1"));
+        assert!(
+            ScriptedWorker::connected(stream, &job)
+                .refusal()
+                .contains("the peer has version 7, this side has version 1")
+        );
 
-        let mut rude = Puppet::stranger(connect(address), &job);
-        rude.say(&ToServer::Dropped { number: 0 });
-        assert_eq!(rude.refusal(), "expected a hello first");
+        let mut without_hello = ScriptedWorker::connected(connect(address), &job);
+        without_hello.send(&ToServer::Dropped { number: 0 });
+        assert_eq!(without_hello.refusal(), "expected a hello as the first message");
 
         let huge = connect(address);
         let mut header = FrameHeader::of_chunk(0);
         header[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
         (&huge).write_all(&header).unwrap();
-        assert!(Puppet::stranger(huge, &job).refusal().contains("a frame of 4294967295 bytes"));
+        assert!(ScriptedWorker::connected(huge, &job).refusal().contains("frame of 4294967295 bytes"));
 
-        await_refusals(notices, &["does not speak", "speaks protocol 7", "hello first", "4294967295"]);
+        await_refusals(notices, &["does not speak", "version 7", "expected a hello", "4294967295"]);
         work(address, 0, job.workload.clone()).unwrap();
     });
     assert_eq!(outcome.summary.iterations, 3);
@@ -206,83 +216,83 @@ fn strangers_are_told_why_and_do_no_harm() {
 }
 
 #[test]
-fn liars_are_dismissed_and_the_others_go_on() {
-    type Lie = fn(&mut Puppet);
-    let lies: [(Lie, &str); 13] = [
-        (|puppet| puppet.report(99, 1.0, Gradient::Withheld), "task 99, which was never assigned"),
-        (|puppet| puppet.say(&ToServer::Dropped { number: 0 }), "nobody had called it off"),
-        (|puppet| puppet.report(0, f64::NAN, Gradient::Withheld), "the loss of task 0 of worker 1 is NaN"),
-        (|puppet| puppet.report(0, 1.0, Gradient::InPlace), "not where it should be"),
-        (|puppet| puppet.report(0, 1.0, Gradient::Withheld), "not where it should be"),
+fn a_worker_that_breaks_the_protocol_is_dismissed_and_the_others_continue() {
+    type Violation = fn(&mut ScriptedWorker);
+    let violations: [(Violation, &str); 13] = [
+        (|worker| worker.report(99, 1.0, GradientLocation::Withheld), "task 99, which was never assigned"),
+        (|worker| worker.send(&ToServer::Dropped { number: 0 }), "it was not cancelled"),
+        (|worker| worker.report(0, f64::NAN, GradientLocation::Withheld), "the loss of task 0 of worker 1 is NaN"),
+        (|worker| worker.report(0, 1.0, GradientLocation::InPlace), "was not sent as assigned"),
+        (|worker| worker.report(0, 1.0, GradientLocation::Withheld), "was not sent as assigned"),
         (
-            |puppet| {
-                puppet.report(0, 1.0, Gradient::Follows);
-                let mut values = vec![1.0; puppet.length];
-                values[puppet.length / 2] = f32::NAN;
-                puppet.to.chunk(&values, PayloadFormat::F32).unwrap();
+            |worker| {
+                worker.report(0, 1.0, GradientLocation::Follows);
+                let mut values = vec![1.0; worker.length];
+                values[worker.length / 2] = f32::NAN;
+                worker.sender.chunk(&values, PayloadFormat::F32).unwrap();
             },
             "the gradient of task 0 of worker 1 is not finite",
         ),
         (
-            |puppet| {
-                let words = Words { compute: Span::from_seconds(1e6), ..Words::default() };
-                puppet.say(&ToServer::Report { number: 0, words, loss: 1.0, gradient: Gradient::Follows });
-                puppet.values(puppet.length);
+            |worker| {
+                let report = WireReport { compute: Span::from_seconds(1e6), ..WireReport::default() };
+                worker.send(&ToServer::Report { number: 0, report, loss: 1.0, gradient: GradientLocation::Follows });
+                worker.values(worker.length);
             },
-            "task 0 of worker 1 can't have taken 1000000.000 s",
+            "task 0 of worker 1 reports 1000000.000 s of computing",
         ),
-        (|puppet| puppet.ask(0, 1), "task 0 of worker 1 asks after 1 iterations; it is not to ask"),
-        (|puppet| puppet.say(&ToServer::Hello { rank: None, emulated: None, token: None }), "a second hello"),
-        (|puppet| puppet.values(3), "belongs to nothing"),
+        (|worker| worker.ask(0, 1), "task 0 of worker 1 asks after 1 iterations; it is not to ask"),
+        (|worker| worker.send(&ToServer::Hello { rank: None, emulated: None, token: None }), "second hello"),
+        (|worker| worker.values(3), "chunk of values outside a gradient"),
         (
-            |puppet| {
-                puppet.report(0, 1.0, Gradient::Follows);
-                puppet.values(puppet.length);
-                puppet.values(1);
+            |worker| {
+                worker.report(0, 1.0, GradientLocation::Follows);
+                worker.values(worker.length);
+                worker.values(1);
             },
-            "belongs to nothing",
-        ),
-        (
-            |puppet| {
-                puppet.report(0, 1.0, Gradient::Follows);
-                puppet.values(puppet.length - 1);
-                puppet.values(2);
-            },
-            "a frame of 8 bytes, where 4 are allowed",
+            "chunk of values outside a gradient",
         ),
         (
-            |puppet| {
+            |worker| {
+                worker.report(0, 1.0, GradientLocation::Follows);
+                worker.values(worker.length - 1);
+                worker.values(2);
+            },
+            "frame of 8 bytes: expected at most 4",
+        ),
+        (
+            |worker| {
                 let fingerprint = Fingerprint::of(workload(1).as_ref(), 1);
-                puppet.say(&ToServer::Ready { fingerprint });
+                worker.send(&ToServer::Ready { fingerprint });
             },
-            "ready twice",
+            "second ready message",
         ),
     ];
-    let lies = lies.map(|(lie, expected)| ("bsp", lie, expected));
-    let local_lies: [(Lie, &str); 4] = [
-        (|puppet| puppet.ask(7, 1), "task 7, which was never assigned"),
-        (|puppet| puppet.ask(0, 2), "asks after 2 iterations; it is to ask after each"),
-        (|puppet| puppet.ask(0, 0), "asks after 0 iterations; none is done"),
+    let violations = violations.map(|(violation, expected)| ("bsp", violation, expected));
+    let local_violations: [(Violation, &str); 4] = [
+        (|worker| worker.ask(7, 1), "task 7, which was never assigned"),
+        (|worker| worker.ask(0, 2), "asks after 2 iterations; it is to ask after each"),
+        (|worker| worker.ask(0, 0), "asks after 0 iterations; none is done"),
         (
-            |puppet| {
-                puppet.report(0, 1.0, Gradient::Follows);
-                puppet.values(puppet.length);
+            |worker| {
+                worker.report(0, 1.0, GradientLocation::Follows);
+                worker.values(worker.length);
             },
             "task 0 of worker 1 was not told to send what it has",
         ),
     ];
-    let local_lies = local_lies.map(|(lie, expected)| ("esync", lie, expected));
-    for (scheme, lie, expected) in lies.into_iter().chain(local_lies) {
+    let local_violations = local_violations.map(|(violation, expected)| ("esync", violation, expected));
+    for (scheme, violation, expected) in violations.into_iter().chain(local_violations) {
         let job = job(scheme, 2, 20);
         let (outcome, notices) = serve(&job, |address, _, _| {
             thread::scope(|scope| {
-                let honest = scope.spawn(|| work(address, 0, job.workload.clone()));
-                let mut puppet = Puppet::join(address, &job, 1);
-                assert_eq!(puppet.task(), 0);
-                lie(&mut puppet);
-                let reason = puppet.refusal();
+                let healthy = scope.spawn(|| work(address, 0, job.workload.clone()));
+                let mut worker = ScriptedWorker::join(address, &job, 1);
+                assert_eq!(worker.task(), 0);
+                violation(&mut worker);
+                let reason = worker.refusal();
                 assert!(reason.contains(expected), "{reason}");
-                honest.join().unwrap().unwrap();
+                healthy.join().unwrap().unwrap();
             });
         });
         assert_eq!(outcome.summary.iterations, 20, "{expected}");
@@ -291,16 +301,16 @@ fn liars_are_dismissed_and_the_others_go_on() {
 }
 
 #[test]
-fn stale_gradients_are_corrected_for_the_steps_since() {
+fn stale_gradients_are_compensated_for_later_steps() {
     let job = job("dc-asgd:lambda=2", 2, 2);
     let (outcome, _) = serve(&job, |address, _, _| {
-        let mut puppets = [0, 1].map(|rank| Puppet::join(address, &job, rank));
-        puppets.iter_mut().for_each(|puppet| assert_eq!(puppet.task(), 0));
-        for mut puppet in puppets {
-            puppet.report(0, 1.0, Gradient::Follows);
-            puppet.values(puppet.length);
-            // The new model comes when the gradient is applied; or the end, with the second.
-            assert!(puppet.from.message::<ToWorker>().is_ok());
+        let mut workers = [0, 1].map(|rank| ScriptedWorker::join(address, &job, rank));
+        workers.iter_mut().for_each(|worker| assert_eq!(worker.task(), 0));
+        for mut worker in workers {
+            worker.report(0, 1.0, GradientLocation::Follows);
+            worker.values(worker.length);
+            // The new model arrives when the gradient is applied; after the second one the run ends.
+            assert!(worker.receiver.message::<ToWorker>().is_ok());
         }
     });
     // All gradients are 1: the first step is −0.01, the second's gradient 1 + 2·1·1·(−0.01).
@@ -310,7 +320,7 @@ fn stale_gradients_are_corrected_for_the_steps_since() {
 }
 
 #[test]
-fn another_workload_is_refused_and_both_are_named() {
+fn a_worker_with_another_workload_is_refused_and_both_are_named() {
     let job = job("bsp", 1, 2);
     serve(&job, |address, notices, _| {
         let error = work(address, 0, workload(2)).unwrap_err().to_string();
@@ -324,14 +334,14 @@ fn another_workload_is_refused_and_both_are_named() {
             keys: None,
         };
         let error = failed.run(|_| Err("no such data".into()), &mut |_| {}).unwrap_err();
-        assert_eq!(error.to_string(), "can't make the server's workload: no such data");
-        await_refusals(notices, &["another workload", "no such data"]);
+        assert_eq!(error.to_string(), "can't build the workload of the server: no such data");
+        await_refusals(notices, &["different workload", "no such data"]);
         work(address, 0, job.workload.clone()).unwrap();
     });
 }
 
 #[test]
-fn ranks_are_given_once() {
+fn every_rank_is_assigned_once() {
     let job = job("bsp", 2, 2);
     let (outcome, _) = serve(&job, |address, notices, _| {
         thread::scope(|scope| {
@@ -340,7 +350,7 @@ fn ranks_are_given_once() {
             let taken = work(address, 1, job.workload.clone()).unwrap_err().to_string();
             assert!(taken.ends_with("rank 1 is taken"), "{taken}");
             let high = work(address, 70_000, job.workload.clone()).unwrap_err().to_string();
-            assert!(high.ends_with("ranks go from 0 to 65535"), "{high}");
+            assert!(high.ends_with("expected 0 to 65535"), "{high}");
             assert_eq!(work(address, 0, job.workload.clone()).unwrap().worker, WorkerId(0));
             first.join().unwrap().unwrap();
         });
@@ -348,112 +358,113 @@ fn ranks_are_given_once() {
     assert_eq!(outcome.summary.updates_committed, 4);
 }
 
-/// Waits for a notice that begins so.
+/// Waits for a notice that starts with `beginning`.
 fn await_notice(notices: &Notices<String>, beginning: &str) {
     while !notices.recv().unwrap().starts_with(beginning) {}
 }
 
 #[test]
-fn who_dies_in_the_middle_of_anything_is_replaced() {
+fn a_worker_that_dies_while_sending_is_replaced() {
     for scheme in ["bsp", "backup:k=1,dispatch=push-interrupt", "asp", "ssp:staleness=1", "local-sgd:tau=2"] {
         let job = job(scheme, 2, u64::MAX);
         let (outcome, _) = serve(&job, |address, notices, stopper| {
             thread::scope(|scope| {
-                let honest = scope.spawn(|| work(address, 0, job.workload.clone()));
-                let mut dying = Puppet::join(address, &job, 1);
+                let healthy = scope.spawn(|| work(address, 0, job.workload.clone()));
+                let mut dying = ScriptedWorker::join(address, &job, 1);
                 let number = dying.task();
-                dying.report(number, 1.0, Gradient::Follows);
+                dying.report(number, 1.0, GradientLocation::Follows);
                 dying.values(dying.length / 2);
-                dying.to.socket().shutdown(Shutdown::Both);
+                dying.sender.socket().shutdown(Shutdown::Both);
                 await_notice(notices, "worker 1 left: ");
-                let heir = scope.spawn(|| work(address, 1, job.workload.clone()));
+                let successor = scope.spawn(|| work(address, 1, job.workload.clone()));
                 await_notice(notices, "worker 1 joined");
-                stopper.stop("seen enough");
-                for worker in [honest, heir] {
-                    assert_eq!(worker.join().unwrap().unwrap().reason, "seen enough");
+                stopper.stop("the test is done");
+                for worker in [healthy, successor] {
+                    assert_eq!(worker.join().unwrap().unwrap().reason, "the test is done");
                 }
             });
         });
-        assert_eq!(outcome.summary.stopped_by, "seen enough", "{scheme}");
+        assert_eq!(outcome.summary.stopped_by, "the test is done", "{scheme}");
         assert!(!outcome.summary.reached);
     }
 }
 
-/// A worker that comes again and again for a while.
-/// Ends the run when a measurement was shown.
-struct Measured(Stopper, Option<Evaluation>);
+/// Stops the run at the first iteration that reports an evaluation.
+struct StopOnEvaluation(Stopper, Option<Evaluation>);
 
-impl Observer for Measured {
+impl Observer for StopOnEvaluation {
     fn on_iteration(&mut self, _iteration: &Iteration, monitor: &Monitor) {
         if let Some(evaluation) = monitor.fresh_evaluation() {
             self.1 = Some(evaluation);
-            self.0.stop("it was measured");
+            self.0.stop("the model was evaluated");
         }
     }
 }
 
-impl ServerObserver for Measured {}
+impl ServerObserver for StopOnEvaluation {}
 
 #[test]
-fn what_is_measured_beside_the_training_is_shown_with_the_next_iteration() {
+fn an_evaluation_is_reported_with_the_next_iteration() {
     let job = Job { evaluate_every: 1, ..job("bsp", 1, u64::MAX) };
     let server = Server::bind(&["127.0.0.1:0".parse().unwrap()], TransportOptions::default()).unwrap();
     let address = server.addresses()[0].clone();
-    let mut measured = Measured(server.stopper(), None);
+    let mut observer = StopOnEvaluation(server.stopper(), None);
     thread::scope(|scope| {
         scope.spawn(|| work(&address, 0, job.workload.clone()));
-        server.run(&job, &mut measured).unwrap();
+        server.run(&job, &mut observer).unwrap();
     });
-    assert!(measured.1.is_some());
+    assert!(observer.1.is_some());
 }
 
 #[test]
-fn who_is_refused_in_the_middle_of_a_model_does_not_come_again() {
+fn a_worker_refused_in_the_middle_of_a_model_does_not_rejoin() {
     let job = job("bsp", 1, 1);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string().parse().unwrap();
     let refused = thread::scope(|scope| {
         let worker = scope.spawn(|| work(&address, 0, job.workload.clone()));
         let socket = Socket::tcp(listener.accept().unwrap().0, None).unwrap();
-        let (mut to, mut from) = (To::new(socket.clone(), Traffic::default()), From::new(socket, Traffic::default()));
-        from.message::<ToServer>().unwrap();
+        let (mut sender, mut receiver) =
+            (Sender::new(socket.clone(), Traffic::default()), Receiver::new(socket, Traffic::default()));
+        receiver.message::<ToServer>().unwrap();
         let Job { workload_spec, seed, optimizer, .. } = job.clone();
-        to.message(&ToWorker::Welcome { rank: 0, workload_spec, seed, payload: PayloadFormat::F32, optimizer })
+        sender
+            .message(&ToWorker::Welcome { rank: 0, workload_spec, seed, payload: PayloadFormat::F32, optimizer })
             .unwrap();
-        from.message::<ToServer>().unwrap();
-        to.message(&ToWorker::Model { version: Version(0) }).unwrap();
-        to.chunk(&[0.0; 10], PayloadFormat::F32).unwrap();
-        to.message(&ToWorker::Refuse { reason: "enough".into(), again: false }).unwrap();
+        receiver.message::<ToServer>().unwrap();
+        sender.message(&ToWorker::Model { version: Version(0) }).unwrap();
+        sender.chunk(&[0.0; 10], PayloadFormat::F32).unwrap();
+        sender.message(&ToWorker::Refuse { reason: "enough".into(), may_rejoin: false }).unwrap();
         worker.join().unwrap()
     });
-    assert!(matches!(&refused, Err(WorkError::Refused { reason, .. }) if reason == "enough"), "{refused:?}");
+    assert!(matches!(&refused, Err(WorkerError::Refused { reason, .. }) if reason == "enough"), "{refused:?}");
 }
 
-fn patient(address: &Address, rank: u32) -> Worker {
+fn rejoining_worker(address: &Address, rank: u32) -> Worker {
     let join_timeout = Duration::from_secs(60);
     Worker { address: address.clone(), rank: Some(rank), join_timeout, emulation: None, congestion: None, keys: None }
 }
 
 #[test]
-fn who_is_silent_at_work_is_given_up_and_welcome_again() {
+fn a_worker_that_times_out_is_dismissed_and_may_rejoin() {
     for scheme in ["bsp", "esync", "elastic-bsp"] {
         let job = Job { timeout: Span::from_seconds(1.0), ..job(scheme, 2, u64::MAX) };
         serve(&job, |address, notices, stopper| {
             thread::scope(|scope| {
-                let workers = [0, 1].map(|rank| patient(address, rank));
+                let workers = [0, 1].map(|rank| rejoining_worker(address, rank));
                 let run = |worker: Worker| worker.run(|_| Ok(job.workload.clone()), &mut |_| {});
-                let [honest, heir] = workers;
-                let honest = scope.spawn(move || run(honest));
-                let mut frozen = Puppet::join(address, &job, 1);
+                let [healthy, successor] = workers;
+                let healthy = scope.spawn(move || run(healthy));
+                let mut frozen = ScriptedWorker::join(address, &job, 1);
                 frozen.task();
-                // Meanwhile its place is taken; whoever wants it comes again until it is free.
-                let heir = scope.spawn(move || run(heir));
-                await_notice(notices, "worker 1 left: silent for 1.");
+                // Its rank is taken until it times out; the successor tries again until then.
+                let successor = scope.spawn(move || run(successor));
+                await_notice(notices, "worker 1 left: timed out: no report for ");
                 await_notice(notices, "worker 1 joined");
-                assert!(frozen.refusal().ends_with("it may come back"));
-                stopper.stop("seen enough");
-                for worker in [honest, heir] {
-                    assert_eq!(worker.join().unwrap().unwrap().reason, "seen enough");
+                assert!(frozen.refusal().ends_with("(expected within 1.0 s); it may rejoin"));
+                stopper.stop("the test is done");
+                for worker in [healthy, successor] {
+                    assert_eq!(worker.join().unwrap().unwrap().reason, "the test is done");
                 }
             });
         });
@@ -461,27 +472,27 @@ fn who_is_silent_at_work_is_given_up_and_welcome_again() {
 }
 
 #[test]
-fn a_server_that_comes_back_is_joined_again() {
+fn a_worker_rejoins_a_restarted_server() {
     let job = job("bsp", 1, 5);
     let server = Server::bind(&["127.0.0.1:0".parse().unwrap()], TransportOptions::default()).unwrap();
     let address = server.addresses()[0].clone();
     thread::scope(|scope| {
         let mut lost = Vec::new();
-        let worker = patient(&address, 0);
+        let worker = rejoining_worker(&address, 0);
         let worker = scope.spawn(|| {
-            let mut follow = |progress: WorkerNotice<'_>| {
-                if let WorkerNotice::Out { reason } = progress {
+            let mut on_notice = |notice: WorkerNotice<'_>| {
+                if let WorkerNotice::Disconnected { reason } = notice {
                     lost.push(reason.to_string());
                 }
             };
-            (worker.run(|_| Ok(job.workload.clone()), &mut follow), lost)
+            (worker.run(|_| Ok(job.workload.clone()), &mut on_notice), lost)
         });
-        // The first server takes the worker and is gone in the middle of everything.
-        let Listener::Tcp(listener) = &server.listeners[0] else { unreachable!("it listens on TCP") };
+        // The first server disappears during the handshake.
+        let Listener::Tcp(listener) = &server.listeners[0] else { unreachable!("the server listens on TCP") };
         let (stream, _) = listener.accept().unwrap();
-        let mut puppet = Puppet::stranger(stream, &job);
-        assert!(matches!(puppet.from.message(), Ok(ToServer::Hello { .. })));
-        drop((puppet, server));
+        let mut first = ScriptedWorker::connected(stream, &job);
+        assert!(matches!(first.receiver.message(), Ok(ToServer::Hello { .. })));
+        drop((first, server));
         let second = Server::bind(std::slice::from_ref(&address), TransportOptions::default()).unwrap();
         assert_eq!(second.run(&job, &mut ()).unwrap().summary.iterations, 5);
         let (done, lost) = worker.join().unwrap();
@@ -491,9 +502,9 @@ fn a_server_that_comes_back_is_joined_again() {
 }
 
 #[test]
-fn an_address_in_use_is_named() {
+fn an_address_in_use_is_reported() {
     let first = Server::bind(&["127.0.0.1:0".parse().unwrap()], TransportOptions::default()).unwrap();
     let taken = first.addresses()[0].clone();
     let error = Server::bind(std::slice::from_ref(&taken), TransportOptions::default()).unwrap_err().to_string();
-    assert_eq!(error, format!("can't listen on {taken}: it is in use; is another server running there?"));
+    assert_eq!(error, format!("can't listen on {taken}: the address is in use; is another server running?"));
 }

@@ -1,4 +1,4 @@
-//! The thread that computes: gradients at the model, or local iterations on a replica of it.
+//! The computing thread: gradients of the model, or local iterations on a replica of it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,119 +12,123 @@ use paceline_store::{Layout, OptimizerSpec};
 use paceline_workload::{Draw, Replica};
 
 use super::emulation::Emulation;
-use super::load::Load;
 use super::lock;
-use super::mailbox::{End, Mailbox, Task, Use};
+use super::system_load::SystemLoad;
+use super::task_queue::{QueuedTask, ResultStatus, SessionEnd, TaskQueue};
+use crate::connection::{Sender, invalid};
 use crate::frame;
-use crate::link::{Sender, invalid};
-use crate::message::{Gradient, Terms, ToServer, Words};
+use crate::message::{GradientLocation, ReplicaSettings, ToServer, WireReport};
 use crate::payload::PayloadFormat;
-use crate::region::Region;
+use crate::shared_memory::Region;
 
-/// What computes.
+/// Runs the tasks of one session.
 pub(super) struct Computer<'a> {
     pub(super) replica: Box<dyn Replica>,
     pub(super) layout: &'a Layout,
-    /// What steps a replica in local iterations.
+    /// The optimizer of local iterations.
     pub(super) optimizer: OptimizerSpec,
-    pub(super) mailbox: &'a Mailbox,
+    pub(super) task_queue: &'a TaskQueue,
     pub(super) sender: &'a Mutex<Sender>,
     pub(super) payload: PayloadFormat,
-    /// Where gradients lie before they are sent, if they are.
+    /// The buffer for gradients that are sent, if memory is not shared.
     pub(super) gradient: Option<Arc<Mutex<Region>>>,
     pub(super) emulation: Option<&'a mut Emulation>,
-    pub(super) load: Load,
+    pub(super) system_load: SystemLoad,
     pub(super) tasks: u64,
-    /// Where replicas stood that a later task may go on from, by task.
+    /// The states of replicas that a later task may continue from, by task.
     pub(super) replicas: BTreeMap<u64, Vec<f32>>,
 }
 
-/// What came of a task.
-struct Done {
+/// The result of a task.
+struct TaskResult {
     loss: f64,
-    /// How long it was computed since the server was last told.
+    /// The computing time since the last message about this task.
     compute: Span,
     querying: Span,
 }
 
 impl Computer<'_> {
-    /// Does one task after another until the end.
-    pub(super) fn compute(&mut self) -> End {
+    /// Runs one task after another until the session ends.
+    pub(super) fn compute(&mut self) -> SessionEnd {
         loop {
-            let (task, parameters) = match self.mailbox.begin() {
-                Ok(begun) => begun,
+            let (task, parameters) = match self.task_queue.start_next() {
+                Ok(next) => next,
                 Err(end) => return end,
             };
-            if let Err(error) = self.carry_out(task, &parameters) {
-                // If the server said why it hung up, the reader will still find it.
+            if let Err(error) = self.run_task(task, &parameters) {
+                // If the server sent a reason before it closed the connection, the reader still finds it.
                 lock(self.sender).socket().shutdown(Shutdown::Both);
-                return match self.mailbox.wait_for_end() {
-                    End::Lost(_) => End::Lost(error.to_string()),
-                    told => told,
+                return match self.task_queue.wait_for_end() {
+                    SessionEnd::Lost(_) => SessionEnd::Lost(error.to_string()),
+                    known => known,
                 };
             }
             drop(parameters);
-            self.mailbox.finish();
+            self.task_queue.finish();
         }
     }
 
-    fn carry_out(&mut self, Task { assignment, terms, gradient, .. }: Task, parameters: &Region) -> io::Result<()> {
+    fn run_task(
+        &mut self,
+        QueuedTask { assignment, settings, gradient, .. }: QueuedTask,
+        parameters: &Region,
+    ) -> io::Result<()> {
         let shared = gradient.is_some();
         let Some(gradient) = gradient.or_else(|| self.gradient.clone()) else {
-            return Err(invalid("an assignment without its shared buffers"));
+            return Err(invalid("assignment without shared buffers"));
         };
-        let done = match assignment.work {
+        let result = match assignment.work {
             Work::Gradient => self.gradient(&assignment, parameters.values(), &gradient),
-            Work::Local(local) => self.iterate(&assignment, local, terms, parameters.values(), &gradient)?,
+            Work::Local(local) => self.iterate(&assignment, local, settings, parameters.values(), &gradient)?,
         };
-        self.deliver(assignment.task.number, done, &gradient, shared)
+        self.deliver(assignment.task.number, result, &gradient, shared)
     }
 
-    fn gradient(&mut self, assignment: &Assignment, model: &[f32], gradient: &Mutex<Region>) -> Done {
-        let began = Instant::now();
+    fn gradient(&mut self, assignment: &Assignment, model: &[f32], gradient: &Mutex<Region>) -> TaskResult {
+        let started = Instant::now();
         let mut gradient = gradient.lock().unwrap_or_else(PoisonError::into_inner);
         let loss = self.replica.gradient(model, draw(assignment, 0), gradient.values_mut());
-        self.straggle(began);
-        Done { loss, compute: elapsed(began), querying: Span::ZERO }
+        self.emulate_delay(started);
+        TaskResult { loss, compute: elapsed(started), querying: Span::ZERO }
     }
 
-    /// Iterates on a replica for as long as it is told to, and leaves the difference in `difference`.
+    /// Runs local iterations on a replica until they are complete, and writes the model difference to `difference`.
     fn iterate(
         &mut self,
         assignment: &Assignment,
         local: LocalWork,
-        terms: Terms,
+        settings: ReplicaSettings,
         model: &[f32],
         difference: &Mutex<Region>,
-    ) -> io::Result<Done> {
-        let start = self.start(local.start, terms.committed, model);
-        let mut replica = LocalReplica::new(self.layout, start, self.optimizer, terms.rate);
+    ) -> io::Result<TaskResult> {
+        let start = self.start(local.start, settings.committed, model);
+        let mut replica = LocalReplica::new(self.layout, start, self.optimizer, settings.rate);
         let (mut compute, mut querying) = (Span::ZERO, Span::ZERO);
-        while self.mailbox.usefulness() != Use::None {
-            let began = Instant::now();
+        while self.task_queue.result_status() != ResultStatus::Cancelled {
+            let started = Instant::now();
             let loss = replica.begin(self.replica.as_mut(), draw(assignment, replica.iterations()));
-            if !self.straggle(began) {
-                querying += elapsed(began);
+            if !self.emulate_delay(started) {
+                querying += elapsed(started);
                 break;
             }
             replica.complete(loss);
-            compute += elapsed(began);
+            compute += elapsed(started);
             if let LocalLength::Iterations(count) = local.length {
                 if replica.iterations() == count {
                     break;
                 }
                 continue;
             }
-            let words = self.words(std::mem::take(&mut compute), std::mem::take(&mut querying));
-            self.say(&ToServer::Asked { number: assignment.task.number, iterations: replica.iterations(), words })?;
+            let report = self.report(std::mem::take(&mut compute), std::mem::take(&mut querying));
+            self.send(&ToServer::Asked { number: assignment.task.number, iterations: replica.iterations(), report })?;
             let asked = Instant::now();
-            // What is computed already when it is to be sent is sent with the rest.
-            let goes_on = match local.length {
-                LocalLength::AskAndWait => self.mailbox.wait_for_answer(),
-                _ => !self.mailbox.is_collected(),
+            // With `AskAndContinue`, an iteration that is complete when the result is collected is part of it.
+            let continues = match local.length {
+                LocalLength::AskAndWait => self.task_queue.wait_for_reply(),
+                _ => !self.task_queue.is_collected(),
             };
             querying += elapsed(asked);
-            if !goes_on {
+            if !continues {
                 break;
             }
         }
@@ -133,10 +137,10 @@ impl Computer<'_> {
         if let ReplicaStart::Replica { .. } = local.start {
             self.replicas.insert(assignment.task.number, replica_at(model, difference.values()));
         }
-        Ok(Done { loss, compute, querying })
+        Ok(TaskResult { loss, compute, querying })
     }
 
-    /// Where a replica starts. What no task can go on from any more is forgotten.
+    /// The state that a replica starts from. Forgets the states that no task can continue from any more.
     fn start(&mut self, start: ReplicaStart, committed: Option<u64>, model: &[f32]) -> Vec<f32> {
         if let (ReplicaStart::Replica { pull }, Some(committed)) = (start, committed) {
             self.replicas = self.replicas.split_off(&committed);
@@ -147,37 +151,38 @@ impl Computer<'_> {
         model.to_vec()
     }
 
-    /// Is late on purpose, if it is to be. Says whether it could take its time: nobody called for what there is.
-    fn straggle(&mut self, began: Instant) -> bool {
+    /// Sleeps for the emulated delay, if there is one. Returns `false` if the task was cancelled or collected
+    /// meanwhile.
+    fn emulate_delay(&mut self, started: Instant) -> bool {
         let Some(emulation) = &mut self.emulation else { return true };
-        let pause = emulation.pause(began.elapsed());
-        self.mailbox.sleep(pause)
+        let pause = emulation.pause(started.elapsed());
+        self.task_queue.sleep(pause)
     }
 
-    fn words(&mut self, compute: Span, querying: Span) -> Words {
-        let (cpu, memory) = self.load.shares();
-        Words { compute, querying, cpu, memory }
+    fn report(&mut self, compute: Span, querying: Span) -> WireReport {
+        let (cpu, memory) = self.system_load.shares();
+        WireReport { compute, querying, cpu, memory }
     }
 
-    fn say(&self, message: &ToServer) -> io::Result<()> {
+    fn send(&self, message: &ToServer) -> io::Result<()> {
         lock(self.sender).message(message)
     }
 
-    /// Tells the server that a task is done, as far as it still wants to know.
-    fn deliver(&mut self, number: u64, done: Done, gradient: &Mutex<Region>, shared: bool) -> io::Result<()> {
-        let Done { loss, compute, querying } = done;
-        let words = self.words(compute, querying);
-        let report = |gradient| ToServer::Report { number, words, loss, gradient };
-        match self.mailbox.usefulness() {
-            Use::None => return self.say(&ToServer::Dropped { number }),
-            _ if shared => self.say(&report(Gradient::InPlace))?,
-            Use::Late => self.say(&report(Gradient::Withheld))?,
-            Use::Wanted => {
-                lock(self.sender).announce(&frame::encode(&report(Gradient::Follows))?);
+    /// Sends the result of a task, if it is still needed.
+    fn deliver(&mut self, number: u64, result: TaskResult, gradient: &Mutex<Region>, shared: bool) -> io::Result<()> {
+        let TaskResult { loss, compute, querying } = result;
+        let report = self.report(compute, querying);
+        let message = |gradient| ToServer::Report { number, report, loss, gradient };
+        match self.task_queue.result_status() {
+            ResultStatus::Cancelled => return self.send(&ToServer::Dropped { number }),
+            _ if shared => self.send(&message(GradientLocation::InPlace))?,
+            ResultStatus::Late => self.send(&message(GradientLocation::Withheld))?,
+            ResultStatus::Wanted => {
+                lock(self.sender).hold(&frame::encode(&message(GradientLocation::Follows))?);
                 let gradient = gradient.lock().unwrap_or_else(PoisonError::into_inner);
                 for part in gradient.values().chunks(self.payload.values_per_chunk()) {
-                    if self.mailbox.usefulness() == Use::None {
-                        return self.say(&ToServer::Dropped { number });
+                    if self.task_queue.result_status() == ResultStatus::Cancelled {
+                        return self.send(&ToServer::Dropped { number });
                     }
                     lock(self.sender).chunk(part, self.payload)?;
                 }
@@ -192,7 +197,7 @@ fn elapsed(since: Instant) -> Span {
     Span(since.elapsed().as_nanos() as u64)
 }
 
-/// The samples of a gradient, or of the local iteration after so many.
+/// The samples of a gradient, or of the local iteration after `iterations` others.
 fn draw(assignment: &Assignment, iterations: u32) -> Draw {
     let Assignment { task, offset, samples, .. } = *assignment;
     Draw { worker: task.worker.0, offset: offset + u64::from(iterations) * u64::from(samples), samples }

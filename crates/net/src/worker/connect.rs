@@ -1,4 +1,4 @@
-//! Finding the server, with join_timeout.
+//! Connects to the server, and tries again until the join timeout.
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -9,25 +9,25 @@ use std::time::{Duration, Instant};
 
 use rustls::ClientConnection;
 
-use super::{FIRST_WAIT, LONGEST_WAIT, WorkError};
+use super::{MAX_RETRY_DELAY, MIN_RETRY_DELAY, WorkerError};
 use crate::address::Address;
+use crate::connection::Socket;
 use crate::keys::Keys;
-use crate::link::Socket;
 
-/// How long a host may take to answer at all.
-const ONE_ATTEMPT: Duration = Duration::from_secs(5);
+/// The time limit of one attempt to connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Connects to `address`. While nobody listens there it tries again for as long as `join_timeout`, and calls `announce`
-/// before the first wait.
+/// Connects to `address`. If no server listens there, tries again for `join_timeout`, and calls `on_waiting` before the
+/// first wait.
 pub(super) fn connect(
     address: &Address,
     congestion: Option<&str>,
     keys: Option<&Keys>,
     join_timeout: Duration,
-    announce: &mut dyn FnMut(&io::Error),
-) -> Result<Socket, WorkError> {
-    let began = Instant::now();
-    let mut wait = FIRST_WAIT;
+    on_waiting: &mut dyn FnMut(&io::Error),
+) -> Result<Socket, WorkerError> {
+    let started = Instant::now();
+    let mut delay = MIN_RETRY_DELAY;
     loop {
         let error = match attempt(address, congestion, keys) {
             Ok(socket) => return Ok(socket),
@@ -41,24 +41,24 @@ pub(super) fn connect(
                 | io::ErrorKind::NetworkUnreachable
                 | io::ErrorKind::TimedOut
         );
-        let left = join_timeout.saturating_sub(began.elapsed());
+        let left = join_timeout.saturating_sub(started.elapsed());
         if !absent || left.is_zero() {
-            let waited = absent.then(|| began.elapsed());
-            return Err(WorkError::Connect { address: address.clone(), error, waited });
+            let waited = absent.then(|| started.elapsed());
+            return Err(WorkerError::Connect { address: address.clone(), error, waited });
         }
-        if wait == FIRST_WAIT {
-            announce(&error);
+        if delay == MIN_RETRY_DELAY {
+            on_waiting(&error);
         }
-        thread::sleep(wait.min(left));
-        wait = (wait * 2).min(LONGEST_WAIT);
+        thread::sleep(delay.min(left));
+        delay = (delay * 2).min(MAX_RETRY_DELAY);
     }
 }
 
-/// Connects to the first of a host's addresses that answers.
+/// Connects to the first address of a host that accepts.
 fn reach(host: &str, port: u16) -> io::Result<TcpStream> {
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
     for address in (host, port).to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, ONE_ATTEMPT) {
+        match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }

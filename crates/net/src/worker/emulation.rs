@@ -1,39 +1,39 @@
-//! Straggling on purpose: answers that are really late.
+//! Emulated delays: a worker sleeps, so that its tasks really take longer.
 
 use std::fmt;
 use std::time::Duration;
 
-/// How a worker delays its answers. Its tasks take longer by the clock, without any computing; everything that shows
-/// the worker says so.
+/// Emulated delays of a worker. Its tasks take longer without more computation. Outputs that mention the worker say
+/// that it is emulated.
 pub struct Emulation {
     description: String,
-    kind: Kind,
+    kind: DelayKind,
 }
 
-enum Kind {
+enum DelayKind {
     Factor(f64),
     Times(Box<dyn FnMut() -> Duration + Send>),
 }
 
 impl Emulation {
-    /// Every task takes `factor` times as long as its computing; below 1 counts as 1.
+    /// Every task takes `factor` times its computing time; a factor below 1 counts as 1.
     pub fn factor(factor: f64) -> Self {
-        Emulation { description: format!("{factor}× slower"), kind: Kind::Factor(factor.max(1.0)) }
+        Emulation { description: format!("{factor}× slower"), kind: DelayKind::Factor(factor.max(1.0)) }
     }
 
-    /// Tasks take as long as `next` says, one after another, or as their computing where that is longer. The
-    /// `description` is what people are told.
+    /// Every task takes the time that `next` returns, or its computing time if that is longer. Outputs show
+    /// `description`.
     pub fn times(description: impl Into<String>, next: impl FnMut() -> Duration + Send + 'static) -> Self {
-        Emulation { description: description.into(), kind: Kind::Times(Box::new(next)) }
+        Emulation { description: description.into(), kind: DelayKind::Times(Box::new(next)) }
     }
 
-    /// How long to wait after a task that took `computed`.
+    /// The time to sleep after a task that computed for `computed`.
     pub(super) fn pause(&mut self, computed: Duration) -> Duration {
         match &mut self.kind {
-            // Forty years are as good as any longer time, and no float is too large for them.
-            Kind::Factor(factor) => Duration::try_from_secs_f64(computed.as_secs_f64() * (*factor - 1.0))
+            // The limit, 136 years, also replaces values that `Duration` can't hold.
+            DelayKind::Factor(factor) => Duration::try_from_secs_f64(computed.as_secs_f64() * (*factor - 1.0))
                 .unwrap_or(Duration::from_secs(u64::from(u32::MAX))),
-            Kind::Times(next) => next().saturating_sub(computed),
+            DelayKind::Times(next) => next().saturating_sub(computed),
         }
     }
 }
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_to_the_wanted_time_is_waited() {
+    fn a_task_sleeps_for_the_rest_of_its_emulated_time() {
         let second = Duration::from_secs(1);
         assert_eq!(Emulation::factor(3.0).pause(second), 2 * second);
         assert_eq!(Emulation::factor(0.5).pause(second), Duration::ZERO);

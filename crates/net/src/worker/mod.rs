@@ -1,10 +1,10 @@
-//! A worker: computes what the server asks for, until the run is over.
+//! The worker: computes what the server assigns, until the run is over.
 
 mod computer;
 mod connect;
 mod emulation;
-mod load;
-mod mailbox;
+mod system_load;
+mod task_queue;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,102 +20,102 @@ use thiserror::Error;
 pub use emulation::Emulation;
 
 use crate::address::Address;
+use crate::connection::{Incoming, Receiver, Sender, Socket, Traffic, invalid, unexpected};
 use crate::fingerprint::Fingerprint;
-use crate::frame::Kind;
+use crate::frame::FrameKind;
 use crate::keys::Keys;
-use crate::link::{Incoming, Receiver, Sender, Socket, Traffic, invalid, unexpected};
-use crate::message::{Buffer, Buffers, ToServer, ToWorker};
+use crate::message::{SharedBuffer, SharedBuffers, ToServer, ToWorker};
 use crate::payload::PayloadFormat;
-use crate::region::{Region, Writer};
+use crate::shared_memory::{Region, RegionWriter};
 use computer::Computer;
 use connect::connect;
-use load::Load;
-use mailbox::{End, Mailbox, Task, Verdict};
+use system_load::SystemLoad;
+use task_queue::{IterationReply, QueuedTask, SessionEnd, TaskQueue};
 
-/// How a worker joins.
+/// A worker and how it joins its server.
 #[derive(Debug)]
 pub struct Worker {
-    /// Where the server is.
+    /// The address of the server.
     pub address: Address,
-    /// The rank to ask for; the server chooses if there is none.
+    /// The rank to ask for; `None` lets the server choose.
     pub rank: Option<u32>,
-    /// How long to try while no server is there, at first and whenever it is lost.
+    /// How long to try to reach the server, when joining and when rejoining.
     pub join_timeout: Duration,
-    /// How to be late on purpose.
+    /// Emulated delays; `None` for no delays.
     pub emulation: Option<Emulation>,
-    /// TCP's congestion control, e.g. `reno`; the system's own by default.
+    /// The TCP congestion control, e.g. `reno`; by default that of the system.
     pub congestion: Option<String>,
-    /// What to show a server that wants to know its workers, and to know it by.
+    /// The keys that authenticate this worker and its server over TCP, if the server has keys.
     pub keys: Option<Keys>,
 }
 
-/// What a worker has to say on the way.
+/// A change in the state of a worker.
 #[derive(Debug)]
 pub enum WorkerNotice<'a> {
-    /// No server is there yet; it will be tried again.
+    /// The server can't be reached yet; the worker tries again.
     Waiting {
-        /// What came of the first try.
+        /// Why the first attempt failed.
         error: &'a io::Error,
     },
-    /// The server is lost, or has no place for this worker at present; it will be tried again.
-    Out {
-        /// Why.
+    /// The connection is lost, or the server has no place for this worker now; the worker tries again.
+    Disconnected {
+        /// The reason.
         reason: &'a str,
     },
-    /// The server takes this worker.
-    Welcomed {
-        /// As this rank.
+    /// The server has accepted this worker.
+    Joined {
+        /// The rank of the worker.
         worker: WorkerId,
     },
 }
 
-/// What a worker leaves.
+/// The result of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerOutcome {
-    /// Its rank.
+    /// The rank of the worker.
     pub worker: WorkerId,
-    /// Tasks it finished.
+    /// The number of tasks that it finished.
     pub tasks: u64,
     /// Why the run ended.
     pub reason: String,
 }
 
-/// Why a worker could not take part, or could not go on.
+/// Why a worker could not take part, or could not continue.
 #[derive(Debug, Error)]
-pub enum WorkError {
-    /// There is no server.
+pub enum WorkerError {
+    /// The server can't be reached.
     #[error("can't reach a server at {address}{}: {error}", tried_for(waited))]
     Connect {
-        /// Where.
+        /// The address of the server.
         address: Address,
-        /// Why.
+        /// The cause.
         error: io::Error,
-        /// How long it was tried, where trying again made sense.
+        /// How long the worker tried; `None` if a further attempt was pointless.
         waited: Option<Duration>,
     },
-    /// The connection failed, or the server does not keep to the protocol.
-    #[error("lost the server at {address}: {reason}")]
+    /// The connection was lost or refused, and the worker could not rejoin in time.
+    #[error("disconnected from the server at {address}: {reason}")]
     Lost {
-        /// Where.
+        /// The address of the server.
         address: Address,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// The server does not want this worker.
+    /// The server refused or dismissed this worker.
     #[error("the server at {address} refused this worker: {reason}")]
     Refused {
-        /// Where.
+        /// The address of the server.
         address: Address,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// There is no memory for gradients.
-    #[error("no memory for a gradient: {0}")]
+    /// Memory for gradients can't be allocated.
+    #[error("can't allocate memory for a gradient: {0}")]
     Memory(io::Error),
-    /// The workload can't be made here.
-    #[error("can't make the server's workload: {reason}")]
+    /// The workload can't be built here.
+    #[error("can't build the workload of the server: {reason}")]
     Workload {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
@@ -124,83 +124,87 @@ fn tried_for(waited: &Option<Duration>) -> String {
     waited.map_or(String::new(), |waited| format!(" (tried for {:.0} s)", waited.as_secs_f64()))
 }
 
-/// How long a worker waits before it tries again, each time twice as long as the time before.
-const FIRST_WAIT: Duration = Duration::from_millis(100);
-const LONGEST_WAIT: Duration = Duration::from_secs(2);
+/// The delay before the first retry. It doubles with every retry, up to [`MAX_RETRY_DELAY`].
+const MIN_RETRY_DELAY: Duration = Duration::from_millis(100);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(2);
 
-/// Turns a workload_spec into a workload, or says in a line why not.
-type Make<'a> = dyn FnMut(&str) -> Result<Arc<dyn Workload>, String> + 'a;
+/// Builds a workload from its specification; an error is one line.
+type BuildWorkload<'a> = dyn FnMut(&str) -> Result<Arc<dyn Workload>, String> + 'a;
 
-/// What a worker keeps from one connection to the next.
+/// The state that a worker keeps when it rejoins.
 #[derive(Default)]
-struct Career {
-    /// The workload and the workload_spec it was made of.
+struct RejoinState {
+    /// The workload and the specification it was built from.
     workload: Option<(String, Arc<dyn Workload>)>,
     tasks: u64,
 }
 
 impl Worker {
-    /// Takes part in a run until it is over. A server that is lost is joined again when it is back.
+    /// Takes part in a run until it is over. If the connection is lost, the worker rejoins.
     ///
-    /// From here on the calling thread is one that computes, to the system's scheduler too: it no longer takes a processor
-    /// from somebody else the moment it can go on.
+    /// Sets the scheduling policy of the calling thread to `SCHED_BATCH`: when it wakes up, it does not preempt other
+    /// threads any more.
     ///
-    /// `make` turns the server's workload_spec into the workload; its error, in a line, is told to both sides.
+    /// `build` turns the server's workload specification into a workload. Its error, one line, is also sent to the
+    /// server.
     ///
     /// # Errors
-    /// If there is no server, it refuses this worker or stays away, or the workload can't be made.
+    /// If the server can't be reached, refuses this worker or stays away, or the workload can't be built.
     pub fn run(
         mut self,
-        mut make: impl FnMut(&str) -> Result<Arc<dyn Workload>, String>,
-        progress: &mut dyn FnMut(WorkerNotice<'_>),
-    ) -> Result<WorkerOutcome, WorkError> {
-        compute_in_batches();
+        mut build: impl FnMut(&str) -> Result<Arc<dyn Workload>, String>,
+        on_notice: &mut dyn FnMut(WorkerNotice<'_>),
+    ) -> Result<WorkerOutcome, WorkerError> {
+        set_batch_scheduling();
         let address = self.address.clone();
-        let mut career = Career::default();
-        let mut wait = FIRST_WAIT;
-        let mut out: Option<(Instant, String)> = None;
+        let mut state = RejoinState::default();
+        let mut delay = MIN_RETRY_DELAY;
+        let mut disconnected: Option<(Instant, String)> = None;
         loop {
-            let left =
-                out.as_ref().map_or(self.join_timeout, |(since, _)| self.join_timeout.saturating_sub(since.elapsed()));
-            let before = career.tasks;
-            let reason = match (self.attend(left, &mut career, &mut make, progress), out.take()) {
-                (Ok(End::Bye(reason)), _) => {
+            let left = disconnected
+                .as_ref()
+                .map_or(self.join_timeout, |(since, _)| self.join_timeout.saturating_sub(since.elapsed()));
+            let before = state.tasks;
+            let reason = match (self.run_session(left, &mut state, &mut build, on_notice), disconnected.take()) {
+                (Ok(SessionEnd::Finished(reason)), _) => {
                     let worker = WorkerId(self.rank.unwrap_or_default());
-                    return Ok(WorkerOutcome { worker, tasks: career.tasks, reason });
+                    return Ok(WorkerOutcome { worker, tasks: state.tasks, reason });
                 }
-                (Ok(End::Refused(reason)), _) => return Err(WorkError::Refused { address, reason }),
-                (Ok(End::Lost(reason) | End::Later(reason)), known) => {
-                    let since = known.filter(|_| career.tasks == before).map(|(since, _)| since);
-                    out = Some((since.unwrap_or_else(Instant::now), reason.clone()));
+                (Ok(SessionEnd::Refused(reason)), _) => return Err(WorkerError::Refused { address, reason }),
+                (Ok(SessionEnd::Lost(reason) | SessionEnd::RetryLater(reason)), earlier) => {
+                    let since = earlier.filter(|_| state.tasks == before).map(|(since, _)| since);
+                    disconnected = Some((since.unwrap_or_else(Instant::now), reason.clone()));
                     reason
                 }
-                (Err(WorkError::Connect { .. }), Some((_, reason))) => return Err(WorkError::Lost { address, reason }),
+                (Err(WorkerError::Connect { .. }), Some((_, reason))) => {
+                    return Err(WorkerError::Lost { address, reason });
+                }
                 (Err(error), _) => return Err(error),
             };
-            if career.tasks > before {
-                wait = FIRST_WAIT;
+            if state.tasks > before {
+                delay = MIN_RETRY_DELAY;
             }
-            if out.as_ref().is_some_and(|(since, _)| since.elapsed() >= self.join_timeout) {
-                return Err(WorkError::Lost { address, reason });
+            if disconnected.as_ref().is_some_and(|(since, _)| since.elapsed() >= self.join_timeout) {
+                return Err(WorkerError::Lost { address, reason });
             }
-            progress(WorkerNotice::Out { reason: &reason });
-            thread::sleep(wait);
-            wait = (wait * 2).min(LONGEST_WAIT);
+            on_notice(WorkerNotice::Disconnected { reason: &reason });
+            thread::sleep(delay);
+            delay = (delay * 2).min(MAX_RETRY_DELAY);
         }
     }
 
-    /// Joins the server and does what it says until one of both has enough.
-    fn attend(
+    /// Joins the server and works for it until the session ends.
+    fn run_session(
         &mut self,
         join_timeout: Duration,
-        career: &mut Career,
-        make: &mut Make<'_>,
-        progress: &mut dyn FnMut(WorkerNotice<'_>),
-    ) -> Result<End, WorkError> {
-        let mut announce = |error: &io::Error| progress(WorkerNotice::Waiting { error });
+        state: &mut RejoinState,
+        build: &mut BuildWorkload<'_>,
+        on_notice: &mut dyn FnMut(WorkerNotice<'_>),
+    ) -> Result<SessionEnd, WorkerError> {
+        let mut on_waiting = |error: &io::Error| on_notice(WorkerNotice::Waiting { error });
         let socket =
-            connect(&self.address, self.congestion.as_deref(), self.keys.as_ref(), join_timeout, &mut announce)?;
-        let lost = |error: io::Error| End::Lost(error.to_string());
+            connect(&self.address, self.congestion.as_deref(), self.keys.as_ref(), join_timeout, &mut on_waiting)?;
+        let lost = |error: io::Error| SessionEnd::Lost(error.to_string());
         let shared = socket.is_local();
         let mut receiver = Receiver::new(socket.clone(), Traffic::default());
         let mut sender = Sender::new(socket, Traffic::default());
@@ -208,35 +212,41 @@ impl Worker {
         let emulated = self.emulation.as_ref().map(ToString::to_string);
         let token = self.keys.as_ref().map(Keys::token);
         let hello = ToServer::Hello { rank: self.rank, emulated, token };
-        let greeted = sender.message(&hello).and_then(|()| receiver.message());
-        let (rank, workload_spec, seed, payload, optimizer) = match greeted {
+        let answer = sender.message(&hello).and_then(|()| receiver.message());
+        let (rank, workload_spec, seed, payload, optimizer) = match answer {
             Ok(ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer }) => {
                 (rank, workload_spec, seed, payload, optimizer)
             }
-            Ok(ToWorker::Refuse { reason, again }) => return Ok(refused(reason, again)),
-            Ok(_) => return Ok(End::Lost("it did not answer the hello".into())),
+            Ok(ToWorker::Refuse { reason, may_rejoin }) => return Ok(refused(reason, may_rejoin)),
+            Ok(_) => return Ok(SessionEnd::Lost("the server did not answer the hello with a welcome".into())),
             Err(error) => {
-                let hint = if self.keys.is_some() { "does it use the same --keys?" } else { "does it want --keys?" };
+                let hint = if self.keys.is_some() {
+                    "does the server use the same --keys?"
+                } else {
+                    "does the server require --keys?"
+                };
                 return Ok(match error.kind() {
-                    // What does not speak the protocol, or not in the clear, will not do so later.
-                    io::ErrorKind::InvalidData => End::Refused(format!("{error} ({hint})")),
-                    io::ErrorKind::UnexpectedEof => End::Lost(format!("it hung up at once ({hint})")),
-                    _ => End::Lost(format!("{error} ({hint})")),
+                    // Retrying is pointless: the peer has another protocol, or only one side uses TLS.
+                    io::ErrorKind::InvalidData => SessionEnd::Refused(format!("{error} ({hint})")),
+                    io::ErrorKind::UnexpectedEof => {
+                        SessionEnd::Lost(format!("connection closed during the handshake ({hint})"))
+                    }
+                    _ => SessionEnd::Lost(format!("{error} ({hint})")),
                 });
             }
         };
         self.rank = Some(rank);
-        progress(WorkerNotice::Welcomed { worker: WorkerId(rank) });
-        let known = career.workload.take().filter(|(known, _)| *known == workload_spec);
-        let workload = match known.map_or_else(|| make(&workload_spec), |(_, workload)| Ok(workload)) {
+        on_notice(WorkerNotice::Joined { worker: WorkerId(rank) });
+        let built = state.workload.take().filter(|(spec, _)| *spec == workload_spec);
+        let workload = match built.map_or_else(|| build(&workload_spec), |(_, workload)| Ok(workload)) {
             Ok(workload) => workload,
             Err(reason) => {
-                // The server is told as far as it still listens; this side knows anyway.
+                // It fails only if the server has closed the connection.
                 let _ = sender.message(&ToServer::Failed { reason: reason.clone() });
-                return Err(WorkError::Workload { reason });
+                return Err(WorkerError::Workload { reason });
             }
         };
-        career.workload = Some((workload_spec, workload.clone()));
+        state.workload = Some((workload_spec, workload.clone()));
         let fingerprint = Fingerprint::of(workload.as_ref(), seed);
         if let Err(error) = sender.message(&ToServer::Ready { fingerprint }) {
             return Ok(lost(error));
@@ -244,14 +254,14 @@ impl Worker {
 
         let length = workload.layout().len();
         let gradient = if shared { Ok(None) } else { Region::private(length).map(Some) };
-        let gradient = gradient.map_err(WorkError::Memory)?.map(|region| Arc::new(Mutex::new(region)));
-        let hang_up = HangUp(sender.socket().clone());
-        let (mailbox, sender) = (Mailbox::default(), Mutex::new(sender));
+        let gradient = gradient.map_err(WorkerError::Memory)?.map(|region| Arc::new(Mutex::new(region)));
+        let shutdown_on_drop = ShutdownOnDrop(sender.socket().clone());
+        let (task_queue, sender) = (TaskQueue::default(), Mutex::new(sender));
         let (tasks, end) = thread::scope(|scope| {
-            let reader = Reader {
+            let reader = ServerReader {
                 receiver,
                 sender: &sender,
-                mailbox: &mailbox,
+                task_queue: &task_queue,
                 payload,
                 length,
                 parameters: BTreeMap::new(),
@@ -259,46 +269,46 @@ impl Worker {
                 models: Vec::new(),
             };
             scope.spawn(|| reader.read());
-            // The reader may still wait for the server when this is done, or panics.
-            let _hang_up = hang_up;
+            // The reader may still block on the server when the computation ends or panics.
+            let _shutdown_on_drop = shutdown_on_drop;
             let mut computer = Computer {
                 replica: workload.replica(),
                 layout: workload.layout(),
                 optimizer,
-                mailbox: &mailbox,
+                task_queue: &task_queue,
                 sender: &sender,
                 payload,
                 gradient,
                 emulation: self.emulation.as_mut(),
-                load: Load::default(),
+                system_load: SystemLoad::default(),
                 tasks: 0,
                 replicas: BTreeMap::new(),
             };
             let end = computer.compute();
             (computer.tasks, end)
         });
-        career.tasks += tasks;
+        state.tasks += tasks;
         Ok(end)
     }
 }
 
-/// Asks the system not to take a processor from somebody else the moment this thread, or one that it starts, can go on.
-/// Where a server runs on the same machine, all its workers would else stop it, one after the other, while it tells them
-/// what to do: handing out work to 96 of them takes twice as long.
-fn compute_in_batches() {
+/// Sets the scheduling policy to `SCHED_BATCH`, so that this thread and those it starts do not preempt others when they
+/// wake up. With a server on the same machine, every worker would otherwise preempt it while it dispatches: dispatching
+/// to 96 workers takes twice as long.
+fn set_batch_scheduling() {
     let priority = libc::sched_param { sched_priority: 0 };
-    // SAFETY: it reads the structure and changes how this thread is scheduled, nothing else. That it fails does no harm.
+    // SAFETY: the call reads the structure and changes the scheduling of this thread only. A failure does no harm.
     let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &priority) };
 }
 
-fn refused(reason: String, again: bool) -> End {
-    if again { End::Later(reason) } else { End::Refused(reason) }
+fn refused(reason: String, may_rejoin: bool) -> SessionEnd {
+    if may_rejoin { SessionEnd::RetryLater(reason) } else { SessionEnd::Refused(reason) }
 }
 
-/// Ends the connection when it goes.
-struct HangUp(Socket);
+/// Closes the connection when dropped.
+struct ShutdownOnDrop(Socket);
 
-impl Drop for HangUp {
+impl Drop for ShutdownOnDrop {
     fn drop(&mut self) {
         self.0.shutdown(Shutdown::Both);
     }
@@ -308,52 +318,54 @@ fn lock(sender: &Mutex<Sender>) -> MutexGuard<'_, Sender> {
     sender.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The thread that listens to the server.
-struct Reader<'a> {
+/// The thread that reads the messages of the server.
+struct ServerReader<'a> {
     receiver: Receiver,
     sender: &'a Mutex<Sender>,
-    mailbox: &'a Mailbox,
+    task_queue: &'a TaskQueue,
     payload: PayloadFormat,
     length: usize,
     /// Parameter buffers shared by the server.
     parameters: BTreeMap<u32, Arc<Region>>,
     /// Gradient buffers shared by the server.
     gradients: BTreeMap<u32, Arc<Mutex<Region>>>,
-    /// Own buffers that models are received into; one is used again when no task reads it.
+    /// Own buffers for received models; a buffer is reused when no task reads it.
     models: Vec<Arc<Region>>,
 }
 
-impl Reader<'_> {
+impl ServerReader<'_> {
     fn read(mut self) {
         let end = loop {
             match self.receiver.next() {
                 Ok(Incoming::Message(message)) => {
-                    if let Err(end) = self.hear(message) {
+                    if let Err(end) = self.handle(message) {
                         break end;
                     }
                 }
-                Ok(Incoming::Chunk(_)) => break End::Lost(unexpected(Kind::Message, Kind::Chunk).to_string()),
-                Ok(Incoming::End) => break End::Lost("it closed the connection".into()),
+                Ok(Incoming::Chunk(_)) => {
+                    break SessionEnd::Lost(unexpected(FrameKind::Message, FrameKind::Chunk).to_string());
+                }
+                Ok(Incoming::End) => break SessionEnd::Lost("connection closed".into()),
                 Err(error) => break error.into(),
             }
         };
-        self.mailbox.end(end);
+        self.task_queue.end(end);
     }
 
-    /// Does what the server says, or says why nothing more will come.
-    fn hear(&mut self, message: ToWorker) -> Result<(), End> {
+    /// Carries out a message. An error is the end of the session.
+    fn handle(&mut self, message: ToWorker) -> Result<(), SessionEnd> {
         let dropped = match message {
-            ToWorker::Assign { assignment, after, buffers, terms } => {
+            ToWorker::Assign { assignment, after, buffers, settings } => {
                 let (parameters, gradient) = buffers.map(|buffers| self.shared(buffers)).transpose()?.unzip();
-                self.mailbox.assign(Task { assignment, terms, parameters, gradient }, after)
+                self.task_queue.assign(QueuedTask { assignment, settings, parameters, gradient }, after)
             }
-            ToWorker::Interrupt { number } => self.mailbox.interrupt(number),
+            ToWorker::Interrupt { number } => self.task_queue.interrupt(number),
             ToWorker::Continue { number } => {
-                self.mailbox.answer(number, Verdict::Continue);
+                self.task_queue.reply(number, IterationReply::Continue);
                 Vec::new()
             }
             ToWorker::Collect { number } => {
-                self.mailbox.answer(number, Verdict::Collect);
+                self.task_queue.reply(number, IterationReply::Collect);
                 Vec::new()
             }
             ToWorker::Map { buffer, length } => {
@@ -364,9 +376,9 @@ impl Reader<'_> {
                 self.receive(version)?;
                 Vec::new()
             }
-            ToWorker::Welcome { .. } => return Err(End::Lost("a second welcome".into())),
-            ToWorker::Refuse { reason, again } => return Err(refused(reason, again)),
-            ToWorker::Bye { reason } => return Err(End::Bye(reason)),
+            ToWorker::Welcome { .. } => return Err(SessionEnd::Lost("second welcome".into())),
+            ToWorker::Refuse { reason, may_rejoin } => return Err(refused(reason, may_rejoin)),
+            ToWorker::Finished { reason } => return Err(SessionEnd::Finished(reason)),
         };
         for number in dropped {
             lock(self.sender).message(&ToServer::Dropped { number })?;
@@ -374,39 +386,42 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn shared(&self, Buffers { parameters, gradient }: Buffers) -> io::Result<(Arc<Region>, Arc<Mutex<Region>>)> {
+    fn shared(
+        &self,
+        SharedBuffers { parameters, gradient }: SharedBuffers,
+    ) -> io::Result<(Arc<Region>, Arc<Mutex<Region>>)> {
         match (self.parameters.get(&parameters), self.gradients.get(&gradient)) {
             (Some(parameters), Some(gradient)) => Ok((parameters.clone(), gradient.clone())),
-            _ => Err(invalid(format!("shared buffers {parameters} and {gradient} are not both known"))),
+            _ => Err(invalid(format!("unknown shared buffer: parameters {parameters} or gradient {gradient}"))),
         }
     }
 
-    fn map(&mut self, buffer: Buffer, length: u64) -> io::Result<()> {
+    fn map(&mut self, buffer: SharedBuffer, length: u64) -> io::Result<()> {
         if length != self.length as u64 {
-            return Err(invalid(format!("a shared buffer of {length} values instead of {}", self.length)));
+            return Err(invalid(format!("shared buffer of {length} values: expected {}", self.length)));
         }
         let file = self.receiver.file()?;
         match buffer {
-            Buffer::Parameters(index) => {
-                let region = Region::open(file, self.length, Writer::Maker)?;
+            SharedBuffer::Parameters(index) => {
+                let region = Region::open(file, self.length, RegionWriter::Owner)?;
                 self.parameters.insert(index, Arc::new(region));
             }
-            Buffer::Gradient(index) => {
-                let region = Region::open(file, self.length, Writer::Guest)?;
+            SharedBuffer::Gradient(index) => {
+                let region = Region::open(file, self.length, RegionWriter::Peer)?;
                 self.gradients.insert(index, Arc::new(Mutex::new(region)));
             }
         }
         Ok(())
     }
 
-    /// Receives a model; messages may come between its chunks.
-    fn receive(&mut self, version: Version) -> Result<(), End> {
+    /// Receives a model; messages may arrive between its chunks.
+    fn receive(&mut self, version: Version) -> Result<(), SessionEnd> {
         let free = self.models.iter_mut().position(|model| Arc::get_mut(model).is_some());
         let mut model = match free {
             Some(free) => self.models.swap_remove(free),
             None => Arc::new(Region::private(self.length)?),
         };
-        let values = Arc::get_mut(&mut model).expect("nobody reads a free buffer").values_mut();
+        let values = Arc::get_mut(&mut model).expect("a free buffer has no reader").values_mut();
         let mut filled = 0;
         while filled < values.len() {
             match self.receiver.next()? {
@@ -414,13 +429,13 @@ impl Reader<'_> {
                     filled += self.receiver.chunk(bytes, &mut values[filled..], self.payload)?;
                 }
                 Incoming::Message(ToWorker::Assign { .. } | ToWorker::Model { .. }) => {
-                    return Err(End::Lost("a message in the middle of a model".into()));
+                    return Err(SessionEnd::Lost("message in the middle of a model".into()));
                 }
-                Incoming::Message(message) => self.hear(message)?,
-                Incoming::End => return Err(End::Lost("it closed the connection".into())),
+                Incoming::Message(message) => self.handle(message)?,
+                Incoming::End => return Err(SessionEnd::Lost("connection closed".into())),
             }
         }
-        self.mailbox.model(version, model.clone());
+        self.task_queue.add_model(version, model.clone());
         self.models.push(model);
         Ok(())
     }
@@ -431,25 +446,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_that_never_comes_is_given_up_with_both_reasons() {
-        let nowhere = Address::Local { name: format!("paceline-nobody-{}", std::process::id()) };
+    fn an_absent_server_is_reported_with_its_address_and_the_time_tried() {
+        let absent = Address::Local { name: format!("paceline-absent-{}", std::process::id()) };
         let worker = Worker {
-            address: nowhere,
+            address: absent,
             rank: None,
             join_timeout: Duration::from_millis(1),
             emulation: None,
             congestion: None,
             keys: None,
         };
-        let mut announced = 0;
+        let mut notices = 0;
         let error = worker
-            .run(|_| Err("never asked".into()), &mut |progress| {
-                assert!(matches!(progress, WorkerNotice::Waiting { .. }));
-                announced += 1;
+            .run(|_| Err("never called".into()), &mut |notice| {
+                assert!(matches!(notice, WorkerNotice::Waiting { .. }));
+                notices += 1;
             })
             .unwrap_err();
-        assert_eq!(announced, 1);
+        assert_eq!(notices, 1);
         let text = error.to_string();
-        assert!(text.contains("can't reach a server at local:paceline-nobody-") && text.contains("(tried for 0 s)"));
+        assert!(text.contains("can't reach a server at local:paceline-absent-") && text.contains("(tried for 0 s)"));
     }
 }

@@ -1,4 +1,4 @@
-//! One harness for all tests of whole runs: a server and its workers on threads, over real sockets.
+//! The harness for tests of whole runs: a server and its workers on threads, over real sockets.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,11 +6,11 @@ use std::thread;
 use std::time::Duration;
 
 use paceline_core::{Setup, Span};
-use paceline_net::{Address, Emulation, RunOutcome, Server, TransportOptions, WorkError, Worker, WorkerOutcome};
+use paceline_net::{Address, Emulation, RunOutcome, Server, TransportOptions, Worker, WorkerError, WorkerOutcome};
 use paceline_runtime::{Job, ServerObserver};
 use paceline_workload::{Order, Partition, Sampler, SoftmaxRegression, Workload, synthetic_digits};
 
-/// The digits, for `workers` workers.
+/// Synthetic digits for `workers` workers.
 pub fn workload(workers: usize) -> Arc<dyn Workload> {
     let splits = synthetic_digits(7, 2_000, 200).unwrap();
     let labels = splits.train().labels();
@@ -36,26 +36,26 @@ pub fn job(scheme: &str, workers: usize, goals: &str) -> Job {
     }
 }
 
-/// The transport that a worker takes.
+/// The transport of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TransportKind {
     Shared,
     Tcp,
 }
 
-/// A name that no other test uses.
+/// A local address that no other test uses.
 pub fn unused_name() -> Address {
     static NAMES: AtomicU64 = AtomicU64::new(0);
     let name = format!("paceline-test-{}-{}", std::process::id(), NAMES.fetch_add(1, Ordering::Relaxed));
     Address::Local { name }
 }
 
-/// A server that can be reached by both transports.
+/// A server that listens on both transports.
 pub fn server(transport: TransportOptions) -> Server {
     Server::bind(&["127.0.0.1:0".parse().unwrap(), unused_name()], transport).unwrap()
 }
 
-/// Where to join it by `transport`.
+/// The address of `server` for `transport`.
 pub fn address(server: &Server, transport: TransportKind) -> Address {
     let is_local =
         |address: &&Address| matches!(address, Address::Local { .. }) == (transport == TransportKind::Shared);
@@ -68,18 +68,18 @@ pub fn worker(address: Address, rank: u32) -> Worker {
 }
 
 /// Runs `worker` on the workload of `job`.
-pub fn work(worker: Worker, job: &Job) -> Result<WorkerOutcome, WorkError> {
+pub fn work(worker: Worker, job: &Job) -> Result<WorkerOutcome, WorkerError> {
     let workload = job.workload.clone();
     worker.run(|_| Ok(workload.clone()), &mut |_| {})
 }
 
-/// Runs `job` with one worker per transport; the last is `slower` times slower.
+/// Runs `job` with one worker per entry of `transports`; the last worker is `slower` times slower.
 pub fn run(
     job: &Job,
     transports: &[TransportKind],
     slower: f64,
     transport: TransportOptions,
-    watcher: &mut dyn ServerObserver,
+    observer: &mut dyn ServerObserver,
 ) -> RunOutcome {
     let server = server(transport);
     thread::scope(|scope| {
@@ -93,6 +93,6 @@ pub fn run(
                 assert_eq!(done.worker.0, rank as u32);
             });
         }
-        server.run(job, watcher).unwrap()
+        server.run(job, observer).unwrap()
     })
 }

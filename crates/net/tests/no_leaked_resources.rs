@@ -1,4 +1,4 @@
-//! When a run is over, nothing of it is left. Alone in its process, so that it can count.
+//! A run leaves no open files and no shared memory behind. Alone in its process, so that it can count them.
 
 mod common;
 
@@ -7,16 +7,16 @@ use std::fs;
 use common::{TransportKind, job, run};
 use paceline_net::TransportOptions;
 
-/// Open files and mapped memory files of this process.
-fn held() -> [usize; 2] {
+/// The numbers of open files and of mapped shared-memory files of this process.
+fn open_resources() -> [usize; 2] {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     [fs::read_dir("/proc/self/fd").unwrap().count(), maps.matches("memfd:paceline").count()]
 }
 
 #[test]
-fn nothing_is_left_of_a_run() {
+fn a_run_leaks_no_files_and_no_shared_memory() {
     let job = job("backup:k=2,dispatch=push-interrupt", 4, "iterations=50");
-    let before = held();
+    let before = open_resources();
     run(
         &job,
         &[TransportKind::Shared, TransportKind::Tcp, TransportKind::Shared, TransportKind::Tcp],
@@ -24,5 +24,5 @@ fn nothing_is_left_of_a_run() {
         TransportOptions::default(),
         &mut (),
     );
-    assert_eq!(held(), before);
+    assert_eq!(open_resources(), before);
 }

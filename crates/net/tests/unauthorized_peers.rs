@@ -1,4 +1,4 @@
-//! Keys keep strangers out, and those who have them in.
+//! With keys, only peers that have them can join.
 
 mod common;
 
@@ -7,17 +7,17 @@ use std::net::TcpStream;
 use std::thread;
 
 use common::{TransportKind, job, run, work, worker};
-use paceline_net::{Address, Keys, Server, Stopper, TransportOptions, WorkError, Worker};
+use paceline_net::{Address, Keys, Server, Stopper, TransportOptions, Worker, WorkerError};
 use tempfile::tempdir;
 
 #[test]
-fn only_who_has_the_keys_takes_part_and_learns_the_same() {
+fn only_workers_with_the_keys_join_and_encryption_does_not_change_the_model() {
     let folder = tempdir().unwrap();
     let [ours, theirs] = ["ours", "theirs"].map(|name| {
         Keys::generate(&folder.path().join(name)).unwrap();
         folder.path().join(name)
     });
-    // The right certificate, but not the token.
+    // `mixed` has the right certificate and a wrong token.
     std::fs::copy(ours.join("certificate.pem"), theirs.join("ours.pem")).unwrap();
     let [ours, theirs] = [ours, theirs].map(|folder| (Keys::read(&folder).unwrap(), folder));
     std::fs::rename(theirs.1.join("ours.pem"), theirs.1.join("certificate.pem")).unwrap();
@@ -29,18 +29,18 @@ fn only_who_has_the_keys_takes_part_and_learns_the_same() {
     let server = Server::bind(&["127.0.0.1:0".parse().unwrap()], transport).unwrap();
     let address = server.addresses()[0].clone();
     let outcome = thread::scope(|scope| {
-        // Whatever fails here must not leave the server waiting.
-        let _guard = EndOnPanic(server.stopper());
+        // A failure must not leave the server waiting.
+        let _guard = StopOnPanic(server.stopper());
         let running = scope.spawn(|| server.run(&job, &mut ()).unwrap());
         let with = |keys: Option<Keys>, rank| Worker { keys, ..worker(address.clone(), rank) };
         let refused = |keys| match work(with(keys, 0), &job) {
-            Err(WorkError::Refused { reason, .. } | WorkError::Lost { reason, .. }) => reason,
+            Err(WorkerError::Refused { reason, .. } | WorkerError::Lost { reason, .. }) => reason,
             other => panic!("{other:?}"),
         };
-        assert_eq!(refused(Some(mixed)), "it showed a wrong token");
-        assert!(refused(Some(theirs.0)).contains("does it use the same --keys?"));
-        assert!(refused(None).contains("does it want --keys?"));
-        slowly(&address);
+        assert_eq!(refused(Some(mixed)), "wrong token: start the worker with the --keys DIR of the server");
+        assert!(refused(Some(theirs.0)).contains("does the server use the same --keys?"));
+        assert!(refused(None).contains("does the server require --keys?"));
+        send_partial_handshake(&address);
         let workers = [0, 1].map(|rank| with(Some(ours.0.clone()), rank));
         let workers = workers.map(|worker| scope.spawn(|| work(worker, &job).unwrap()));
         workers.into_iter().for_each(|worker| assert!(worker.join().unwrap().tasks >= 20));
@@ -49,9 +49,10 @@ fn only_who_has_the_keys_takes_part_and_learns_the_same() {
     assert!(outcome.parameters == expected, "encrypted, and the same bits");
 }
 
-struct EndOnPanic(Stopper);
+/// Stops the run if the test panics.
+struct StopOnPanic(Stopper);
 
-impl Drop for EndOnPanic {
+impl Drop for StopOnPanic {
     fn drop(&mut self) {
         if thread::panicking() {
             self.0.stop("the test failed");
@@ -59,8 +60,8 @@ impl Drop for EndOnPanic {
     }
 }
 
-/// Begins a greeting byte by byte and is let go before it is whole.
-fn slowly(address: &Address) {
+/// Sends the first bytes of a TLS handshake, closes, and expects the server to close.
+fn send_partial_handshake(address: &Address) {
     let mut stream = TcpStream::connect(address.to_string()).unwrap();
     stream.write_all(&[22, 3, 1]).unwrap();
     stream.shutdown(std::net::Shutdown::Write).unwrap();
@@ -68,7 +69,7 @@ fn slowly(address: &Address) {
 }
 
 #[test]
-fn other_machines_are_let_in_with_keys_or_explicitly() {
+fn listening_for_other_machines_needs_keys_or_open() {
     let everywhere: Address = "0.0.0.0:0".parse().unwrap();
     let bind = |transport| Server::bind(std::slice::from_ref(&everywhere), transport).map(drop);
     let error = bind(TransportOptions::default()).unwrap_err().to_string();

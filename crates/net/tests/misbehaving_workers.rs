@@ -1,4 +1,4 @@
-//! A worker whose model breaks, by a gradient that is no number or by a panic, costs only itself.
+//! A worker whose gradients are not finite, or whose model panics, is removed and the run continues.
 
 mod common;
 
@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::thread;
 
 use common::{TransportKind, address, job, run, server, work, worker};
-use paceline_net::{TransportOptions, WorkError};
+use paceline_net::{TransportOptions, WorkerError};
 use paceline_runtime::{Job, Notice, Observer, ServerObserver};
 use paceline_store::Layout;
 use paceline_workload::{Draw, Evaluation, Replica, Workload};
 
-/// A workload to whose gradients something happens from the third on.
-struct Broken(Arc<dyn Workload>, fn(&mut [f32]));
+/// A workload with a fault in every gradient from the third on.
+struct FaultyWorkload(Arc<dyn Workload>, fn(&mut [f32]));
 
-impl Workload for Broken {
+impl Workload for FaultyWorkload {
     fn layout(&self) -> &Layout {
         self.0.layout()
     }
@@ -24,22 +24,22 @@ impl Workload for Broken {
     }
 
     fn replica(&self) -> Box<dyn Replica> {
-        Box::new(BrokenReplica { replica: self.0.replica(), happening: self.1, gradients: 0 })
+        Box::new(FaultyReplica { replica: self.0.replica(), fault: self.1, gradients: 0 })
     }
 }
 
-struct BrokenReplica {
+struct FaultyReplica {
     replica: Box<dyn Replica>,
-    happening: fn(&mut [f32]),
+    fault: fn(&mut [f32]),
     gradients: u32,
 }
 
-impl Replica for BrokenReplica {
+impl Replica for FaultyReplica {
     fn gradient(&mut self, parameters: &[f32], draw: Draw, gradient: &mut [f32]) -> f64 {
         let loss = self.replica.gradient(parameters, draw, gradient);
         self.gradients += 1;
         if self.gradients > 2 {
-            (self.happening)(gradient);
+            (self.fault)(gradient);
         }
         loss
     }
@@ -50,18 +50,18 @@ impl Replica for BrokenReplica {
 }
 
 #[derive(Default)]
-struct Notices(Vec<String>);
+struct NoticeLog(Vec<String>);
 
-impl Observer for Notices {}
+impl Observer for NoticeLog {}
 
-impl ServerObserver for Notices {
+impl ServerObserver for NoticeLog {
     fn on_notice(&mut self, notice: &Notice) {
         self.0.push(notice.to_string());
     }
 }
 
 #[test]
-fn a_gradient_that_is_no_number_costs_its_worker_the_place_and_the_run_nothing() {
+fn a_worker_with_a_non_finite_gradient_is_dismissed_and_the_run_continues() {
     for (transport, scheme) in [
         (TransportKind::Shared, "bsp"),
         (TransportKind::Tcp, "bsp"),
@@ -69,31 +69,31 @@ fn a_gradient_that_is_no_number_costs_its_worker_the_place_and_the_run_nothing()
         (TransportKind::Tcp, "asp"),
     ] {
         let good = job(scheme, 3, "iterations=200");
-        let mut calm = Notices::default();
-        run(&good, &[transport; 3], 1.0, TransportOptions::default(), &mut calm);
-        assert!(!calm.0.iter().any(|notice| notice.contains("not finite")), "{:?}", calm.0);
+        let mut healthy = NoticeLog::default();
+        run(&good, &[transport; 3], 1.0, TransportOptions::default(), &mut healthy);
+        assert!(!healthy.0.iter().any(|notice| notice.contains("not finite")), "{:?}", healthy.0);
 
         let broken = Job {
-            workload: Arc::new(Broken(good.workload.clone(), |gradient| gradient[5] = f32::NAN)),
+            workload: Arc::new(FaultyWorkload(good.workload.clone(), |gradient| gradient[5] = f32::NAN)),
             ..good.clone()
         };
-        let (server, mut notices) = (server(TransportOptions::default()), Notices::default());
+        let (server, mut notices) = (server(TransportOptions::default()), NoticeLog::default());
         let outcome = thread::scope(|scope| {
-            let place = address(&server, transport);
-            let liar = scope.spawn({
-                let worker = worker(place.clone(), 2);
+            let server_address = address(&server, transport);
+            let faulty = scope.spawn({
+                let worker = worker(server_address.clone(), 2);
                 || work(worker, &broken)
             });
             for rank in [0, 1] {
-                let worker = worker(place.clone(), rank);
+                let worker = worker(server_address.clone(), rank);
                 let good = &good;
                 scope.spawn(move || work(worker, good).unwrap());
             }
             let outcome = server.run(&good, &mut notices).unwrap();
-            let told = liar.join().unwrap();
+            let result = faulty.join().unwrap();
             assert!(
-                matches!(&told, Err(WorkError::Refused { reason, .. }) if reason.contains("not finite")),
-                "{told:?}"
+                matches!(&result, Err(WorkerError::Refused { reason, .. }) if reason.contains("not finite")),
+                "{result:?}"
             );
             outcome
         });
@@ -105,22 +105,22 @@ fn a_gradient_that_is_no_number_costs_its_worker_the_place_and_the_run_nothing()
 }
 
 #[test]
-fn a_worker_whose_model_panics_is_gone_at_once() {
+fn a_worker_whose_model_panics_leaves_at_once() {
     for transport in [TransportKind::Shared, TransportKind::Tcp] {
-        let well = job("bsp", 2, "iterations=12");
-        let broken = Arc::new(Broken(well.workload.clone(), |_| panic!("a panic for a test")));
-        let ill = Job { workload: broken, ..well.clone() };
-        let (server, mut notices) = (server(TransportOptions::default()), Notices::default());
+        let good = job("bsp", 2, "iterations=12");
+        let broken = Arc::new(FaultyWorkload(good.workload.clone(), |_| panic!("a panic for a test")));
+        let bad = Job { workload: broken, ..good.clone() };
+        let (server, mut notices) = (server(TransportOptions::default()), NoticeLog::default());
         let outcome = thread::scope(|scope| {
             let [first, second] = [0, 1].map(|rank| worker(address(&server, transport), rank));
-            scope.spawn(|| work(first, &well).unwrap());
-            let panicking = scope.spawn(|| work(second, &ill));
-            let outcome = server.run(&well, &mut notices).unwrap();
-            assert!(panicking.join().is_err(), "the panic goes on");
+            scope.spawn(|| work(first, &good).unwrap());
+            let panicking = scope.spawn(|| work(second, &bad));
+            let outcome = server.run(&good, &mut notices).unwrap();
+            assert!(panicking.join().is_err(), "the panic propagates");
             outcome
         });
         assert_eq!(outcome.summary.iterations, 12, "{transport:?}");
-        let left = "worker 1 left: it closed the connection";
+        let left = "worker 1 left: connection closed";
         assert!(notices.0.iter().any(|notice| notice.starts_with(left)), "{transport:?}: {:?}", notices.0);
     }
 }

@@ -19,21 +19,21 @@ use rustix::net::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::frame::{self, FrameError, FrameHeader, HEADER, Kind};
+use crate::frame::{self, FrameError, FrameHeader, FrameKind, HEADER_LEN};
 use crate::payload::PayloadFormat;
-use crate::tls::Tls;
+use crate::tls::TlsStream;
 
-/// Kernel buffer per direction of a TCP connection, in bytes: two chunks, so that one is under way while the next is
+/// The kernel buffer per direction of a TCP connection, in bytes: two chunks, so that one is sent while the next is
 /// prepared.
 const SOCKET_BUFFER: usize = 512 * 1024;
 
-/// Read ahead for headers and messages, in bytes. Chunks are longer and go past it, straight to their place.
-const READ_AHEAD: usize = 4 * 1024;
+/// The read buffer for headers and messages, in bytes. Chunks are longer and bypass it.
+const READ_BUFFER: usize = 4 * 1024;
 
-/// File descriptors that may wait for their message.
-const DESCRIPTORS: usize = 8;
+/// File descriptors that may be pending before their message is read.
+const MAX_PENDING_FILES: usize = 8;
 
-/// Counts the bytes of any number of connections.
+/// Counts the bytes of all connections that share it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Traffic(Arc<AtomicU64>);
 
@@ -47,22 +47,22 @@ impl Traffic {
     }
 }
 
-/// A connected socket. Clones are the same connection and the same file descriptor, of which there are never enough.
+/// A connected socket. Clones share the connection and its file descriptor, since file descriptors are scarce.
 #[derive(Debug, Clone)]
 pub(crate) enum Socket {
     Tcp(Arc<TcpStream>),
-    Tls(Arc<Tls>),
+    Tls(Arc<TlsStream>),
     Local(Arc<UnixStream>),
 }
 
 impl Socket {
-    /// A TCP connection set up for tensors. `congestion` names the congestion control; the system's if `None`.
+    /// A TCP connection with options for tensors. `congestion` is the congestion control; `None` keeps that of the
+    /// system.
     pub(crate) fn tcp(stream: TcpStream, congestion: Option<&str>) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         sockopt::set_socket_send_buffer_size(&stream, SOCKET_BUFFER)?;
         sockopt::set_socket_recv_buffer_size(&stream, SOCKET_BUFFER)?;
-        // A peer whose machine vanished without a word, or that takes nothing of what it is sent, is noticed after about
-        // half a minute.
+        // A peer whose machine vanished, or that reads nothing, is detected after about half a minute.
         sockopt::set_tcp_user_timeout(&stream, 30_000)?;
         sockopt::set_socket_keepalive(&stream, true)?;
         sockopt::set_tcp_keepidle(&stream, Duration::from_secs(10))?;
@@ -74,18 +74,18 @@ impl Socket {
         Ok(Socket::Tcp(Arc::new(stream)))
     }
 
-    /// The same TCP connection, encrypted.
+    /// The same TCP connection with encryption.
     pub(crate) fn encrypted(self, connection: impl Into<rustls::Connection>) -> io::Result<Self> {
         match self {
             Socket::Tcp(stream) => {
                 let stream = Arc::try_unwrap(stream).or_else(|shared| shared.try_clone())?;
-                Ok(Socket::Tls(Arc::new(Tls::new(stream, connection.into()))))
+                Ok(Socket::Tls(Arc::new(TlsStream::new(stream, connection.into()))))
             }
             other => Ok(other),
         }
     }
 
-    /// A connection on this host.
+    /// A Unix socket.
     pub(crate) fn local(stream: UnixStream) -> Self {
         Socket::Local(Arc::new(stream))
     }
@@ -94,7 +94,7 @@ impl Socket {
         matches!(self, Socket::Local(_))
     }
 
-    /// Ends the connection in one or both directions. That it has ended already is no error.
+    /// Closes one or both directions. It is not an error if they are closed already.
     pub(crate) fn shutdown(&self, how: Shutdown) {
         let _ = match self {
             Socket::Tcp(stream) => stream.shutdown(how),
@@ -103,7 +103,7 @@ impl Socket {
         };
     }
 
-    /// How long a read may take; for ever if `None`.
+    /// Sets the time limit of a read; `None` means no limit.
     pub(crate) fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         match self {
             Socket::Tcp(stream) => stream.set_read_timeout(timeout),
@@ -112,8 +112,8 @@ impl Socket {
         }
     }
 
-    /// Sends the whole of a small frame, with a file descriptor where there is one, or fails at once: the peer has not
-    /// read what it was sent before.
+    /// Sends a small frame completely, with a file descriptor if one is given. Fails at once if the peer has not read
+    /// what was sent before.
     pub(crate) fn send_now(&self, frame: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let files = file.as_slice();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -128,16 +128,17 @@ impl Socket {
                 other => break other?,
             }
         };
-        // A Unix socket takes a small message whole or not at all; were it cut, the stream would be of no more use.
+        // A Unix socket takes a small message completely or not at all; after a part of one the stream would be
+        // unusable.
         if sent == frame.len() { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
     }
 
-    /// Whether [`send_some`](Socket::send_some) has a meaning here: what is encrypted goes out in records.
+    /// Whether [`send_some`](Socket::send_some) can be used. It can't with TLS, which sends records.
     pub(crate) fn can_send_some(&self) -> bool {
         !matches!(self, Socket::Tls(_))
     }
 
-    /// Sends as much as the system takes at once, and says how much that is.
+    /// Sends the part that the kernel takes without blocking, and returns its length.
     pub(crate) fn send_some(&self, bytes: &[u8]) -> io::Result<usize> {
         loop {
             match send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
@@ -177,34 +178,36 @@ impl Write for &Socket {
     }
 }
 
-/// Bytes from a socket, and the file descriptors that came with them.
-struct Source {
+/// Reads bytes from a socket, and the file descriptors that come with them.
+struct SocketReader {
     socket: Socket,
     files: VecDeque<OwnedFd>,
-    /// By when whatever is read must have come.
+    /// When a read must have completed.
     deadline: Option<Instant>,
 }
 
-impl Read for Source {
+impl Read for SocketReader {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        let too_slow = || io::Error::new(io::ErrorKind::TimedOut, "it took too long");
+        let timed_out = || io::Error::new(io::ErrorKind::TimedOut, "timed out before a message was complete");
         if let Some(deadline) = self.deadline {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(too_slow());
+                return Err(timed_out());
             }
             self.socket.set_read_timeout(Some(left))?;
         }
-        // How a read that may take only so long says that it did.
-        let told = |error: io::Error| if error.kind() == io::ErrorKind::WouldBlock { too_slow() } else { error };
+        // A read that exceeds its time limit returns `WouldBlock`.
+        let with_timeout =
+            |error: io::Error| if error.kind() == io::ErrorKind::WouldBlock { timed_out() } else { error };
         match &self.socket {
-            Socket::Tcp(stream) => (&**stream).read(bytes).map_err(told),
-            Socket::Tls(tls) => tls.read(bytes).map_err(told),
+            Socket::Tcp(stream) => (&**stream).read(bytes).map_err(with_timeout),
+            Socket::Tls(tls) => tls.read(bytes).map_err(with_timeout),
             Socket::Local(stream) => {
-                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PENDING_FILES))];
                 let mut control = RecvAncillaryBuffer::new(&mut space);
                 let slices = &mut [IoSliceMut::new(bytes)];
-                // Whoever sleeps in a read of a Unix socket is woken even when the peer has merely taken what was sent.
+                // A blocking read of a Unix socket wakes up even when the peer has merely read what was sent. `poll`
+                // does not.
                 while let Err(error) = poll(&mut [PollFd::new(stream, PollFlags::IN)], None) {
                     if error != Errno::INTR {
                         return Err(error.into());
@@ -216,7 +219,7 @@ impl Read for Source {
                         self.files.extend(files);
                     }
                 }
-                if self.files.len() > DESCRIPTORS {
+                if self.files.len() > MAX_PENDING_FILES {
                     return Err(io::Error::new(io::ErrorKind::InvalidData, "more file descriptors than messages"));
                 }
                 Ok(received.bytes)
@@ -225,19 +228,19 @@ impl Read for Source {
     }
 }
 
-/// What came in.
+/// A frame that has arrived.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Incoming<M> {
     Message(M),
-    /// A chunk of so many bytes, to be read next.
+    /// A chunk of this many bytes, which the caller reads next.
     Chunk(usize),
-    /// The peer has closed between frames.
+    /// The peer has closed the connection between two frames.
     End,
 }
 
 /// The receiving side of a connection.
 pub(crate) struct Receiver {
-    source: BufReader<Source>,
+    source: BufReader<SocketReader>,
     body: Vec<u8>,
     scratch: Vec<u16>,
     traffic: Traffic,
@@ -245,30 +248,31 @@ pub(crate) struct Receiver {
 
 impl Receiver {
     pub(crate) fn new(socket: Socket, traffic: Traffic) -> Self {
-        let source = BufReader::with_capacity(READ_AHEAD, Source { socket, files: VecDeque::new(), deadline: None });
+        let source =
+            BufReader::with_capacity(READ_BUFFER, SocketReader { socket, files: VecDeque::new(), deadline: None });
         Receiver { source, body: Vec::new(), scratch: Vec::new(), traffic }
     }
 
-    /// By when everything that is read from now on must have come, however little at a time; for ever if `None`.
+    /// Sets the deadline of all following reads together; `None` removes it.
     pub(crate) fn set_deadline(&mut self, deadline: Option<Instant>) -> io::Result<()> {
         let source = self.source.get_mut();
         source.deadline = deadline;
         source.socket.set_read_timeout(None)
     }
 
-    /// The next frame; of a chunk only its length.
+    /// Reads the next frame; of a chunk only the header.
     pub(crate) fn next<M: DeserializeOwned>(&mut self) -> io::Result<Incoming<M>> {
         let first = self.source.fill_buf()?;
         if first.is_empty() {
             return Ok(Incoming::End);
         }
-        // Whoever speaks something else may not even say as much as a header.
-        FrameHeader::check_beginning(first)?;
-        let mut head = [0; HEADER];
+        // A peer with another protocol may send fewer bytes than a header.
+        FrameHeader::check_prefix(first)?;
+        let mut head = [0; HEADER_LEN];
         self.source.read_exact(&mut head)?;
         let header = FrameHeader::decode(&head)?;
-        self.traffic.add(HEADER + header.length);
-        if header.kind == Kind::Chunk {
+        self.traffic.add(HEADER_LEN + header.length);
+        if header.kind == FrameKind::Chunk {
             return Ok(Incoming::Chunk(header.length));
         }
         self.body.resize(header.length, 0);
@@ -276,16 +280,17 @@ impl Receiver {
         Ok(Incoming::Message(header.message(&head, &self.body)?))
     }
 
-    /// The next frame, which must be a message.
+    /// Reads the next frame, which must be a message.
     pub(crate) fn message<M: DeserializeOwned>(&mut self) -> io::Result<M> {
         match self.next()? {
             Incoming::Message(message) => Ok(message),
-            Incoming::Chunk(_) => Err(unexpected(Kind::Message, Kind::Chunk)),
+            Incoming::Chunk(_) => Err(unexpected(FrameKind::Message, FrameKind::Chunk)),
             Incoming::End => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }
 
-    /// Reads the chunk of `length` bytes that was announced into the beginning of `values`, and says how many it held.
+    /// Reads the chunk of `length` bytes whose header was read into the beginning of `values`. Returns the number of
+    /// values.
     pub(crate) fn chunk(&mut self, length: usize, values: &mut [f32], payload: PayloadFormat) -> io::Result<usize> {
         let count = length / payload.width();
         if !length.is_multiple_of(payload.width()) || count == 0 || count > values.len() {
@@ -297,7 +302,7 @@ impl Receiver {
         Ok(count)
     }
 
-    /// Passes over the chunk of `length` bytes that was announced.
+    /// Skips the chunk of `length` bytes whose header was read.
     pub(crate) fn skip(&mut self, length: usize) -> io::Result<()> {
         let skipped = io::copy(&mut (&mut self.source).take(length as u64), &mut io::sink())?;
         if skipped == length as u64 { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
@@ -306,23 +311,23 @@ impl Receiver {
     /// The file descriptor that came with the last message.
     pub(crate) fn file(&mut self) -> io::Result<OwnedFd> {
         let file = self.source.get_mut().files.pop_front();
-        file.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a message without its file descriptor"))
+        file.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "message without its file descriptor"))
     }
 }
 
-/// What the peer says makes no sense.
+/// The error for a message that breaks the protocol.
 pub(crate) fn invalid(text: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text.into())
 }
 
-pub(crate) fn unexpected(expected: Kind, found: Kind) -> io::Error {
+pub(crate) fn unexpected(expected: FrameKind, found: FrameKind) -> io::Error {
     FrameError::Unexpected { expected: expected.name(), found: found.name() }.into()
 }
 
-/// The sending side of a connection; it waits while the peer is slow.
+/// The sending side of a connection. It blocks while the peer is slow.
 pub(crate) struct Sender {
     socket: Socket,
-    /// Announced, and not sent yet.
+    /// Held back until the next frame is sent.
     held: Vec<u8>,
     scratch: Vec<u16>,
     traffic: Traffic,
@@ -341,7 +346,7 @@ impl Sender {
         self.frame(&frame::encode(message)?)
     }
 
-    /// Sends a frame that is encoded already.
+    /// Sends an encoded frame.
     pub(crate) fn frame(&mut self, frame: &[u8]) -> io::Result<()> {
         self.traffic.add(self.held.len() + frame.len());
         write_all(&self.socket, &mut [IoSlice::new(&self.held), IoSlice::new(frame)])?;
@@ -349,23 +354,23 @@ impl Sender {
         Ok(())
     }
 
-    /// Holds a frame back until the next one or the next chunk is sent: small models go out in a single call.
-    pub(crate) fn announce(&mut self, frame: &[u8]) {
+    /// Holds a frame back until the next frame or chunk is sent: small models are sent in a single call.
+    pub(crate) fn hold(&mut self, frame: &[u8]) {
         self.held.extend_from_slice(frame);
     }
 
-    /// Sends values that fit one chunk.
+    /// Sends a chunk of values; there must not be more than fit in one.
     pub(crate) fn chunk(&mut self, values: &[f32], payload: PayloadFormat) -> io::Result<()> {
         let bytes = payload.encode(values, &mut self.scratch);
         let header = FrameHeader::of_chunk(bytes.len());
-        self.traffic.add(self.held.len() + HEADER + bytes.len());
+        self.traffic.add(self.held.len() + HEADER_LEN + bytes.len());
         write_all(&self.socket, &mut [IoSlice::new(&self.held), IoSlice::new(&header), IoSlice::new(bytes)])?;
         self.held.clear();
         Ok(())
     }
 }
 
-/// Puts values behind `bytes` as the chunks that a [`Sender`] would send.
+/// Appends values to `bytes` as the chunks that a [`Sender`] would send.
 pub(crate) fn append_chunks(bytes: &mut Vec<u8>, values: &[f32], payload: PayloadFormat) {
     let mut scratch = Vec::new();
     for part in values.chunks(payload.values_per_chunk()) {
@@ -375,9 +380,9 @@ pub(crate) fn append_chunks(bytes: &mut Vec<u8>, values: &[f32], payload: Payloa
     }
 }
 
-/// All slices go out in one call where they can: a header alone would cost a packet and a wake-up of its own.
+/// Sends all slices in one call if possible: a header alone would cost a packet and a wake-up.
 fn write_all(mut socket: &Socket, mut slices: &mut [IoSlice<'_>]) -> io::Result<()> {
-    // Those that are empty go first.
+    // Skips empty slices.
     IoSlice::advance_slices(&mut slices, 0);
     while !slices.is_empty() {
         match socket.write_vectored(slices) {
@@ -395,7 +400,7 @@ mod tests {
     use super::*;
     use crate::keys::Keys;
     use crate::message::{ToServer, ToWorker};
-    use crate::region::{Region, Writer};
+    use crate::shared_memory::{Region, RegionWriter};
     use std::net::TcpListener;
 
     fn tcp_sockets() -> (Socket, Socket) {
@@ -421,7 +426,7 @@ mod tests {
         let (config, name) = keys.client().unwrap();
         let near = near.encrypted(rustls::ClientConnection::new(config, name).unwrap()).unwrap();
         let far = far.encrypted(rustls::ServerConnection::new(keys.server().unwrap()).unwrap()).unwrap();
-        // Hands are shaken while both sides speak and listen.
+        // A TLS handshake needs both sides to send and receive.
         let (mut to_near, mut from_far) = ends((far.clone(), near.clone()));
         let (mut sender, mut receiver) = ends((near, far));
         std::thread::scope(|scope| {
@@ -464,7 +469,7 @@ mod tests {
             }
             assert_eq!((filled, messages), (200_000, 4));
             assert_eq!(&received, values);
-            let overhead = 4 * 2 * HEADER as u64;
+            let overhead = 4 * 2 * HEADER_LEN as u64;
             assert!((800_000 + overhead..801_000).contains(&receiver.traffic.bytes()));
         });
     }
@@ -475,7 +480,7 @@ mod tests {
         sender.chunk(&[1.0; 10], PayloadFormat::F32).unwrap();
         assert_eq!(receiver.next::<ToServer>().unwrap(), Incoming::Chunk(40));
         let error = receiver.chunk(40, &mut [0.0; 9], PayloadFormat::F32).unwrap_err();
-        assert_eq!(error.to_string(), "a frame of 40 bytes, where 36 are allowed");
+        assert_eq!(error.to_string(), "frame of 40 bytes: expected at most 36");
     }
 
     #[test]
@@ -484,7 +489,7 @@ mod tests {
         let near = Socket::local(near);
         let mut receiver = Receiver::new(Socket::local(far), Traffic::default());
         let frame = frame::encode(&ToServer::Dropped { number: 1 }).unwrap();
-        let mut region = Region::shared(3, Writer::Maker).unwrap();
+        let mut region = Region::shared(3, RegionWriter::Owner).unwrap();
         region.values_mut()[2] = 4.0;
         near.send_now(&frame, None).unwrap();
         near.send_now(&frame, region.file()).unwrap();
@@ -492,15 +497,15 @@ mod tests {
         for with_file in [false, true, false] {
             assert_eq!(receiver.message::<ToServer>().unwrap(), ToServer::Dropped { number: 1 });
             if with_file {
-                let guest = Region::open(receiver.file().unwrap(), 3, Writer::Maker).unwrap();
-                assert_eq!(guest.values()[2], 4.0);
+                let opened = Region::open(receiver.file().unwrap(), 3, RegionWriter::Owner).unwrap();
+                assert_eq!(opened.values()[2], 4.0);
             }
         }
         assert!(receiver.file().is_err());
     }
 
     #[test]
-    fn a_reader_that_never_reads_is_noticed_at_once() {
+    fn sending_fails_at_once_if_the_peer_never_reads() {
         let (near, _far) = UnixStream::pair().unwrap();
         let near = Socket::local(near);
         let frame = frame::encode(&ToServer::Dropped { number: 1 }).unwrap();

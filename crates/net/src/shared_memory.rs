@@ -1,0 +1,128 @@
+//! Page-aligned vectors of values, private or shared with another process.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use memmap2::{Advice, MmapMut, MmapOptions, MmapRaw};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
+
+/// Which processes may write a shared region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RegionWriter {
+    /// Only the process that created it: parameters.
+    Owner,
+    /// Also the process that opens it: gradients.
+    Peer,
+}
+
+/// A vector of `f32` in its own pages.
+///
+/// A shared region is an anonymous file (`memfd`): the system frees it with the last process that maps it, even if that
+/// process crashes. Its size is sealed, so that a peer can't shrink it while another process uses it.
+#[derive(Debug)]
+pub(crate) struct Region {
+    map: MmapRaw,
+    length: usize,
+    file: Option<OwnedFd>,
+}
+
+impl Region {
+    /// Allocates `length` zeros for this process alone.
+    pub(crate) fn private(length: usize) -> io::Result<Self> {
+        let map = MmapMut::map_anon(bytes(length)?)?;
+        // Only a hint: without huge pages it is a little slower.
+        let _ = map.advise(Advice::HugePage);
+        Ok(Region { map: map.into(), length, file: None })
+    }
+
+    /// Allocates `length` zeros that can be shared with another process.
+    pub(crate) fn shared(length: usize, writer: RegionWriter) -> io::Result<Self> {
+        let file = memfd_create("paceline", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, bytes(length)? as u64)?;
+        let map = MmapOptions::new().len(bytes(length)?).map_raw(&file)?;
+        let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        if writer == RegionWriter::Owner {
+            seals |= SealFlags::FUTURE_WRITE;
+        }
+        fcntl_add_seals(&file, seals)?;
+        Ok(Region { map, length, file: Some(file) })
+    }
+
+    /// Opens the region of `length` values behind a file descriptor that another process sent.
+    pub(crate) fn open(file: OwnedFd, length: usize, writer: RegionWriter) -> io::Result<Self> {
+        let size = bytes(length)?;
+        let found = fstat(&file)?.st_size;
+        if found != size as i64 {
+            let text = format!("shared buffer of {found} bytes: expected {size}");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        let mut options = MmapOptions::new();
+        let map = match writer {
+            RegionWriter::Owner => options.len(size).map_raw_read_only(&file)?,
+            RegionWriter::Peer => options.len(size).map_raw(&file)?,
+        };
+        Ok(Region { map, length, file: None })
+    }
+
+    /// Closes the file descriptor after it was sent; the memory stays mapped.
+    pub(crate) fn close_file(&mut self) {
+        self.file = None;
+    }
+
+    /// The file descriptor to send, if the region is shared.
+    pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(AsFd::as_fd)
+    }
+
+    /// The values.
+    pub(crate) fn values(&self) -> &[f32] {
+        // SAFETY: the mapping is page-aligned, at least `length` values long and lives as long as `self`; every bit
+        // pattern is an `f32`. By the protocol no process writes while another reads, with one exception: the server
+        // may reuse a parameter buffer that a dismissed worker still reads. That worker's result is discarded. A peer
+        // that breaks the protocol can change numbers, but not unmap the pages: their size is sealed.
+        unsafe { std::slice::from_raw_parts(self.map.as_ptr().cast(), self.length) }
+    }
+
+    /// The values, for writing. Only for regions that this process may write.
+    pub(crate) fn values_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as in `values`; `&mut self` excludes other references in this process.
+        unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr().cast(), self.length) }
+    }
+}
+
+fn bytes(length: usize) -> io::Result<usize> {
+    // An empty vector is allowed, an empty mapping is not.
+    let bytes = length.max(1).checked_mul(size_of::<f32>());
+    bytes
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("{length} values exceed the address space")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shared_region_is_seen_by_both_sides_and_protected() {
+        let mut created = Region::shared(1000, RegionWriter::Owner).unwrap();
+        created.values_mut()[7] = 2.5;
+        let file = || created.file().unwrap().try_clone_to_owned().unwrap();
+        let opened = Region::open(file(), 1000, RegionWriter::Owner).unwrap();
+        assert_eq!(opened.values()[7], 2.5);
+        assert!(ftruncate(file(), 0).is_err(), "the size is sealed");
+        assert!(Region::open(file(), 1000, RegionWriter::Peer).is_err(), "the peer may not write parameters");
+        assert!(
+            Region::open(file(), 999, RegionWriter::Owner).unwrap_err().to_string().contains("4000 bytes: expected")
+        );
+
+        let shared = Region::shared(10, RegionWriter::Peer).unwrap();
+        let file = shared.file().unwrap().try_clone_to_owned().unwrap();
+        Region::open(file, 10, RegionWriter::Peer).unwrap().values_mut()[9] = -1.0;
+        assert_eq!(shared.values()[9], -1.0);
+    }
+
+    #[test]
+    fn an_empty_region_is_allowed_and_a_huge_one_is_an_error() {
+        assert!(Region::private(0).unwrap().values().is_empty());
+        assert!(Region::private(usize::MAX).is_err());
+    }
+}
