@@ -19,7 +19,7 @@ pub enum QueryMode {
 
 /// What is known of a worker (Algorithm 2's record).
 #[derive(Debug, Clone, Copy, Default)]
-struct Record {
+struct WorkerRecord {
     /// Local iterations done in this round.
     iterations: u32,
     /// Since when it has been at the present one; in non-blocking mode, at the first.
@@ -34,7 +34,7 @@ struct Record {
 
 /// An answer of the [`StateServer`] and what it rests on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Answer {
+pub struct QueryAnswer {
     /// Whether the worker is to send what it has; else it is to do one more iteration.
     pub ready: bool,
     /// How long one more would take.
@@ -71,7 +71,7 @@ pub struct Answer {
 pub struct StateServer {
     mode: QueryMode,
     margin: Span,
-    records: Vec<Record>,
+    records: Vec<WorkerRecord>,
     /// Those that have done no iteration in this round, by when they should have.
     awaited: BTreeSet<(Time, WorkerId)>,
 }
@@ -86,7 +86,7 @@ impl StateServer {
     /// The worker is given the model of a round. Someone new has no history: it counts as done at any moment.
     pub fn start(&mut self, now: Time, worker: WorkerId) {
         if worker.index() >= self.records.len() {
-            self.records.resize(worker.index() + 1, Record::default());
+            self.records.resize(worker.index() + 1, WorkerRecord::default());
         }
         self.stop_awaiting(worker);
         let record = &mut self.records[worker.index()];
@@ -98,13 +98,13 @@ impl StateServer {
     pub fn leave(&mut self, worker: WorkerId) {
         self.stop_awaiting(worker);
         if let Some(record) = self.records.get_mut(worker.index()) {
-            *record = Record::default();
+            *record = WorkerRecord::default();
         }
     }
 
     /// The worker, which was [started](StateServer::start), has done so many iterations in this round, the last in
     /// `compute` by its own stopwatch, and asks what to do. A question that was asked before is answered anew.
-    pub fn query(&mut self, now: Time, worker: WorkerId, iterations: u32, compute: Span) -> Answer {
+    pub fn query(&mut self, now: Time, worker: WorkerId, iterations: u32, compute: Span) -> QueryAnswer {
         if iterations > self.records[worker.index()].iterations {
             self.note(now, worker, iterations, compute);
         }
@@ -118,7 +118,7 @@ impl StateServer {
         if self.mode == QueryMode::Blocking {
             record.since = now;
         }
-        Answer { ready, iteration, slowest }
+        QueryAnswer { ready, iteration, slowest }
     }
 
     /// The worker, which was to do one iteration without asking, has done it in `compute`.
@@ -129,7 +129,7 @@ impl StateServer {
 
     /// Whether the answer to the worker's first question of the round that begins now is known already: it will be
     /// ready then. Asking would only cost it the time until the answer comes.
-    pub fn foresees_ready(&self, now: Time, worker: WorkerId) -> bool {
+    pub fn predicts_ready(&self, now: Time, worker: WorkerId) -> bool {
         let Some(iteration) = self.records[worker.index()].capability else { return false };
         let rest = self.awaited.last().map_or(Span::ZERO, |&(due, _)| due.since(now + iteration));
         iteration + self.margin > rest
@@ -154,7 +154,7 @@ impl StateServer {
 }
 
 /// When the iteration should be done.
-fn due(record: &Record) -> Time {
+fn due(record: &WorkerRecord) -> Time {
     record.since + record.capability.unwrap_or_default()
 }
 
@@ -182,7 +182,7 @@ mod tests {
         let mut server = second_round(QueryMode::Blocking);
         let mut ask = |now, worker, iterations, compute| server.query(Time(now), worker, iterations, Span(compute));
         let answer = ask(1030, FAST, 1, 30);
-        assert_eq!(answer, Answer { ready: false, iteration: Span(30), slowest: Some((SLOW, Span(70))) });
+        assert_eq!(answer, QueryAnswer { ready: false, iteration: Span(30), slowest: Some((SLOW, Span(70))) });
         assert!(!ask(1060, FAST, 2, 30).ready);
         assert!(ask(1090, OTHER, 1, 90).ready);
         assert!(ask(1090, FAST, 3, 30).ready);
@@ -219,11 +219,11 @@ mod tests {
         server.query(Time(50), FAST, 1, Span(30));
         server.query(Time(120), SLOW, 1, Span(100));
         [FAST, SLOW].into_iter().for_each(|worker| server.start(Time(200), worker));
-        assert!(server.foresees_ready(Time(200), SLOW) && !server.foresees_ready(Time(200), FAST));
+        assert!(server.predicts_ready(Time(200), SLOW) && !server.predicts_ready(Time(200), FAST));
         // It goes on at once, yet will hear the answer only after the round trip of 20.
         assert_eq!(server.query(Time(250), FAST, 1, Span(30)).iteration, Span(50));
         let answer = server.query(Time(280), FAST, 2, Span(30));
-        assert_eq!(answer, Answer { ready: true, iteration: Span(50), slowest: Some((SLOW, Span(40))) });
+        assert_eq!(answer, QueryAnswer { ready: true, iteration: Span(50), slowest: Some((SLOW, Span(40))) });
         server.finish(Time(320), SLOW, Span(100));
         assert_eq!(server.query(Time(330), FAST, 3, Span(30)).slowest, None);
     }

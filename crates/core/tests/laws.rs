@@ -66,7 +66,7 @@ fn pretrained() -> Pretrained {
 }
 
 /// What a commit showed: nothing where there is no model, else numbers that make dynamic schemes change their minds.
-fn shown(version: Version) -> Option<Aggregate> {
+fn aggregate_of(version: Version) -> Option<Aggregate> {
     let wave = (version.0 as f64 * 1.7).sin();
     let aggregate =
         Aggregate { loss: 1.0 + 0.5 * wave, rate: 0.1, sum_of_squares: 8.0 + 6.0 * wave, square_of_sum: 1.0 };
@@ -102,52 +102,52 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
 
 /// A task and how far it has come.
 #[derive(Clone, Copy)]
-struct Task {
+struct TrackedTask {
     assignment: Assignment,
     /// Iterations handed out.
-    handed_out: u32,
+    assigned: u32,
     /// Iterations done and asked about.
     done: u32,
-    /// It was told to send what it has.
+    /// It was failure to send what it has.
     collected: bool,
 }
 
-impl Task {
+impl TrackedTask {
     fn new(assignment: Assignment) -> Self {
-        let handed_out = if let Some(LocalLength::Iterations(count)) = assignment.work.length() { count } else { 1 };
-        Task { assignment, handed_out, done: 0, collected: false }
+        let assigned = if let Some(LocalLength::Iterations(count)) = assignment.work.length() { count } else { 1 };
+        TrackedTask { assignment, assigned, done: 0, collected: false }
     }
 
     fn length(&self) -> Option<LocalLength> {
-        self.assignment.work.length().filter(|course| !matches!(course, LocalLength::Iterations(_)))
+        self.assignment.work.length().filter(|length| !matches!(length, LocalLength::Iterations(_)))
     }
 
     fn samples(&self) -> u64 {
-        u64::from(self.assignment.samples) * u64::from(self.handed_out)
+        u64::from(self.assignment.samples) * u64::from(self.assigned)
     }
 }
 
 /// An independent record of what a driver sees, kept from the actions alone.
 #[derive(Default)]
-struct World {
-    running: BTreeMap<WorkerId, Task>,
-    queued: BTreeMap<WorkerId, Task>,
+struct ExpectedState {
+    running: BTreeMap<WorkerId, TrackedTask>,
+    queued: BTreeMap<WorkerId, TrackedTask>,
     present: BTreeSet<WorkerId>,
-    arrived: BTreeMap<TaskId, Task>,
+    arrived: BTreeMap<TaskId, TrackedTask>,
     finished: Vec<TaskId>,
     version: u64,
     samples: SampleCounts,
 }
 
-impl World {
-    fn lose(&mut self, task: Task) {
+impl ExpectedState {
+    fn lose(&mut self, task: TrackedTask) {
         self.samples.dropped += task.samples();
     }
 
     fn leave(&mut self, worker: WorkerId) {
         self.present.remove(&worker);
         let arrived: Vec<TaskId> = self.arrived.keys().copied().filter(|task| task.worker == worker).collect();
-        let mut lost: Vec<Task> = arrived.iter().filter_map(|task| self.arrived.remove(task)).collect();
+        let mut lost: Vec<TrackedTask> = arrived.iter().filter_map(|task| self.arrived.remove(task)).collect();
         lost.extend(self.running.remove(&worker));
         lost.extend(self.queued.remove(&worker));
         lost.into_iter().for_each(|task| self.lose(task));
@@ -156,8 +156,8 @@ impl World {
     fn finish(&mut self, worker: WorkerId) -> TaskId {
         let mut task = self.running.remove(&worker).expect("only running tasks are finished");
         if task.length().is_some() {
-            self.samples.reissued += u64::from(task.assignment.samples) * u64::from(task.handed_out - task.done);
-            task.handed_out = task.done;
+            self.samples.reissued += u64::from(task.assignment.samples) * u64::from(task.assigned - task.done);
+            task.assigned = task.done;
         }
         let id = task.assignment.task;
         self.arrived.insert(id, task);
@@ -172,9 +172,9 @@ impl World {
     fn iterate(&mut self, worker: WorkerId) -> (TaskId, u32) {
         let task = self.running.get_mut(&worker).expect("only running tasks iterate");
         task.done += 1;
-        assert_eq!(task.done, task.handed_out, "nobody goes on unless told to");
+        assert_eq!(task.done, task.assigned, "nobody goes on unless failure to");
         if task.length() == Some(LocalLength::AskAndContinue) {
-            task.handed_out += 1;
+            task.assigned += 1;
             self.samples.issued += u64::from(task.assignment.samples);
         }
         (task.assignment.task, task.done)
@@ -206,7 +206,7 @@ impl World {
                 let worker = assignment.task.worker;
                 assert_eq!(assignment.version.0, self.version, "work is on the newest model");
                 assert_eq!(assignment.queued, self.running.contains_key(&worker));
-                let task = Task::new(*assignment);
+                let task = TrackedTask::new(*assignment);
                 self.samples.issued += task.samples();
                 let slot = if assignment.queued { &mut self.queued } else { &mut self.running };
                 if let Some(replaced) = slot.insert(worker, task) {
@@ -218,8 +218,8 @@ impl World {
             Action::Continue { task } => {
                 let running = self.running.get_mut(&task.worker).expect("only running tasks go on");
                 assert!(!running.collected && running.length() == Some(LocalLength::AskAndWait));
-                if running.handed_out == running.done {
-                    running.handed_out += 1;
+                if running.assigned == running.done {
+                    running.assigned += 1;
                     self.samples.issued += u64::from(running.assignment.samples);
                 }
             }
@@ -228,9 +228,9 @@ impl World {
                 assert!(running.done > 0 && running.length().is_some(), "there is something to collect");
                 running.collected = true;
                 if running.length() == Some(LocalLength::AskAndWait) {
-                    let unbegun = running.handed_out - running.done;
+                    let unbegun = running.assigned - running.done;
                     self.samples.reissued += u64::from(running.assignment.samples) * u64::from(unbegun);
-                    running.handed_out = running.done;
+                    running.assigned = running.done;
                 }
             }
             Action::Interrupt { task } => {
@@ -245,22 +245,26 @@ impl World {
 
     fn outstanding(&self) -> u64 {
         let tasks = self.running.values().chain(self.queued.values()).chain(self.arrived.values());
-        tasks.map(Task::samples).sum()
+        tasks.map(TrackedTask::samples).sum()
     }
 }
 
-struct Drive {
+struct LedgerDriver {
     ledger: Ledger,
-    world: World,
+    expected: ExpectedState,
     now: Time,
 }
 
-impl Drive {
+impl LedgerDriver {
     fn new(spec: &str) -> Self {
         let mut spec: SchemeSpec = spec.parse().unwrap();
         spec.context.pretrained = Some(Arc::new(pretrained()));
         let setup = Setup { workers: WORKERS, batch: 3, dispatch: None };
-        Drive { ledger: Ledger::new(spec.build(&setup).unwrap()), world: World::default(), now: Time::START }
+        LedgerDriver {
+            ledger: Ledger::new(spec.build(&setup).unwrap()),
+            expected: ExpectedState::default(),
+            now: Time::START,
+        }
     }
 
     /// Feeds an event and then confirms commits until there are none left.
@@ -269,9 +273,9 @@ impl Drive {
         while let Some(event) = next.take() {
             let decisions = self.ledger.handle(self.now, event)?.to_vec();
             for decision in decisions {
-                self.world.carry_out(&decision.action);
+                self.expected.carry_out(&decision.action);
                 if let Action::Commit { version, .. } = decision.action {
-                    next = Some(Event::Committed { version, aggregate: shown(version) });
+                    next = Some(Event::Committed { version, aggregate: aggregate_of(version) });
                 }
             }
         }
@@ -280,17 +284,17 @@ impl Drive {
     }
 
     fn check(&self) {
-        let outstanding = self.world.outstanding();
-        assert_eq!(self.ledger.samples(), SampleCounts { outstanding, ..self.world.samples });
+        let outstanding = self.expected.outstanding();
+        assert_eq!(self.ledger.samples(), SampleCounts { outstanding, ..self.expected.samples });
         let samples = self.ledger.samples();
         let settled = samples.used + samples.stale + samples.dropped + samples.reissued;
         assert_eq!(samples.issued, settled + samples.outstanding, "every sample is accounted for");
         // No lost wake-ups: everyone works or waits for something that can still happen.
-        for worker in &self.world.present {
-            if !self.world.running.contains_key(worker) {
+        for worker in &self.expected.present {
+            if !self.expected.running.contains_key(worker) {
                 match self.ledger.waits_for(*worker) {
-                    Some(Until::Worker(other)) => assert!(self.world.running.contains_key(&other)),
-                    Some(Until::Commit) => assert!(!self.world.running.is_empty()),
+                    Some(Until::Worker(other)) => assert!(self.expected.running.contains_key(&other)),
+                    Some(Until::Commit) => assert!(!self.expected.running.is_empty()),
                     other => panic!("{worker} is idle and waits for {other:?}"),
                 }
             }
@@ -299,21 +303,21 @@ impl Drive {
 
     /// Whatever the worker is at is done.
     fn finish(&mut self, worker: WorkerId, choice: usize) -> Result<(), LedgerError> {
-        let task = self.world.running[&worker];
+        let task = self.expected.running[&worker];
         // Any time at all, none and endless ones included; some say what else goes on, not always sensibly.
         let compute = Span(if choice.is_multiple_of(31) { u64::MAX } else { choice as u64 % 500 });
         let cpu = [None, Some(0.5), Some(f32::NAN)][task.assignment.task.number as usize % 3];
         let report = Report { compute, cpu, memory: cpu, ..Report::default() };
-        let goes_on = match task.length() {
+        let asks = match task.length() {
             None => false,
             Some(LocalLength::AskAndContinue) => !task.collected || choice.is_multiple_of(2),
             Some(_) => !task.collected,
         };
-        if goes_on {
-            let (task, iterations) = self.world.iterate(worker);
+        if asks {
+            let (task, iterations) = self.expected.iterate(worker);
             return self.feed(Event::Asked { task, iterations, report });
         }
-        let task = self.world.finish(worker);
+        let task = self.expected.finish(worker);
         self.feed(Event::Reported { task, report })
     }
 
@@ -325,22 +329,22 @@ impl Drive {
         };
         match step {
             Move::Finish(choice) => {
-                let running: Vec<WorkerId> = self.world.running.keys().copied().collect();
+                let running: Vec<WorkerId> = self.expected.running.keys().copied().collect();
                 if running.is_empty() { Ok(()) } else { self.finish(running[choice % running.len()], choice) }
             }
             Move::Join(worker) => {
                 let worker = WorkerId(worker);
-                if !self.world.present.insert(worker) {
+                if !self.expected.present.insert(worker) {
                     return refused(self.feed(Event::Joined { worker }));
                 }
                 self.feed(Event::Joined { worker })
             }
             Move::Leave(worker) => {
                 let worker = WorkerId(worker);
-                if !self.world.present.contains(&worker) {
+                if !self.expected.present.contains(&worker) {
                     return refused(self.feed(Event::Left { worker }));
                 }
-                self.world.leave(worker);
+                self.expected.leave(worker);
                 self.feed(Event::Left { worker })
             }
             Move::Timer => {
@@ -351,15 +355,16 @@ impl Drive {
             }
             // The answer was lost.
             Move::RepeatQuestion(choice) => {
-                let asked: Vec<Task> = self.world.running.values().copied().filter(|task| task.done > 0).collect();
+                let asked: Vec<TrackedTask> =
+                    self.expected.running.values().copied().filter(|task| task.done > 0).collect();
                 let Some(task) = asked.get(choice % asked.len().max(1)) else { return Ok(()) };
                 let report = Report { compute: Span(1), ..Report::default() };
                 self.feed(Event::Asked { task: task.assignment.task, iterations: task.done, report })
             }
             Move::StrangeQuestion(choice, iterations) => {
-                let running: Vec<Task> = self.world.running.values().copied().collect();
+                let running: Vec<TrackedTask> = self.expected.running.values().copied().collect();
                 let Some(task) = running.get(choice % running.len().max(1)) else { return Ok(()) };
-                let lawful = [task.done.max(1), task.handed_out].contains(&iterations);
+                let lawful = [task.done.max(1), task.assigned].contains(&iterations);
                 if task.length().is_some() && lawful {
                     return Ok(());
                 }
@@ -371,14 +376,14 @@ impl Drive {
                 }))
             }
             Move::RepeatReport(choice) => {
-                let Some(&task) = self.world.finished.get(choice % self.world.finished.len().max(1)) else {
+                let Some(&task) = self.expected.finished.get(choice % self.expected.finished.len().max(1)) else {
                     return Ok(());
                 };
                 refused(self.feed(Event::Reported { task, report: Report { compute: Span(1), ..Report::default() } }))
             }
             Move::StrangeReport(worker, number) => {
                 let task = TaskId { worker: WorkerId(worker), number };
-                let running = self.world.running.get(&task.worker).filter(|running| running.assignment.task == task);
+                let running = self.expected.running.get(&task.worker).filter(|running| running.assignment.task == task);
                 if running.is_some_and(|running| running.length().is_none() || running.collected) {
                     return Ok(());
                 }
@@ -394,26 +399,26 @@ proptest! {
     #[test]
     fn no_scheme_breaks_a_law(steps in moves(), gaps in prop::collection::vec(0..1_000_u64, 200)) {
         for spec in specs() {
-            let mut drive = Drive::new(&spec);
-            let told = |error: LedgerError| TestCaseError::fail(format!("{spec}: {error}"));
+            let mut driver = LedgerDriver::new(&spec);
+            let failure = |error: LedgerError| TestCaseError::fail(format!("{spec}: {error}"));
             for worker in 0..WORKERS as u32 {
-                drive.take(Move::Join(worker)).map_err(told)?;
+                driver.take(Move::Join(worker)).map_err(failure)?;
             }
             for (step, gap) in steps.iter().zip(&gaps) {
-                drive.now = drive.now + Span(*gap);
-                drive.take(*step).map_err(told)?;
+                driver.now = driver.now + Span(*gap);
+                driver.take(*step).map_err(failure)?;
             }
             // The silent ones are declared gone, the rest finish what they have: the model must move on.
-            let silent: Vec<WorkerId> = drive.world.present.iter().copied().skip(2).collect();
+            let silent: Vec<WorkerId> = driver.expected.present.iter().copied().skip(2).collect();
             for worker in silent {
-                drive.take(Move::Leave(worker.0)).map_err(told)?;
+                driver.take(Move::Leave(worker.0)).map_err(failure)?;
             }
-            let before = drive.world.version;
+            let before = driver.expected.version;
             for round in 0..40 {
-                drive.now = drive.now + Span(500);
-                drive.take(Move::Finish(round)).map_err(told)?;
+                driver.now = driver.now + Span(500);
+                driver.take(Move::Finish(round)).map_err(failure)?;
             }
-            prop_assert!(drive.world.present.is_empty() || drive.world.version > before, "{spec} stands still");
+            prop_assert!(driver.expected.present.is_empty() || driver.expected.version > before, "{spec} stands still");
         }
     }
 }

@@ -9,9 +9,9 @@ type OnJoined = fn(&mut Turn<'_>, WorkerId);
 type OnReported = fn(&mut Turn<'_>, &Update);
 
 /// A scheme made of two functions; nothing happens when a worker leaves.
-struct Made(OnJoined, OnReported);
+struct FunctionScheme(OnJoined, OnReported);
 
-impl Scheme for Made {
+impl Scheme for FunctionScheme {
     fn on_joined(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
         self.0(turn, worker);
     }
@@ -31,7 +31,7 @@ fn work(turn: &mut Turn<'_>, worker: WorkerId) {
 }
 
 fn ledger(on_joined: OnJoined, on_reported: OnReported) -> Ledger {
-    Ledger::new(Box::new(Made(on_joined, on_reported)))
+    Ledger::new(Box::new(FunctionScheme(on_joined, on_reported)))
 }
 
 const ZERO: WorkerId = WorkerId(0);
@@ -62,15 +62,15 @@ fn law_broken(on_joined: OnJoined, on_reported: OnReported) -> Law {
 fn broken_laws_are_told_apart() {
     let nothing: OnReported = |_, _| {};
     let task = TaskId { worker: ZERO, number: 0 };
-    assert_eq!(law_broken(|_, _| {}, nothing), Law::Forgotten { worker: ZERO });
-    assert_eq!(law_broken(work, nothing), Law::Forgotten { worker: ZERO });
+    assert_eq!(law_broken(|_, _| {}, nothing), Law::LeftIdle { worker: ZERO });
+    assert_eq!(law_broken(work, nothing), Law::LeftIdle { worker: ZERO });
     assert_eq!(
         law_broken(|turn, worker| turn.assign(worker, 0, Reason::Joined), nothing),
         Law::NoSamples { worker: ZERO }
     );
     assert_eq!(
         law_broken(|turn, _| turn.assign(WorkerId(7), 1, Reason::Joined), nothing),
-        Law::AssignedToNobody { worker: WorkerId(7) }
+        Law::AssignedToAbsent { worker: WorkerId(7) }
     );
     assert_eq!(law_broken(|turn, worker| turn.interrupt(worker, Reason::Superseded), nothing), {
         Law::NothingToInterrupt { worker: ZERO }
@@ -125,10 +125,10 @@ fn wrong_events_are_refused_and_change_nothing() {
     let refused = |refusal: Refusal| Err(LedgerError::Refused(refusal));
     let committed = |version| Event::Committed { version: Version(version), aggregate: None };
 
-    assert_eq!(handle(5, Event::Left { worker: ZERO }), refused(Refusal::Absent(ZERO)));
+    assert_eq!(handle(5, Event::Left { worker: ZERO }), refused(Refusal::NotJoined(ZERO)));
     assert_eq!(handle(5, Event::Joined { worker: ZERO }), Ok(1));
-    assert_eq!(handle(5, Event::Joined { worker: ZERO }), refused(Refusal::Present(ZERO)));
-    assert_eq!(handle(4, Event::Timer), refused(Refusal::Past { now: Time(4), latest: Time(5) }));
+    assert_eq!(handle(5, Event::Joined { worker: ZERO }), refused(Refusal::AlreadyJoined(ZERO)));
+    assert_eq!(handle(4, Event::Timer), refused(Refusal::OutOfOrder { now: Time(4), latest: Time(5) }));
     assert_eq!(handle(6, reported(ZERO, 3)), refused(Refusal::NotRunning(task(3))));
     assert!(matches!(handle(6, committed(1)), Err(LedgerError::Refused(Refusal::OutOfTurn { .. }))));
     assert_eq!(handle(6, reported(ZERO, 0)), Ok(2));
@@ -160,9 +160,9 @@ fn a_timer_ends_the_wait_for_it() {
 type OnAsked = fn(&mut Turn<'_>, WorkerId);
 
 /// A scheme that gives workers local iterations of one sample each and averages what comes of them.
-struct Locally(LocalLength, OnAsked);
+struct LocalScheme(LocalLength, OnAsked);
 
-impl Locally {
+impl LocalScheme {
     fn give(&self, turn: &mut Turn<'_>, worker: WorkerId) {
         turn.assign_work(
             worker,
@@ -173,7 +173,7 @@ impl Locally {
     }
 }
 
-impl Scheme for Locally {
+impl Scheme for LocalScheme {
     fn on_joined(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
         self.give(turn, worker);
     }
@@ -197,7 +197,7 @@ fn asked(number: u64, iterations: u32) -> Event {
 
 /// The law that an answer breaks.
 fn law_broken_by_answer(length: LocalLength, answer: OnAsked) -> Law {
-    let mut ledger = Ledger::new(Box::new(Locally(length, answer)));
+    let mut ledger = Ledger::new(Box::new(LocalScheme(length, answer)));
     ledger.handle(Time(0), Event::Joined { worker: ZERO }).unwrap();
     ledger.handle(Time(0), Event::Joined { worker: ONE }).unwrap();
     match ledger.handle(Time(1), asked(0, 1)) {
@@ -210,12 +210,14 @@ fn law_broken_by_answer(length: LocalLength, answer: OnAsked) -> Law {
 fn answers_obey_laws_too() {
     let nothing: OnAsked = |_, _| {};
     assert_eq!(law_broken_by_answer(LocalLength::AskAndWait, nothing), Law::Unanswered { worker: ZERO });
-    for answer in [(|turn, _| turn.go_on(ONE, Reason::Free)) as OnAsked, |turn, _| turn.collect(ONE, Reason::Free)] {
+    for answer in
+        [(|turn, _| turn.continue_task(ONE, Reason::Free)) as OnAsked, |turn, _| turn.collect(ONE, Reason::Free)]
+    {
         assert_eq!(law_broken_by_answer(LocalLength::AskAndContinue, answer), Law::NothingAsked { worker: ONE });
     }
     let twice: OnAsked = |turn, worker| {
-        turn.go_on(worker, Reason::Free);
-        turn.go_on(worker, Reason::Free);
+        turn.continue_task(worker, Reason::Free);
+        turn.continue_task(worker, Reason::Free);
     };
     assert_eq!(law_broken_by_answer(LocalLength::AskAndWait, twice), Law::NothingAsked { worker: ZERO });
     let more: OnAsked = |turn, worker| turn.assign(worker, 1, Reason::Free);
@@ -236,10 +238,10 @@ fn answers_obey_laws_too() {
 #[test]
 fn questions_come_after_each_iteration_and_reports_when_told() {
     let answer: OnAsked = |turn, worker| {
-        if turn.now() < Time(5) { turn.go_on(worker, Reason::Free) } else { turn.collect(worker, Reason::Free) }
+        if turn.now() < Time(5) { turn.continue_task(worker, Reason::Free) } else { turn.collect(worker, Reason::Free) }
     };
     for length in [LocalLength::AskAndWait, LocalLength::AskAndContinue] {
-        let mut ledger = Ledger::new(Box::new(Locally(length, answer)));
+        let mut ledger = Ledger::new(Box::new(LocalScheme(length, answer)));
         let mut handle = |now, event| ledger.handle(Time(now), event).map(<[_]>::to_vec);
         let task = TaskId { worker: ZERO, number: 0 };
         assert_eq!(handle(0, asked(0, 1)), Err(LedgerError::Refused(Refusal::NotRunning(task))));
@@ -248,14 +250,14 @@ fn questions_come_after_each_iteration_and_reports_when_told() {
             Err(LedgerError::Refused(refusal)) => refusal,
             other => panic!("{other:?}"),
         };
-        assert!(matches!(refused(0, asked(0, 0)), Refusal::NoQuestion { iterations: 0, .. }));
-        assert!(matches!(refused(0, asked(0, 2)), Refusal::NoQuestion { iterations: 2, .. }));
+        assert!(matches!(refused(0, asked(0, 0)), Refusal::UnexpectedQuestion { iterations: 0, .. }));
+        assert!(matches!(refused(0, asked(0, 2)), Refusal::UnexpectedQuestion { iterations: 2, .. }));
         assert_eq!(refused(0, reported(ZERO, 0)), Refusal::NotCollected(task));
-        let goes_on = usize::from(length == LocalLength::AskAndWait);
-        assert_eq!(handle(1, asked(0, 1)).unwrap().len(), goes_on);
+        let answers = usize::from(length == LocalLength::AskAndWait);
+        assert_eq!(handle(1, asked(0, 1)).unwrap().len(), answers);
         // The answer was lost and the question is repeated.
-        assert_eq!(handle(2, asked(0, 1)).unwrap().len(), goes_on);
-        assert_eq!(handle(3, asked(0, 2)).unwrap().len(), goes_on);
+        assert_eq!(handle(2, asked(0, 1)).unwrap().len(), answers);
+        assert_eq!(handle(3, asked(0, 2)).unwrap().len(), answers);
         assert_eq!(handle(6, asked(0, 2)).unwrap()[0].action, Action::Collect { task });
         assert_eq!(handle(7, reported(ZERO, 0)).unwrap().len(), 2);
         // The third batch was never begun or broken off.

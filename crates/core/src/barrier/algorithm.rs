@@ -9,7 +9,7 @@ use super::times::PredictedTimes;
 use super::{Barrier, Planner, paper, scan};
 
 /// The most sets that naive search agrees to try: some seconds of work.
-const MOST_CANDIDATES: u64 = 1_000_000_000;
+const MAX_CANDIDATES: u64 = 1_000_000_000;
 
 /// A way to find the barrier. All are exact except the two grid scans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -82,7 +82,7 @@ pub struct UnknownAlgorithm {
 
 /// Naive search was asked to try more sets than it could in any useful time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("naive search would try {horizon}^{workers} sets; it takes at most {MOST_CANDIDATES}: use `zipline`")]
+#[error("naive search would try {horizon}^{workers} sets; it takes at most {MAX_CANDIDATES}: use `zipline`")]
 pub struct TooManyCandidates {
     /// How many workers there are.
     pub workers: usize,
@@ -105,7 +105,7 @@ pub fn plan(algorithm: Algorithm, times: &PredictedTimes) -> Result<Barrier, Too
         Algorithm::Naive => {
             let (workers, horizon) = (times.workers(), times.horizon());
             let candidates = u32::try_from(workers).ok().and_then(|workers| (horizon as u64).checked_pow(workers));
-            if candidates.is_none_or(|candidates| candidates > MOST_CANDIDATES) {
+            if candidates.is_none_or(|candidates| candidates > MAX_CANDIDATES) {
                 return Err(TooManyCandidates { workers, horizon });
             }
             scan::naive(times)

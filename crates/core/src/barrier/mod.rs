@@ -9,18 +9,18 @@
 //! Times are whole numbers in whatever unit the caller chooses, from any origin; nanoseconds since 1970 keep every digit.
 
 mod algorithm;
-mod epoch;
 mod matrix;
 mod paper;
 mod parse;
 mod planner;
 mod progressions;
 mod scan;
+mod time_slice;
 mod times;
 
 pub use algorithm::{Algorithm, TooManyCandidates, UnknownAlgorithm, plan};
 pub use planner::Planner;
-pub use times::{PredictedTimes, Progression, ProgressionError, TimesError};
+pub use times::{PredictedTimes, PredictedTimesError, Progression, ProgressionError};
 
 /// A planned barrier: all workers meet at [`at`](Self::at), each after its own number of iterations.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]

@@ -4,12 +4,12 @@
 use std::num::IntErrorKind;
 use std::str::FromStr;
 
-use super::times::{PredictedTimes, TimesError};
+use super::times::{PredictedTimes, PredictedTimesError};
 
 impl FromStr for PredictedTimes {
-    type Err = TimesError;
+    type Err = PredictedTimesError;
 
-    fn from_str(text: &str) -> Result<Self, TimesError> {
+    fn from_str(text: &str) -> Result<Self, PredictedTimesError> {
         let mut matrix = Self::empty();
         let mut times = Vec::new();
         for (index, line) in text.lines().enumerate() {
@@ -35,16 +35,16 @@ fn fields(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-fn time(field: &str, row: usize, column: usize) -> Result<u64, TimesError> {
+fn time(field: &str, row: usize, column: usize) -> Result<u64, PredictedTimesError> {
     field.parse().map_err(|error: std::num::ParseIntError| {
         let text = field.to_owned();
         let digits = field.strip_prefix('-').unwrap_or_default();
         if *error.kind() == IntErrorKind::PosOverflow {
-            TimesError::TooLarge { row, column, text }
+            PredictedTimesError::TooLarge { row, column, text }
         } else if !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) {
-            TimesError::Negative { row, column, text }
+            PredictedTimesError::Negative { row, column, text }
         } else {
-            TimesError::NotANumber { row, column, text }
+            PredictedTimesError::NotANumber { row, column, text }
         }
     })
 }

@@ -1,6 +1,6 @@
 //! Our own planner, the default: exact, and without allocation once its buffers have grown.
 
-use super::epoch::Epoch;
+use super::time_slice::TimeSlice;
 use super::times::{Bounds, PredictedTimes, Progression, ProgressionError};
 use super::{Barrier, Window, matrix, progressions};
 
@@ -9,9 +9,9 @@ use super::{Barrier, Window, matrix, progressions};
 /// A plan depends on its arguments only.
 #[derive(Debug, Default)]
 pub struct Planner {
-    epoch: Epoch,
+    slice: TimeSlice,
     cursors: Vec<usize>,
-    search: progressions::Search,
+    search: progressions::ProgressionSearch,
     barrier: Barrier,
 }
 
@@ -25,7 +25,7 @@ impl Planner {
     ///
     /// Takes O(nR) steps when times spread evenly over the timeline, O(nR log nR) at worst.
     pub fn plan(&mut self, times: &PredictedTimes) -> &Barrier {
-        let window = matrix::shortest(times, &mut self.epoch, &mut self.cursors);
+        let window = matrix::shortest(times, &mut self.slice, &mut self.cursors);
         self.settle(window, window.iterations(times))
     }
 
@@ -37,7 +37,7 @@ impl Planner {
     /// [`ProgressionError`] when there is no worker, no iteration, no interval, or a time past `u64::MAX`.
     pub fn plan_progressions(&mut self, workers: &[Progression], horizon: u32) -> Result<&Barrier, ProgressionError> {
         let bounds = Bounds::of_progressions(workers, horizon)?;
-        let window = self.search.shortest(workers, bounds, &mut self.epoch);
+        let window = self.search.shortest(workers, bounds, &mut self.slice);
         let steps = u64::from(horizon) - 1;
         let iterations =
             workers.iter().map(|worker| ((window.at - worker.next) / worker.interval).min(steps) as u32 + 1);

@@ -8,30 +8,30 @@
 use std::cmp::Reverse;
 
 use super::Window;
-use super::epoch::Epoch;
+use super::time_slice::TimeSlice;
 use super::times::{Bounds, Progression};
 
-/// The fewest events that an epoch is made for, so that few workers don't make many nearly empty ones.
-const EVENTS_PER_EPOCH: usize = 128;
+/// The fewest events that an slice is made for, so that few workers don't make many nearly empty ones.
+const EVENTS_PER_SLICE: usize = 128;
 
 /// A reusable search.
 #[derive(Debug, Default)]
-pub(super) struct Search {
+pub(super) struct ProgressionSearch {
     /// The slowest first.
     workers: Vec<Progression>,
     /// The next times of the workers that the sweep follows, the first ones of `workers`.
     next: Vec<u64>,
 }
 
-impl Search {
+impl ProgressionSearch {
     /// The shortest window, the earliest of equals, for workers within `bounds`.
-    pub fn shortest(&mut self, workers: &[Progression], bounds: Bounds, epoch: &mut Epoch) -> Window {
+    pub fn shortest(&mut self, workers: &[Progression], bounds: Bounds, slice: &mut TimeSlice) -> Window {
         self.workers.clear();
         self.workers.extend_from_slice(workers);
         self.workers.sort_unstable_by_key(|worker| Reverse(worker.interval));
         self.next.clear();
         self.next.reserve(workers.len());
-        epoch.reserve(workers.len().max(EVENTS_PER_EPOCH));
+        slice.reserve(workers.len().max(EVENTS_PER_SLICE));
         let Self { workers, next } = self;
 
         let mut best = Window::NONE;
@@ -40,7 +40,7 @@ impl Search {
         let mut start = bounds.earliest_start;
         let mut length = 0;
         while best.wait > 0 {
-            // Pass over starts that can't improve when they fill an epoch.
+            // Pass over starts that can't improve when they fill an slice.
             let useful = first_useful_start(&best, reach);
             if useful > start.saturating_add(length) {
                 start = useful;
@@ -56,18 +56,18 @@ impl Search {
                 next.push(time);
             }
             // One interval of the fastest worker that is followed, more when they are few: nobody has more than `times`.
-            let times = (EVENTS_PER_EPOCH / next.len()).max(1) as u64;
+            let times = (EVENTS_PER_SLICE / next.len()).max(1) as u64;
             length = workers[next.len() - 1].interval.saturating_mul(times);
             let last = bounds.latest_start.min(start.saturating_add(length - 1));
-            epoch.open(start, last, next.len() * times as usize);
+            slice.open(start, last, next.len() * times as usize);
             for (worker, next) in workers.iter().zip(&mut *next) {
                 while *next <= last {
                     let after = *next + worker.interval;
-                    epoch.push(*next, after);
+                    slice.push(*next, after);
                     *next = after;
                 }
             }
-            reach = epoch.scan(reach, &mut best, |best, start, reach| improve(best, workers, bounds, reach, start));
+            reach = slice.scan(reach, &mut best, |best, start, reach| improve(best, workers, bounds, reach, start));
             // The scan stopped at the times of the workers it followed; a window may start at another's after them.
             improve(&mut best, workers, bounds, reach, last);
             if last == bounds.latest_start {

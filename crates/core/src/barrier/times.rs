@@ -13,8 +13,8 @@ impl PredictedTimes {
     /// Checks rows of times, one per worker.
     ///
     /// # Errors
-    /// [`TimesError`] when there is no row, no time, or a row is ragged or falls.
-    pub fn from_rows<Row: AsRef<[u64]>>(rows: impl IntoIterator<Item = Row>) -> Result<Self, TimesError> {
+    /// [`PredictedTimesError`] when there is no row, no time, or a row is ragged or falls.
+    pub fn from_rows<Row: AsRef<[u64]>>(rows: impl IntoIterator<Item = Row>) -> Result<Self, PredictedTimesError> {
         let mut matrix = Self::empty();
         for (index, row) in rows.into_iter().enumerate() {
             matrix.push_row(index + 1, row.as_ref())?;
@@ -68,12 +68,12 @@ impl PredictedTimes {
     }
 
     /// Adds a row that messages call `number`.
-    pub(super) fn push_row(&mut self, number: usize, row: &[u64]) -> Result<(), TimesError> {
+    pub(super) fn push_row(&mut self, number: usize, row: &[u64]) -> Result<(), PredictedTimesError> {
         if row.is_empty() {
-            return Err(TimesError::Empty);
+            return Err(PredictedTimesError::Empty);
         }
         if let Some(index) = row.windows(2).position(|pair| pair[1] < pair[0]) {
-            return Err(TimesError::Falls {
+            return Err(PredictedTimesError::Falls {
                 row: number,
                 column: index + 2,
                 before: row[index],
@@ -83,14 +83,14 @@ impl PredictedTimes {
         if self.times.is_empty() {
             self.horizon = row.len();
         } else if row.len() != self.horizon {
-            return Err(TimesError::Ragged { row: number, found: row.len(), expected: self.horizon });
+            return Err(PredictedTimesError::Ragged { row: number, found: row.len(), expected: self.horizon });
         }
         self.times.extend_from_slice(row);
         Ok(())
     }
 
-    pub(super) fn completed(self) -> Result<Self, TimesError> {
-        if self.times.is_empty() { Err(TimesError::Empty) } else { Ok(self) }
+    pub(super) fn completed(self) -> Result<Self, PredictedTimesError> {
+        if self.times.is_empty() { Err(PredictedTimesError::Empty) } else { Ok(self) }
     }
 }
 
@@ -163,7 +163,7 @@ impl Bounds {
 /// Why rows of times, or a text of them, are no [`PredictedTimes`]. Rows and columns count from 1; in a text, a row's
 /// number is that of its line.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum TimesError {
+pub enum PredictedTimesError {
     /// There is no row, or a row without times.
     #[error("no times: expected one row of whole numbers per worker")]
     Empty,
@@ -259,11 +259,11 @@ mod tests {
     #[test]
     fn rows_are_checked() {
         let falls = PredictedTimes::from_rows([vec![1, 2], vec![3, 2]]);
-        assert_eq!(falls, Err(TimesError::Falls { row: 2, column: 2, before: 3, after: 2 }));
+        assert_eq!(falls, Err(PredictedTimesError::Falls { row: 2, column: 2, before: 3, after: 2 }));
         let ragged = PredictedTimes::from_rows([vec![1, 2], vec![3]]);
-        assert_eq!(ragged, Err(TimesError::Ragged { row: 2, found: 1, expected: 2 }));
-        assert_eq!(PredictedTimes::from_rows([[]; 2]), Err(TimesError::Empty));
-        assert_eq!(PredictedTimes::from_rows([[]; 0]), Err(TimesError::Empty));
+        assert_eq!(ragged, Err(PredictedTimesError::Ragged { row: 2, found: 1, expected: 2 }));
+        assert_eq!(PredictedTimes::from_rows([[]; 2]), Err(PredictedTimesError::Empty));
+        assert_eq!(PredictedTimes::from_rows([[]; 0]), Err(PredictedTimesError::Empty));
     }
 
     #[test]

@@ -11,4 +11,4 @@ mod profile;
 
 pub use balance::{BatchingError, Cost, balance};
 pub use devices::Devices;
-pub use profile::{Point, Profile};
+pub use profile::{Profile, ProfilePoint};

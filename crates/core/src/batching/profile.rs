@@ -14,7 +14,7 @@ const REPEATS: usize = 3;
 
 /// One measured batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Point {
+pub struct ProfilePoint {
     /// How many samples it had.
     pub samples: u32,
     /// How long they were computed, in seconds.
@@ -40,7 +40,7 @@ pub struct Profile {
 impl Profile {
     /// The size to measure next, given what was measured; `None` when it is enough. A size above `batch`, the user's, is
     /// tried only if the memory that smaller ones took says that it fits: a worker is never driven out of memory.
-    pub fn next_probe(points: &[Point], batch: u32) -> Option<u32> {
+    pub fn next_probe(points: &[ProfilePoint], batch: u32) -> Option<u32> {
         let share = SIZES.get(points.len() / REPEATS)?;
         let size = ((f64::from(batch) * share) as u32).max(1);
         (size <= batch || most_that_fit(points).is_some_and(|most| size <= most)).then_some(size)
@@ -48,7 +48,7 @@ impl Profile {
 
     /// Fits a profile. Medians and median slopes (Theil–Sen) keep single wrong measurements from mattering. `None` if
     /// the points are of fewer than two sizes or time does not grow with size.
-    pub fn fit(points: &[Point]) -> Option<Profile> {
+    pub fn fit(points: &[ProfilePoint]) -> Option<Profile> {
         let times = medians(points.iter().map(|point| (point.samples, point.seconds)));
         let tried = times.last()?.0 as u32;
         let candidates = (0..times.len() - 1).filter_map(|split| Bend::fit(&times, split));
@@ -59,7 +59,7 @@ impl Profile {
     }
 
     /// What can be said where no line fits: time in proportion to size, up to the user's.
-    pub(super) fn rough(points: &[Point], batch: u32) -> Profile {
+    pub(super) fn rough(points: &[ProfilePoint], batch: u32) -> Profile {
         let per_sample = median(points.iter().map(|point| point.seconds / f64::from(point.samples)).collect());
         Profile { per_sample, fixed: 0.0, least: 1, most: batch }
     }
@@ -106,7 +106,7 @@ impl Bend {
 }
 
 /// How many samples fit by what they took of the memory; `None` if that is not known.
-fn most_that_fit(points: &[Point]) -> Option<u32> {
+fn most_that_fit(points: &[ProfilePoint]) -> Option<u32> {
     let taken = points.iter().filter_map(|point| point.memory.map(|memory| (point.samples, memory)));
     let (slope, intercept) = theil_sen(&medians(taken))?;
     (slope > 0.0).then(|| ((MEMORY_LIMIT - intercept) / slope) as u32)
@@ -148,7 +148,7 @@ mod tests {
 
     /// Probes a device whose time is constant up to `least` and whose memory is full at `most`, with noise, and with a
     /// measurement in five that is far off.
-    fn probe(truth: Profile, batch: u32, noise: f64, seed: u64) -> Vec<Point> {
+    fn probe(truth: Profile, batch: u32, noise: f64, seed: u64) -> Vec<ProfilePoint> {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
         let mut points = Vec::new();
         while let Some(samples) = Profile::next_probe(&points, batch) {
@@ -157,7 +157,7 @@ mod tests {
             let factor = 1.0 + noise * (2.0 * random.random::<f64>() - 1.0);
             let wrong = if noise > 0.0 && points.len() % 5 == 2 { 3.0 } else { 1.0 };
             let memory = 0.1 + 0.9 * f64::from(samples) / f64::from(truth.most);
-            points.push(Point { samples, seconds: clean * factor * wrong, memory: Some(memory) });
+            points.push(ProfilePoint { samples, seconds: clean * factor * wrong, memory: Some(memory) });
         }
         points
     }
@@ -192,7 +192,7 @@ mod tests {
         let mut points = Vec::new();
         while let Some(samples) = Profile::next_probe(&points, 64) {
             assert!(samples <= 64);
-            points.push(Point { samples, seconds: f64::from(samples), memory: None });
+            points.push(ProfilePoint { samples, seconds: f64::from(samples), memory: None });
         }
         assert_eq!(points.len(), 12);
         assert_eq!(Profile::fit(&points).unwrap().most, 64);
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn too_little_gives_no_profile() {
-        let point = |samples, seconds| Point { samples, seconds, memory: None };
+        let point = |samples, seconds| ProfilePoint { samples, seconds, memory: None };
         assert_eq!(Profile::fit(&[]), None);
         assert_eq!(Profile::fit(&[point(8, 1.0), point(8, 1.1)]), None);
         assert_eq!(Profile::fit(&[point(8, 1.0), point(16, 0.5)]), None);

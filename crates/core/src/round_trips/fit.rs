@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::{
     grid::Grid,
-    region::{Cell, Run, Splitter},
+    region::{CellRun, CellSamples, Splitter},
 };
 
 /// A block may exceed another by this share of its value before they are joined: values agree to about 1e-15, so a
@@ -21,7 +21,7 @@ const NONE: u32 = u32::MAX;
 
 /// A run of a block, kept at the run's first cell.
 #[derive(Clone, Copy, Debug, Default)]
-struct Link {
+struct BlockLink {
     /// The number of cells in the run.
     length: u32,
     /// The first cell of the block's next run, in ascending order.
@@ -32,11 +32,11 @@ struct Link {
 #[derive(Clone, Debug)]
 pub(super) struct Fit {
     grid: Grid,
-    cells: Vec<Cell>,
+    cells: Vec<CellSamples>,
     /// The fitted value; not a number where a cell takes no part, so that comparisons with it find nothing.
     values: Vec<f64>,
     blocks: Vec<u32>,
-    links: Vec<Link>,
+    links: Vec<BlockLink>,
     /// Whether a block, by name, has still to be compared with its neighbours.
     is_unchecked: Vec<bool>,
     unchecked: Vec<u32>,
@@ -44,9 +44,9 @@ pub(super) struct Fit {
     touched: Vec<u32>,
     splitter: Splitter,
     /// Scratch: the regions still to be fitted, the one in hand last.
-    runs: Vec<Run>,
-    lower: Vec<Run>,
-    upper: Vec<Run>,
+    runs: Vec<CellRun>,
+    lower: Vec<CellRun>,
+    upper: Vec<CellRun>,
     region_starts: Vec<usize>,
     violated: Vec<u32>,
 }
@@ -56,10 +56,10 @@ impl Fit {
         let cells = workers * workers;
         Self {
             grid: Grid::new(workers),
-            cells: vec![Cell::default(); cells],
+            cells: vec![CellSamples::default(); cells],
             values: vec![f64::NAN; cells],
             blocks: vec![NONE; cells],
-            links: vec![Link::default(); cells],
+            links: vec![BlockLink::default(); cells],
             is_unchecked: vec![false; cells],
             unchecked: Vec::new(),
             touched: Vec::new(),
@@ -81,7 +81,7 @@ impl Fit {
         for (waited_for, rank, sum, weight) in self.samples() {
             if waited_for <= workers && rank <= workers {
                 let cell = fit.grid.cell(rank - 1, workers - waited_for);
-                fit.cells[cell] = Cell { sum, weight };
+                fit.cells[cell] = CellSamples { sum, weight };
             }
         }
         // Positions count from the last row, so they move.
@@ -93,12 +93,12 @@ impl Fit {
             }
             self.gather(block);
             let kept = self.runs.iter().filter(|run| (run.column as usize) < workers && run.end > dropped);
-            fit.runs.extend(kept.map(|run| Run {
+            fit.runs.extend(kept.map(|run| CellRun {
                 column: run.column,
                 start: run.start.max(dropped) - dropped + added,
                 end: run.end - dropped + added,
             }));
-            let length = |runs: &[Run]| runs.iter().map(|run| run.end - run.start).sum::<u32>();
+            let length = |runs: &[CellRun]| runs.iter().map(|run| run.end - run.start).sum::<u32>();
             if length(&fit.runs) == length(&self.runs) {
                 fit.store(0, self.values[block as usize]);
                 fit.runs.clear();
@@ -131,7 +131,7 @@ impl Fit {
             let cell = self.grid.cell(column, position);
             let next = if column + 1 < added.end { self.grid.cell(column + 1, position) as u32 } else { NONE };
             self.blocks[cell] = block;
-            self.links[cell] = Link { length: 1, next };
+            self.links[cell] = BlockLink { length: 1, next };
         }
     }
 
@@ -141,7 +141,7 @@ impl Fit {
             cell.sum *= factor;
             cell.weight *= factor;
             if cell.weight < least {
-                *cell = Cell::default();
+                *cell = CellSamples::default();
                 self.touched.push(index as u32);
             }
         }
@@ -207,9 +207,9 @@ impl Fit {
         let workers = self.grid.workers() as u32;
         let mut first = block;
         while first != NONE {
-            let Link { length, next } = self.links[first as usize];
+            let BlockLink { length, next } = self.links[first as usize];
             let (column, start) = (first / workers, first % workers);
-            self.runs.push(Run { column, start, end: start + length });
+            self.runs.push(CellRun { column, start, end: start + length });
             first = next;
         }
     }
@@ -243,7 +243,7 @@ impl Fit {
             }
             let cells = run.cells(workers);
             let next = following.peek().map_or(NONE, |next| next.cells(workers).start as u32);
-            self.links[cells.start] = Link { length: cells.len() as u32, next };
+            self.links[cells.start] = BlockLink { length: cells.len() as u32, next };
             self.blocks[cells.clone()].fill(block);
             self.values[cells].fill(value);
         }
@@ -259,7 +259,7 @@ impl Fit {
         let (is_too_low, is_too_high) = (|other| other < low, |other| other > high);
         let mut first = block;
         while first != NONE {
-            let Link { length, next } = self.links[first as usize];
+            let BlockLink { length, next } = self.links[first as usize];
             let (start, end) = (first as usize, (first + length) as usize);
             let (column, bottom) = (start / workers, start % workers);
             let top = bottom + end - start - 1;
@@ -321,13 +321,13 @@ mod tests {
     use crate::round_trips::oracle;
 
     /// Sums and weights row by row, as the oracles want them.
-    struct Samples {
+    struct SampleTable {
         workers: usize,
         sums: Vec<f64>,
         weights: Vec<f64>,
     }
 
-    impl Samples {
+    impl SampleTable {
         fn of(fit: &Fit) -> Self {
             let workers = fit.grid.workers();
             let (mut sums, mut weights) = (vec![0.0; workers * workers], vec![0.0; workers * workers]);
@@ -420,7 +420,7 @@ mod tests {
         let takes_part = |cell: &usize| !fit.values[*cell].is_nan();
         cold.runs.extend((0..fit.values.len()).filter(takes_part).map(|cell| {
             let (column, start) = (cell / fit.grid.workers(), (cell % fit.grid.workers()) as u32);
-            Run { column: column as u32, start, end: start + 1 }
+            CellRun { column: column as u32, start, end: start + 1 }
         }));
         if !cold.runs.is_empty() {
             cold.fit_gathered();
@@ -460,7 +460,7 @@ mod tests {
                 fit.add(row % workers + 1, column % workers + 1, seconds * weight, weight);
             }
             fit.repair();
-            let samples = Samples::of(&fit);
+            let samples = SampleTable::of(&fit);
             let all: Vec<usize> = (0..workers * workers).collect();
             let exact = samples.enumerate(&all);
             assert_close(&fitted(&fit), &exact, 1e-9);
@@ -483,7 +483,7 @@ mod tests {
                 let (waited_for, rank) = (row % workers + 1, column % workers + 1);
                 fit.add(waited_for, rank, seconds, 1.0);
                 kept.push((waited_for, rank, seconds));
-                // Samples also go away again, down to none.
+                // SampleTable also go away again, down to none.
                 for _ in 0..if ends == 0 { kept.len().min(3) } else { 0 } {
                     let (waited_for, rank, seconds) = kept.remove(0);
                     fit.add(waited_for, rank, -seconds, -1.0);
@@ -540,7 +540,7 @@ mod tests {
             train(&mut fit, iterations, &mut Xoshiro256PlusPlus::seed_from_u64(7));
             assert_close(&fitted(&fit), &fitted_cold(&fit), 1e-9);
 
-            let samples = Samples::of(&fit);
+            let samples = SampleTable::of(&fit);
             let solution = oracle::solve(workers, &samples.sums, &samples.weights).expect("the solver converges");
             let (ours, theirs) = (samples.distance(&fitted(&fit)), samples.distance(&solution));
             assert!((ours - theirs).abs() <= 1e-6 * theirs, "{workers} workers: {ours} against {theirs}");

@@ -18,10 +18,10 @@ use std::str::FromStr;
 use fit::Fit;
 
 /// Cells are counted in 32 bits.
-const MOST_WORKERS: usize = u16::MAX as usize;
+const MAX_WORKERS: usize = u16::MAX as usize;
 
 /// The longest duration that [`RoundTripTable::observe`] accepts, in seconds: some 30,000 years. It keeps sums finite.
-const LONGEST: f64 = 1e12;
+const MAX_SECONDS: f64 = 1e12;
 
 /// Under [`Memory::Discount`], a cell that weighs less than this share of a fresh sample counts as unsampled.
 const FORGOTTEN: f64 = 1.0 / (1 << 20) as f64;
@@ -96,7 +96,7 @@ pub enum RoundTripError {
 
 /// A sample that a window will drop.
 #[derive(Clone, Copy, Debug)]
-struct Sample {
+struct RoundTripSample {
     iteration: u64,
     waited_for: usize,
     rank: usize,
@@ -132,7 +132,7 @@ pub struct RoundTripTable {
     expected: Vec<f64>,
     iteration: u64,
     /// What [`Memory::Window`] still has to drop, the oldest first; empty under other memories.
-    samples: VecDeque<Sample>,
+    samples: VecDeque<RoundTripSample>,
     /// The weight of a sample observed now. Under [`Memory::Discount`] it grows instead of all others shrinking: only
     /// the ratio matters to the fit, so forgetting costs nothing and leaves the blocks as they are.
     fresh_weight: f64,
@@ -172,11 +172,11 @@ impl RoundTripTable {
         if !(1..=workers).contains(&waited_for) || !(1..=workers).contains(&rank) {
             return Err(RoundTripError::NoSuchCell { waited_for, rank, workers });
         }
-        if !(0.0..=LONGEST).contains(&seconds) {
+        if !(0.0..=MAX_SECONDS).contains(&seconds) {
             return Err(RoundTripError::NotADuration { seconds });
         }
         if let Memory::Window(_) = self.memory {
-            self.samples.push_back(Sample { iteration: self.iteration, waited_for, rank, seconds });
+            self.samples.push_back(RoundTripSample { iteration: self.iteration, waited_for, rank, seconds });
         }
         self.fit.add(waited_for, rank, seconds * self.fresh_weight, self.fresh_weight);
         Ok(())
@@ -220,7 +220,7 @@ impl RoundTripTable {
     }
 
     fn check_workers(workers: usize) -> Result<(), RoundTripError> {
-        if workers <= MOST_WORKERS { Ok(()) } else { Err(RoundTripError::TooManyWorkers { workers }) }
+        if workers <= MAX_WORKERS { Ok(()) } else { Err(RoundTripError::TooManyWorkers { workers }) }
     }
 
     /// T̂ for every k, in seconds; entry 0 is k = 1. Takes in what was observed since the last call.

@@ -11,20 +11,20 @@ use super::bits;
 
 /// The samples of one cell: their sum in seconds and their weight (the count, unless samples are discounted).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Cell {
+pub(super) struct CellSamples {
     pub(super) sum: f64,
     pub(super) weight: f64,
 }
 
 /// A stretch of neighbouring positions `start..end` in one column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Run {
+pub(super) struct CellRun {
     pub(super) column: u32,
     pub(super) start: u32,
     pub(super) end: u32,
 }
 
-impl Run {
+impl CellRun {
     /// The indices of the run's cells in arrays over all cells.
     pub(super) fn cells(self, workers: usize) -> std::ops::Range<usize> {
         let column = self.column as usize * workers;
@@ -72,14 +72,14 @@ impl Splitter {
     /// such that fitting the two apart fits the region. `runs` are sorted and so are the parts.
     pub(super) fn split(
         &mut self,
-        cells: &[Cell],
-        runs: &[Run],
-        lower: &mut Vec<Run>,
-        upper: &mut Vec<Run>,
+        cells: &[CellSamples],
+        runs: &[CellRun],
+        lower: &mut Vec<CellRun>,
+        upper: &mut Vec<CellRun>,
     ) -> Option<f64> {
         let (mut sum, mut weight) = (0.0, 0.0);
         for run in runs {
-            // Run by run, which keeps the rounding of large regions small.
+            // CellRun by run, which keeps the rounding of large regions small.
             let (mut run_sum, mut run_weight) = (0.0, 0.0);
             for cell in &cells[run.cells(self.workers)] {
                 run_sum += cell.sum;
@@ -105,10 +105,10 @@ impl Splitter {
             for run in &runs[column.first_run..end] {
                 let threshold = (column.threshold as u32).clamp(run.start, run.end);
                 if run.start < threshold {
-                    lower.push(Run { end: threshold, ..*run });
+                    lower.push(CellRun { end: threshold, ..*run });
                 }
                 if threshold < run.end {
-                    upper.push(Run { start: threshold, ..*run });
+                    upper.push(CellRun { start: threshold, ..*run });
                 }
             }
         }
@@ -122,7 +122,7 @@ impl Splitter {
     }
 
     /// One column: the upper sets are its upper ends.
-    fn is_column_whole(&mut self, cells: &[Cell], runs: &[Run], level: f64, rounding: f64) -> bool {
+    fn is_column_whole(&mut self, cells: &[CellSamples], runs: &[CellRun], level: f64, rounding: f64) -> bool {
         let (mut gain, mut best, mut threshold) = (0.0, rounding, 0);
         for run in runs.iter().rev() {
             for (offset, cell) in cells[run.cells(self.workers)].iter().enumerate().rev() {
@@ -138,7 +138,7 @@ impl Splitter {
     }
 
     /// Several columns: the sweep. On false, `columns` holds where the best upper set begins.
-    fn is_whole(&mut self, cells: &[Cell], runs: &[Run], level: f64, rounding: f64) -> bool {
+    fn is_whole(&mut self, cells: &[CellSamples], runs: &[CellRun], level: f64, rounding: f64) -> bool {
         let (mut lowest, mut highest) = (usize::MAX, 0);
         for run in runs {
             lowest = lowest.min(self.height(run.column, run.start));
@@ -181,7 +181,7 @@ impl Splitter {
     }
 
     /// Takes one column into the sweep, from the top down.
-    fn sweep(&mut self, cells: &[Cell], runs: &[Run], level: f64) {
+    fn sweep(&mut self, cells: &[CellSamples], runs: &[CellRun], level: f64) {
         let diagonal = self.workers - 1 - runs[0].column as usize;
         let mut deficit = 0.0;
         let mut done = self.surplus.len();
@@ -206,7 +206,7 @@ impl Splitter {
     }
 
     /// Adds neighbouring cells, the first of them at height `bottom`.
-    fn add(&mut self, deficit: &mut f64, cells: &[Cell], bottom: usize, level: f64) {
+    fn add(&mut self, deficit: &mut f64, cells: &[CellSamples], bottom: usize, level: f64) {
         for (offset, cell) in cells.iter().enumerate().rev() {
             let height = bottom + offset;
             let gain = cell.sum - level * cell.weight + self.surplus[height] - *deficit;

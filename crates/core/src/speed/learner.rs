@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::marker::PhantomData;
 
-use super::networks::{Network, Past};
+use super::networks::{SpeedHistory, SpeedNetwork};
 use super::{Ema, Resources, SpeedPredictor};
 
 /// How many iterations a network learns from: the latest.
@@ -30,8 +30,8 @@ pub(super) struct Learner<const N: usize, M> {
     /// Whether the weights were learnt, here or elsewhere.
     pretrained: bool,
     /// What was seen before each iteration, and how fast it then was.
-    window: VecDeque<(Past, f64)>,
-    past: Past,
+    window: VecDeque<(SpeedHistory, f64)>,
+    history: SpeedHistory,
     seen: usize,
     /// Levenberg and Marquardt's λ: small where the network is nearly linear in its weights.
     damping: f64,
@@ -40,7 +40,7 @@ pub(super) struct Learner<const N: usize, M> {
     network: PhantomData<M>,
 }
 
-impl<const N: usize, M: Network<N>> Learner<N, M> {
+impl<const N: usize, M: SpeedNetwork<N>> Learner<N, M> {
     /// A network that serves after `warm_up` iterations, or, with weights learnt elsewhere, almost at once.
     pub(super) fn new(warm_up: usize, weights: Option<&[f64]>) -> Self {
         let given: Option<[f64; N]> = weights.and_then(|weights| weights.try_into().ok());
@@ -51,7 +51,7 @@ impl<const N: usize, M: Network<N>> Learner<N, M> {
             weights: given.unwrap_or(M::START),
             pretrained: given.is_some(),
             window: VecDeque::new(),
-            past: Past::default(),
+            history: SpeedHistory::default(),
             seen: 0,
             damping: 1e-2,
             small_gains: 0,
@@ -61,12 +61,12 @@ impl<const N: usize, M: Network<N>> Learner<N, M> {
     }
 
     /// The window's samples with speeds divided by the scale.
-    fn samples(&self, scale: f64) -> impl Iterator<Item = (Past, f64)> + '_ {
-        self.window.iter().map(move |(past, speed)| (divided(past, scale), speed / scale))
+    fn samples(&self, scale: f64) -> impl Iterator<Item = (SpeedHistory, f64)> + '_ {
+        self.window.iter().map(move |(history, speed)| (divided(history, scale), speed / scale))
     }
 
     fn loss(&self, weights: &[f64; N], scale: f64) -> f64 {
-        let square = |(past, speed): (Past, f64)| (M::output(weights, &past) - speed).powi(2);
+        let square = |(history, speed): (SpeedHistory, f64)| (M::output(weights, &history) - speed).powi(2);
         self.samples(scale).map(square).sum::<f64>() / self.window.len() as f64
     }
 
@@ -75,8 +75,8 @@ impl<const N: usize, M: Network<N>> Learner<N, M> {
         let mut normal = [[0.0; N]; N];
         let mut slope = [0.0; N];
         let mut before = 0.0;
-        for (past, speed) in self.samples(scale) {
-            let (output, slopes) = M::gradient(&self.weights, &past);
+        for (history, speed) in self.samples(scale) {
+            let (output, slopes) = M::gradient(&self.weights, &history);
             let error = output - speed;
             before += error * error;
             for (row, by_row) in slopes.into_iter().enumerate() {
@@ -109,8 +109,8 @@ impl<const N: usize, M: Network<N>> Learner<N, M> {
     }
 }
 
-fn divided(past: &Past, scale: f64) -> Past {
-    Past { speeds: past.speeds.map(|speed| speed / scale), ..*past }
+fn divided(history: &SpeedHistory, scale: f64) -> SpeedHistory {
+    SpeedHistory { speeds: history.speeds.map(|speed| speed / scale), ..*history }
 }
 
 /// Solves `matrix · x = right` for a positive definite matrix of which the lower half is given (Cholesky).
@@ -139,19 +139,19 @@ fn solve<const N: usize>(mut matrix: [[f64; N]; N], mut right: [f64; N]) -> Opti
     Some(right)
 }
 
-impl<const N: usize, M: Network<N> + Send> SpeedPredictor for Learner<N, M> {
+impl<const N: usize, M: SpeedNetwork<N> + Send> SpeedPredictor for Learner<N, M> {
     fn observe(&mut self, speed: f64, resources: Resources) {
         self.average.push(speed);
         if self.seen >= 2 {
             if self.window.len() == WINDOW {
                 self.window.pop_front();
             }
-            self.window.push_back((self.past, speed));
+            self.window.push_back((self.history, speed));
         }
-        self.past = Past {
-            speeds: [speed, self.past.speeds[0]],
-            cpu: [resources.cpu, self.past.cpu[0]],
-            memory: [resources.memory, self.past.memory[0]],
+        self.history = SpeedHistory {
+            speeds: [speed, self.history.speeds[0]],
+            cpu: [resources.cpu, self.history.cpu[0]],
+            memory: [resources.memory, self.history.memory[0]],
         };
         self.seen += 1;
         self.since_stopped += 1;
@@ -162,7 +162,7 @@ impl<const N: usize, M: Network<N> + Send> SpeedPredictor for Learner<N, M> {
 
     fn predict(&self) -> Option<f64> {
         match self.scale {
-            Some(scale) if self.pretrained => Some(scale * M::output(&self.weights, &divided(&self.past, scale))),
+            Some(scale) if self.pretrained => Some(scale * M::output(&self.weights, &divided(&self.history, scale))),
             _ => self.average.mean(),
         }
     }

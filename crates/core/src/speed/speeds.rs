@@ -4,7 +4,7 @@ use super::{PredictorKind, Resources, SpeedPredictor};
 use crate::WorkerId;
 
 /// One worker's predictor, and the range of what was observed.
-struct Seat {
+struct WorkerSpeed {
     predictor: Box<dyn SpeedPredictor>,
     slowest: f64,
     fastest: f64,
@@ -17,7 +17,7 @@ struct Seat {
 pub struct Speeds {
     kind: PredictorKind,
     warm_up: usize,
-    seats: Vec<Option<Seat>>,
+    workers: Vec<Option<WorkerSpeed>>,
     /// What the latest to finish its training learnt.
     latest: Option<Vec<f64>>,
     /// Whose turn it is to be trained.
@@ -28,7 +28,7 @@ impl Speeds {
     /// Speeds of workers that nothing is known of. Learning predictors are served for by a moving average for `warm_up`
     /// iterations; with the `weights` of an earlier run they start from those.
     pub fn new(kind: PredictorKind, warm_up: usize, weights: Option<Vec<f64>>) -> Self {
-        Speeds { kind, warm_up, seats: Vec::new(), latest: weights, turn: 0 }
+        Speeds { kind, warm_up, workers: Vec::new(), latest: weights, turn: 0 }
     }
 
     /// What predicts.
@@ -46,37 +46,37 @@ impl Speeds {
         if !speed.is_finite() || speed <= 0.0 {
             return;
         }
-        if worker.index() >= self.seats.len() {
-            self.seats.resize_with(worker.index() + 1, || None);
+        if worker.index() >= self.workers.len() {
+            self.workers.resize_with(worker.index() + 1, || None);
         }
         let (kind, warm_up, latest) = (self.kind, self.warm_up, self.latest.as_deref());
-        let seat = self.seats[worker.index()].get_or_insert_with(|| Seat {
+        let state = self.workers[worker.index()].get_or_insert_with(|| WorkerSpeed {
             predictor: kind.build(warm_up, latest),
             slowest: speed,
             fastest: speed,
         });
-        seat.slowest = seat.slowest.min(speed);
-        seat.fastest = seat.fastest.max(speed);
+        state.slowest = state.slowest.min(speed);
+        state.fastest = state.fastest.max(speed);
         let share = |share: f64| if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 };
         let resources = Resources { cpu: share(resources.cpu), memory: share(resources.memory) };
-        seat.predictor.observe(speed, resources);
+        state.predictor.observe(speed, resources);
     }
 
     /// How fast the worker will be in the next iteration; `None` if it was never observed.
     pub fn predict(&self, worker: WorkerId) -> Option<f64> {
-        let seat = self.seats.get(worker.index())?.as_ref()?;
-        let predicted = seat.predictor.predict().filter(|speed| speed.is_finite());
-        Some(predicted.unwrap_or(seat.slowest).clamp(seat.slowest, seat.fastest))
+        let state = self.workers.get(worker.index())?.as_ref()?;
+        let predicted = state.predictor.predict().filter(|speed| speed.is_finite());
+        Some(predicted.unwrap_or(state.slowest).clamp(state.slowest, state.fastest))
     }
 
     /// Trains one worker's predictor by one step: whoever's turn it is and has something to learn. Returns whether
     /// anyone had.
     pub fn train_step(&mut self) -> bool {
-        for _ in 0..self.seats.len() {
-            self.turn = (self.turn + 1) % self.seats.len();
-            let Some(seat) = &mut self.seats[self.turn] else { continue };
-            if seat.predictor.train_step() {
-                self.latest = seat.predictor.weights().map(<[f64]>::to_vec).or(self.latest.take());
+        for _ in 0..self.workers.len() {
+            self.turn = (self.turn + 1) % self.workers.len();
+            let Some(state) = &mut self.workers[self.turn] else { continue };
+            if state.predictor.train_step() {
+                self.latest = state.predictor.weights().map(<[f64]>::to_vec).or(self.latest.take());
                 return true;
             }
         }

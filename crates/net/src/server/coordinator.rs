@@ -205,7 +205,7 @@ impl<'a> Coordinator<'a> {
         if let Some(limit) = self.job.goals.time_limit().filter(|&limit| now >= limit) {
             return Ok(Some(Stop::Goal(Goal::Time(limit.since(Time::START)))));
         }
-        if let Some((worker, silent)) = self.deadlines.give_up(now) {
+        if let Some((worker, silent)) = self.deadlines.take_expired(now) {
             let session = self.members.get(&worker).map(|member| member.session);
             let reason = format!("silent for {silent}, longer than ever; it may come back");
             return session.map_or(Ok(None), |session| self.dismiss(session, reason, true));
@@ -410,7 +410,7 @@ impl<'a> Coordinator<'a> {
     /// Tells the scheme what a worker says. One that says what can't be has to go.
     fn hear_of(&mut self, session: u64, event: Event) -> Result<Option<Stop>, ServeError> {
         if let Event::Reported { task, report } | Event::Asked { task, report, .. } = event
-            && self.deadlines.is_absurd(task.worker, self.now(), &report)
+            && self.deadlines.is_implausible(task.worker, self.now(), &report)
         {
             let reason = format!("{task} can't have taken {}: it was not at it for so long", report.compute);
             return self.dismiss(session, reason, false);

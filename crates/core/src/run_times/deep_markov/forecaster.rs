@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::model::{Seen, scale};
+use super::model::{EncodedTimes, scale};
 use super::{DeepMarkov, Size};
 use crate::WorkerId;
 use crate::run_times::gaussian::moments;
@@ -28,7 +28,7 @@ pub struct Amortized {
     first: Vec<Vec<f64>>,
     scale: f64,
     /// The last iterations as the guide takes them in, each with its shortest time.
-    window: VecDeque<(Seen, f64)>,
+    window: VecDeque<(EncodedTimes, f64)>,
 }
 
 impl Amortized {
@@ -37,7 +37,7 @@ impl Amortized {
         Amortized { model, samples, seed, observed: 0, first: Vec::new(), scale: 1.0, window: VecDeque::new() }
     }
 
-    fn take_in(&mut self, times: &[f64]) {
+    fn encode(&mut self, times: &[f64]) {
         let normalized: Vec<f32> = times.iter().map(|time| (time / self.scale) as f32).collect();
         if self.window.len() == self.model.size().lag {
             self.window.pop_front();
@@ -62,7 +62,7 @@ impl RunTimePredictor for Amortized {
         let times = &times[..workers.min(times.len())];
         self.observed += 1;
         if self.first.len() == lag {
-            self.take_in(times);
+            self.encode(times);
             return;
         }
         self.first.push(times.to_vec());
@@ -70,7 +70,7 @@ impl RunTimePredictor for Amortized {
         let first = std::mem::take(&mut self.first);
         // So many passed over, the newest comes last.
         let over = (first.len() - lag % first.len()) % first.len();
-        first.iter().cycle().skip(over).take(lag).for_each(|times| self.take_in(times));
+        first.iter().cycle().skip(over).take(lag).for_each(|times| self.encode(times));
         self.first = first;
     }
 

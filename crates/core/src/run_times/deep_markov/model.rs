@@ -7,7 +7,7 @@ use crate::pretrained::{Pretrained, PretrainedError, Tensors};
 pub const KIND: &str = "deep-markov";
 
 /// The most workers, units or iterations a model may have: enough, and no way to run out of memory.
-const MOST: usize = 1 << 20;
+const MAX_SIZE: usize = 1 << 20;
 
 /// How large a model is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,7 +110,7 @@ pub struct DeepMarkov {
 
 /// An observation as the guide's two recurrent networks take it in.
 #[derive(Debug, Clone)]
-pub(super) struct Seen {
+pub(super) struct EncodedTimes {
     left: Vec<f32>,
     right: Vec<f32>,
 }
@@ -128,10 +128,10 @@ impl DeepMarkov {
             }
         }
         let size = Size {
-            workers: pretrained.count("workers", MOST)?,
-            lag: pretrained.count("lag", MOST)?,
-            latent: pretrained.count("latent", MOST)?,
-            hidden: pretrained.count("hidden", MOST)?,
+            workers: pretrained.count("workers", MAX_SIZE)?,
+            lag: pretrained.count("lag", MAX_SIZE)?,
+            latent: pretrained.count("latent", MAX_SIZE)?,
+            hidden: pretrained.count("hidden", MAX_SIZE)?,
         };
         let text = pretrained.note("spread")?;
         let spread = text.parse().ok().filter(|spread: &f64| spread.is_finite() && *spread > 0.0);
@@ -232,12 +232,15 @@ impl DeepMarkov {
     }
 
     /// An observation, normalized, as the guide takes it in.
-    pub(super) fn see(&self, times: &[f32]) -> Seen {
-        Seen { left: self.left.forward(times, 1), right: self.right.forward(times, 1) }
+    pub(super) fn see(&self, times: &[f32]) -> EncodedTimes {
+        EncodedTimes { left: self.left.forward(times, 1), right: self.right.forward(times, 1) }
     }
 
     /// h_left + h_right for each observation of a window.
-    pub(super) fn context<'a>(&self, window: impl DoubleEndedIterator<Item = &'a Seen> + Clone) -> Vec<Vec<f32>> {
+    pub(super) fn context<'a>(
+        &self,
+        window: impl DoubleEndedIterator<Item = &'a EncodedTimes> + Clone,
+    ) -> Vec<Vec<f32>> {
         let run = |weight: &[f32], inputs: &mut dyn Iterator<Item = &Vec<f32>>| {
             let mut state = vec![0.0; self.size.hidden];
             let step = |input: &Vec<f32>| {

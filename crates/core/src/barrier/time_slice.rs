@@ -19,12 +19,12 @@ const NONE: usize = usize::MAX;
 /// The events of a stretch of time: [`open`](Self::open) it, [`push`](Self::push) them in any order, then
 /// [`scan`](Self::scan).
 #[derive(Debug, Default)]
-pub(super) struct Epoch {
+pub(super) struct TimeSlice {
     start: u64,
     /// Buckets are `1 << shift` units of time wide.
     shift: u32,
     buckets: Vec<Bucket>,
-    events: Vec<Event>,
+    events: Vec<SliceEvent>,
     /// The events of the bucket at hand.
     sorted: Vec<(u64, u64)>,
 }
@@ -38,14 +38,14 @@ struct Bucket {
 }
 
 #[derive(Debug)]
-struct Event {
+struct SliceEvent {
     time: u64,
     /// The same worker's following time.
     after: u64,
     older: usize,
 }
 
-impl Epoch {
+impl TimeSlice {
     /// Makes room for stretches of up to `events` events, so that they allocate nothing.
     pub fn reserve(&mut self, events: usize) {
         self.buckets.clear();
@@ -71,7 +71,7 @@ impl Epoch {
     pub fn push(&mut self, time: u64, after: u64) {
         let bucket = &mut self.buckets[((time - self.start) >> self.shift) as usize];
         bucket.reach = bucket.reach.max(after);
-        self.events.push(Event { time, after, older: bucket.newest });
+        self.events.push(SliceEvent { time, after, older: bucket.newest });
         bucket.newest = self.events.len() - 1;
     }
 
