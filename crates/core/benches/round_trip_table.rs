@@ -1,4 +1,4 @@
-//! What one iteration's samples and estimates cost: DBW's table against a quadratic program, problem (17).
+//! The time of one iteration's samples and estimates: DBW's table compared with a quadratic program, problem (17).
 //!
 //! `cargo bench -p paceline-core --bench round_trip_table`
 
@@ -11,14 +11,14 @@ use paceline_core::{Memory, RoundTripTable};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-/// How k moves from one iteration to the next.
+/// How k changes from one iteration to the next.
 #[derive(Clone, Copy, Debug)]
 enum QuorumPattern {
     Walk,
     Uniform,
 }
 
-/// Draws arrivals: h workers start afresh, the others finish what they were doing first.
+/// Draws arrivals: h workers start at once, the others finish their present tasks first.
 struct ArrivalGenerator {
     workers: usize,
     pattern: QuorumPattern,

@@ -1,4 +1,4 @@
-//! Every scheme is driven through the ledger with random arrivals, joins, leaves, duplicates and silence.
+//! Drives every scheme through the ledger with random arrivals, joins, leaves, duplicates and silent workers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use proptest::prelude::*;
 
 const WORKERS: usize = 6;
 
-/// All schemes, with the settings that change how they move.
+/// All schemes, with the settings that change their decisions.
 fn specs() -> Vec<String> {
-    let handouts = Dispatch::NAMES.iter().map(|(name, _)| name);
-    let rounds = handouts.flat_map(|dispatch| {
+    let dispatches = Dispatch::NAMES.iter().map(|(name, _)| name);
+    let rounds = dispatches.flat_map(|dispatch| {
         [
             "bsp:",
             "backup:k=1,",
@@ -54,7 +54,7 @@ fn specs() -> Vec<String> {
     rounds.chain(free.map(String::from)).collect()
 }
 
-/// A model of run-times with any weights at all.
+/// A run-time model with random weights.
 fn pretrained() -> Pretrained {
     let size = Size { workers: WORKERS, lag: 3, latent: 2, hidden: 2 };
     let mut draws = Draws::at(&[1]);
@@ -65,7 +65,7 @@ fn pretrained() -> Pretrained {
     Pretrained { tensors: size.shapes().into_iter().map(tensor).collect(), notes: size.notes(1.0).collect() }
 }
 
-/// What a commit showed: nothing where there is no model, else numbers that make dynamic schemes change their minds.
+/// The statistics of a commit: sometimes none, as without a model, otherwise numbers that make dynamic schemes change k.
 fn aggregate_of(version: Version) -> Option<Aggregate> {
     let wave = (version.0 as f64 * 1.7).sin();
     let aggregate =
@@ -73,7 +73,7 @@ fn aggregate_of(version: Version) -> Option<Aggregate> {
     (!version.0.is_multiple_of(7)).then_some(aggregate)
 }
 
-/// What happens next; the numbers choose among what is possible then.
+/// One random event. The numbers choose among the events that are possible at that moment.
 #[derive(Debug, Clone, Copy)]
 enum Move {
     Finish(usize),
@@ -82,8 +82,8 @@ enum Move {
     Timer,
     RepeatReport(usize),
     RepeatQuestion(usize),
-    StrangeQuestion(usize, u32),
-    StrangeReport(u32, u64),
+    InvalidQuestion(usize, u32),
+    InvalidReport(u32, u64),
 }
 
 fn moves() -> impl Strategy<Value = Vec<Move>> {
@@ -94,13 +94,13 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
         1 => Just(Move::Timer),
         1 => any::<usize>().prop_map(Move::RepeatReport),
         2 => any::<usize>().prop_map(Move::RepeatQuestion),
-        1 => (any::<usize>(), 0..9_u32).prop_map(|(choice, count)| Move::StrangeQuestion(choice, count)),
-        1 => (0..12_u32, 0..40_u64).prop_map(|(worker, number)| Move::StrangeReport(worker, number)),
+        1 => (any::<usize>(), 0..9_u32).prop_map(|(choice, count)| Move::InvalidQuestion(choice, count)),
+        1 => (0..12_u32, 0..40_u64).prop_map(|(worker, number)| Move::InvalidReport(worker, number)),
     ];
     prop::collection::vec(one, 1..200)
 }
 
-/// A task and how far it has come.
+/// A task and its progress.
 #[derive(Clone, Copy)]
 struct TrackedTask {
     assignment: Assignment,
@@ -127,7 +127,7 @@ impl TrackedTask {
     }
 }
 
-/// An independent record of what a driver sees, kept from the actions alone.
+/// An independent record of the ledger's state, derived from events and actions alone.
 #[derive(Default)]
 struct ExpectedState {
     running: BTreeMap<WorkerId, TrackedTask>,
@@ -168,7 +168,7 @@ impl ExpectedState {
         id
     }
 
-    /// The worker has done an iteration more, and if it does not wait for the answer, has begun the next.
+    /// The worker has done one more iteration. If it does not wait for the answer, it has started the next.
     fn iterate(&mut self, worker: WorkerId) -> (TaskId, u32) {
         let task = self.running.get_mut(&worker).expect("only running tasks iterate");
         task.done += 1;
@@ -190,7 +190,7 @@ impl ExpectedState {
                 assert!((weight - 1.0).abs() < 1e-5, "weights add up to one");
                 for share in updates.iter() {
                     let update = self.arrived.remove(&share.task).expect("committed once, after it arrived");
-                    assert!(self.present.contains(&share.task.worker), "committed while its worker is there");
+                    assert!(self.present.contains(&share.task.worker), "committed while its worker is joined");
                     self.samples.used += update.samples();
                 }
             }
@@ -204,7 +204,7 @@ impl ExpectedState {
             }
             Action::Assign(assignment) => {
                 let worker = assignment.task.worker;
-                assert_eq!(assignment.version.0, self.version, "work is on the newest model");
+                assert_eq!(assignment.version.0, self.version, "work is assigned at the newest version");
                 assert_eq!(assignment.queued, self.running.contains_key(&worker));
                 let task = TrackedTask::new(*assignment);
                 self.samples.issued += task.samples();
@@ -216,7 +216,7 @@ impl ExpectedState {
                 }
             }
             Action::Continue { task } => {
-                let running = self.running.get_mut(&task.worker).expect("only running tasks go on");
+                let running = self.running.get_mut(&task.worker).expect("only running tasks continue");
                 assert!(!running.collected && running.length() == Some(LocalLength::AskAndWait));
                 if running.assigned == running.done {
                     running.assigned += 1;
@@ -225,11 +225,11 @@ impl ExpectedState {
             }
             Action::Collect { task } => {
                 let running = self.running.get_mut(&task.worker).expect("only running tasks are collected");
-                assert!(running.done > 0 && running.length().is_some(), "there is something to collect");
+                assert!(running.done > 0 && running.length().is_some(), "at least one iteration is done");
                 running.collected = true;
                 if running.length() == Some(LocalLength::AskAndWait) {
-                    let unbegun = running.assigned - running.done;
-                    self.samples.reissued += u64::from(running.assignment.samples) * u64::from(unbegun);
+                    let unstarted = running.assigned - running.done;
+                    self.samples.reissued += u64::from(running.assignment.samples) * u64::from(unstarted);
                     running.assigned = running.done;
                 }
             }
@@ -267,7 +267,7 @@ impl LedgerDriver {
         }
     }
 
-    /// Feeds an event and then confirms commits until there are none left.
+    /// Feeds an event, then confirms the commits that follow from it.
     fn feed(&mut self, event: Event) -> Result<(), LedgerError> {
         let mut next = Some(event);
         while let Some(event) = next.take() {
@@ -289,7 +289,7 @@ impl LedgerDriver {
         let samples = self.ledger.samples();
         let settled = samples.used + samples.stale + samples.dropped + samples.reissued;
         assert_eq!(samples.issued, settled + samples.outstanding, "every sample is accounted for");
-        // No lost wake-ups: everyone works or waits for something that can still happen.
+        // No lost wake-ups: every worker works or waits for something that can still happen.
         for worker in &self.expected.present {
             if !self.expected.running.contains_key(worker) {
                 match self.ledger.waits_for(*worker) {
@@ -301,10 +301,10 @@ impl LedgerDriver {
         }
     }
 
-    /// Whatever the worker is at is done.
+    /// The worker finishes its present iteration or task.
     fn finish(&mut self, worker: WorkerId, choice: usize) -> Result<(), LedgerError> {
         let task = self.expected.running[&worker];
-        // Any time at all, none and endless ones included; some say what else goes on, not always sensibly.
+        // Any compute time, including zero and the longest. Some reports include resources, not always valid ones.
         let compute = Span(if choice.is_multiple_of(31) { u64::MAX } else { choice as u64 % 500 });
         let cpu = [None, Some(0.5), Some(f32::NAN)][task.assignment.task.number as usize % 3];
         let report = Report { compute, cpu, memory: cpu, ..Report::default() };
@@ -325,7 +325,7 @@ impl LedgerDriver {
         let refused = |result: Result<(), LedgerError>| match result {
             Err(LedgerError::Refused(_)) => Ok(()),
             Err(broken) => Err(broken),
-            Ok(()) => panic!("a wrong event was accepted"),
+            Ok(()) => panic!("an invalid event was accepted"),
         };
         match step {
             Move::Finish(choice) => {
@@ -348,7 +348,7 @@ impl LedgerDriver {
                 self.feed(Event::Left { worker })
             }
             Move::Timer => {
-                // Everyone is silent until the next timer.
+                // Every worker is silent until the next timer.
                 let Some(at) = self.ledger.next_timer() else { return Ok(()) };
                 self.now = self.now.max(at);
                 self.feed(Event::Timer)
@@ -361,11 +361,11 @@ impl LedgerDriver {
                 let report = Report { compute: Span(1), ..Report::default() };
                 self.feed(Event::Asked { task: task.assignment.task, iterations: task.done, report })
             }
-            Move::StrangeQuestion(choice, iterations) => {
+            Move::InvalidQuestion(choice, iterations) => {
                 let running: Vec<TrackedTask> = self.expected.running.values().copied().collect();
                 let Some(task) = running.get(choice % running.len().max(1)) else { return Ok(()) };
-                let lawful = [task.done.max(1), task.assigned].contains(&iterations);
-                if task.length().is_some() && lawful {
+                let valid = [task.done.max(1), task.assigned].contains(&iterations);
+                if task.length().is_some() && valid {
                     return Ok(());
                 }
                 let task = task.assignment.task;
@@ -381,7 +381,7 @@ impl LedgerDriver {
                 };
                 refused(self.feed(Event::Reported { task, report: Report { compute: Span(1), ..Report::default() } }))
             }
-            Move::StrangeReport(worker, number) => {
+            Move::InvalidReport(worker, number) => {
                 let task = TaskId { worker: WorkerId(worker), number };
                 let running = self.expected.running.get(&task.worker).filter(|running| running.assignment.task == task);
                 if running.is_some_and(|running| running.length().is_none() || running.collected) {
@@ -408,7 +408,7 @@ proptest! {
                 driver.now = driver.now + Span(*gap);
                 driver.take(*step).map_err(failure)?;
             }
-            // The silent ones are declared gone, the rest finish what they have: the model must move on.
+            // Silent workers leave, the others finish their tasks: the model must be stepped again.
             let silent: Vec<WorkerId> = driver.expected.present.iter().copied().skip(2).collect();
             for worker in silent {
                 driver.take(Move::Leave(worker.0)).map_err(failure)?;
@@ -418,7 +418,7 @@ proptest! {
                 driver.now = driver.now + Span(500);
                 driver.take(Move::Finish(round)).map_err(failure)?;
             }
-            prop_assert!(driver.expected.present.is_empty() || driver.expected.version > before, "{spec} stands still");
+            prop_assert!(driver.expected.present.is_empty() || driver.expected.version > before, "{spec} makes no progress");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The ledger catches schemes that break its laws, and refuses events that can't be.
+//! The ledger detects schemes that break its laws, and refuses invalid events.
 
 use paceline_core::{
     Action, CommitStep, Event, Law, Ledger, LedgerError, LocalLength, LocalWork, Question, Reason, Refusal,
@@ -8,7 +8,7 @@ use paceline_core::{
 type OnJoined = fn(&mut Turn<'_>, WorkerId);
 type OnReported = fn(&mut Turn<'_>, &Update);
 
-/// A scheme made of two functions; nothing happens when a worker leaves.
+/// A scheme made of two functions. It does nothing when a worker leaves.
 struct FunctionScheme(OnJoined, OnReported);
 
 impl Scheme for FunctionScheme {
@@ -41,7 +41,7 @@ fn reported(worker: WorkerId, number: u64) -> Event {
     Event::Reported { task: TaskId { worker, number }, report: Report { compute: Span(1), ..Report::default() } }
 }
 
-/// Two workers join, then the first one's task is reported; the law broken on the way.
+/// Two workers join, then the first one reports. Returns the law that the scheme breaks.
 fn law_broken(on_joined: OnJoined, on_reported: OnReported) -> Law {
     let mut ledger = ledger(on_joined, on_reported);
     let events = [Event::Joined { worker: ZERO }, Event::Joined { worker: ONE }, reported(ZERO, 0)];
@@ -49,7 +49,7 @@ fn law_broken(on_joined: OnJoined, on_reported: OnReported) -> Law {
         match ledger.handle(Time(1), event) {
             Ok(_) => {}
             Err(LedgerError::Broken(broken)) => {
-                assert!(broken.history.last().is_some(), "a broken law comes with its history");
+                assert!(broken.history.last().is_some(), "the error contains the history");
                 return broken.law;
             }
             Err(LedgerError::Refused(refusal)) => panic!("{refusal}"),
@@ -59,7 +59,7 @@ fn law_broken(on_joined: OnJoined, on_reported: OnReported) -> Law {
 }
 
 #[test]
-fn broken_laws_are_told_apart() {
+fn each_broken_law_is_named() {
     let nothing: OnReported = |_, _| {};
     let task = TaskId { worker: ZERO, number: 0 };
     assert_eq!(law_broken(|_, _| {}, nothing), Law::LeftIdle { worker: ZERO });
@@ -107,7 +107,7 @@ fn broken_laws_are_told_apart() {
         law_broken(work, |turn, update| turn.commit(&[update.task, update.task], Reason::OnArrival)),
         Law::NothingToSettle { task }
     );
-    // Worker 1 works, so waiting for it is lawful; waiting for oneself is not.
+    // A worker may wait for another one that works, but not for itself.
     assert_eq!(
         law_broken(work, |turn, _| turn.hold(ZERO, Until::Worker(ZERO), Reason::Contributed)),
         Law::WaitsForNothing { worker: ZERO, until: Until::Worker(ZERO) }
@@ -115,7 +115,7 @@ fn broken_laws_are_told_apart() {
 }
 
 #[test]
-fn wrong_events_are_refused_and_change_nothing() {
+fn invalid_events_are_refused_and_change_nothing() {
     let mut ledger = ledger(work, |turn, update| {
         turn.commit(&[update.task], Reason::OnArrival);
         turn.assign(update.task.worker, 1, Reason::Free);
@@ -142,7 +142,7 @@ fn wrong_events_are_refused_and_change_nothing() {
 }
 
 #[test]
-fn a_timer_ends_the_wait_for_it() {
+fn a_timer_ends_the_waits_for_it() {
     let mut ledger = ledger(
         |turn, worker| {
             turn.wake(Span(10), Reason::Joined);
@@ -159,11 +159,11 @@ fn a_timer_ends_the_wait_for_it() {
 
 type OnAsked = fn(&mut Turn<'_>, WorkerId);
 
-/// A scheme that gives workers local iterations of one sample each and averages what comes of them.
+/// A scheme that assigns local iterations of one sample each and averages the updates.
 struct LocalScheme(LocalLength, OnAsked);
 
 impl LocalScheme {
-    fn give(&self, turn: &mut Turn<'_>, worker: WorkerId) {
+    fn assign(&self, turn: &mut Turn<'_>, worker: WorkerId) {
         turn.assign_work(
             worker,
             Work::Local(LocalWork { start: ReplicaStart::Model, length: self.0 }),
@@ -175,12 +175,12 @@ impl LocalScheme {
 
 impl Scheme for LocalScheme {
     fn on_joined(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
-        self.give(turn, worker);
+        self.assign(turn, worker);
     }
     fn on_left(&mut self, _turn: &mut Turn<'_>, _worker: WorkerId) {}
     fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update) {
         turn.commit_by(CommitStep::Average { rate: 1.0 }, &[update.task], Reason::OnArrival);
-        self.give(turn, update.task.worker);
+        self.assign(turn, update.task.worker);
     }
     fn on_asked(&mut self, turn: &mut Turn<'_>, question: &Question) {
         self.1(turn, question.task.worker);
@@ -195,7 +195,7 @@ fn asked(number: u64, iterations: u32) -> Event {
     }
 }
 
-/// The law that an answer breaks.
+/// Returns the law that an answer breaks.
 fn law_broken_by_answer(length: LocalLength, answer: OnAsked) -> Law {
     let mut ledger = Ledger::new(Box::new(LocalScheme(length, answer)));
     ledger.handle(Time(0), Event::Joined { worker: ZERO }).unwrap();
@@ -207,7 +207,7 @@ fn law_broken_by_answer(length: LocalLength, answer: OnAsked) -> Law {
 }
 
 #[test]
-fn answers_obey_laws_too() {
+fn answers_that_break_a_law_are_detected() {
     let nothing: OnAsked = |_, _| {};
     assert_eq!(law_broken_by_answer(LocalLength::AskAndWait, nothing), Law::Unanswered { worker: ZERO });
     for answer in
@@ -236,7 +236,7 @@ fn answers_obey_laws_too() {
 }
 
 #[test]
-fn questions_come_after_each_iteration_and_reports_when_told() {
+fn questions_follow_each_iteration_and_reports_follow_a_collect() {
     let answer: OnAsked = |turn, worker| {
         if turn.now() < Time(5) { turn.continue_task(worker, Reason::Free) } else { turn.collect(worker, Reason::Free) }
     };
@@ -255,12 +255,12 @@ fn questions_come_after_each_iteration_and_reports_when_told() {
         assert_eq!(refused(0, reported(ZERO, 0)), Refusal::NotCollected(task));
         let answers = usize::from(length == LocalLength::AskAndWait);
         assert_eq!(handle(1, asked(0, 1)).unwrap().len(), answers);
-        // The answer was lost and the question is repeated.
+        // The answer was lost, so the question is repeated.
         assert_eq!(handle(2, asked(0, 1)).unwrap().len(), answers);
         assert_eq!(handle(3, asked(0, 2)).unwrap().len(), answers);
         assert_eq!(handle(6, asked(0, 2)).unwrap()[0].action, Action::Collect { task });
         assert_eq!(handle(7, reported(ZERO, 0)).unwrap().len(), 2);
-        // The third batch was never begun or broken off.
+        // The third batch was never started, or was stopped.
         assert_eq!(
             ledger.samples(),
             SampleCounts { issued: 4, used: 2, stale: 0, dropped: 0, reissued: 1, outstanding: 1 }
@@ -270,7 +270,7 @@ fn questions_come_after_each_iteration_and_reports_when_told() {
 
 #[test]
 fn an_update_with_newer_work_queued_behind_it_is_never_committed() {
-    // The second worker's update makes a version; the first, still at the old one, is queued the new one behind it.
+    // The second worker's update makes a new version, which is queued for the first worker behind its present task.
     let on_reported = |turn: &mut Turn<'_>, update: &Update| {
         turn.commit(&[update.task], Reason::OnArrival);
         turn.assign(ZERO, 1, Reason::NewVersion);

@@ -1,14 +1,14 @@
-//! The search in any matrix of times: one sweep of the timeline in slices.
+//! The search in any matrix of times: one sweep over the timeline, slice by slice.
 
 use super::Window;
 use super::time_slice::TimeSlice;
 use super::times::PredictedTimes;
 
-/// How many times of a worker an slice holds on average: two cache lines' worth, so that reading row after row, a few
-/// times from each, uses what it fetches.
+/// The average number of times per worker in a slice: two cache lines, so that reading a few times from each row uses
+/// whole cache lines.
 const TIMES_PER_SLICE: usize = 16;
 
-/// The shortest window, the earliest of equals. `cursors` is scratch.
+/// The shortest window, the earliest of equals. `cursors` is a scratch buffer.
 pub(super) fn shortest(times: &PredictedTimes, slice: &mut TimeSlice, cursors: &mut Vec<usize>) -> Window {
     let bounds = times.bounds();
     let slices = times.horizon().div_ceil(TIMES_PER_SLICE);

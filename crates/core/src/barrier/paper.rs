@@ -1,9 +1,9 @@
-//! The paper's three ZipLines (sections 5.2 and 5.3), as it describes them but for two corrections.
+//! The paper's three ZipLine algorithms (sections 5.2 and 5.3), with two corrections.
 //!
-//! Algorithm 2 as printed scores a set after *every* point it takes (lines 20–23 stand inside the loop of line 15), also
+//! Algorithm 2 as printed scores a set after *every* point it takes (lines 20–23 are inside the loop of line 15), also
 //! while one worker is missing: on the workers \[1, 10\] and \[5, 6\] it reports a wait of 0, that of worker 2 alone,
-//! where the best is 4. Here a set is scored only when it holds all n workers, and the search ends when Ω runs out
-//! inside that loop. With the strict `<` of line 21 the earliest of several optima then stays.
+//! where the best is 4. Here a set is scored only when it contains all n workers, and the search ends when Ω is empty
+//! inside that loop. With the strict `<` of line 21 the earliest of several optima is kept.
 
 use super::Window;
 use super::times::PredictedTimes;
@@ -63,10 +63,10 @@ pub(super) fn opt_bs(times: &PredictedTimes) -> Window {
     })
 }
 
-/// The search of both. `find` says where in the sorted `Z` the earlier point of a point's worker stands, if it does.
+/// The search of both. `find` returns the index in the sorted `Z` of the previous point of the same worker.
 fn sorted_search(times: &PredictedTimes, find: impl Fn(&[FinishTime], FinishTime) -> Option<usize>) -> Window {
     let omega = omega(times);
-    // Z is `set[first..]`: dropping the oldest point moves `first` on.
+    // Z is `set[first..]`: dropping the oldest point increments `first`.
     let mut set: Vec<FinishTime> = Vec::with_capacity(omega.len());
     let mut first = 0;
     let mut best = Window::NONE;
@@ -78,7 +78,7 @@ fn sorted_search(times: &PredictedTimes, find: impl Fn(&[FinishTime], FinishTime
             set.remove(first + same);
         }
         set.push(point);
-        // The first complete set is scored too, whichever worker completes it.
+        // The first complete set is scored too, no matter which worker completes it.
         let complete = set.len() - first == times.workers();
         if complete && (oldest_goes || best == Window::NONE) && best.improved_by(set[first].time, point.time) {
             best = Window { wait: point.time - set[first].time, at: point.time };

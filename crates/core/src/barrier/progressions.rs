@@ -1,9 +1,9 @@
 //! The search among arithmetic progressions, which sweeps only the slow workers.
 //!
 //! A worker whose interval is at most `d` has a time in every window of length `d` that ends after its first time and
-//! starts before its last. So only workers slower than the best window so far can spoil a shorter one: a sweep over
-//! these rules out most starts, and the few that remain are tried against everybody. The sweep takes in more workers as
-//! the best window shrinks; when there are many, they stay a small part of all.
+//! starts before its last. So only workers slower than the best window so far can rule out a shorter one. A sweep over
+//! these workers rules out most starts, and the few that remain are checked against all workers. As the best window
+//! shrinks, the sweep includes more workers. With many workers they remain a small share of all.
 
 use std::cmp::Reverse;
 
@@ -11,7 +11,7 @@ use super::Window;
 use super::time_slice::TimeSlice;
 use super::times::{Bounds, Progression};
 
-/// The fewest events that an slice is made for, so that few workers don't make many nearly empty ones.
+/// The fewest expected events of a slice, so that few workers don't give many nearly empty slices.
 const EVENTS_PER_SLICE: usize = 128;
 
 /// A reusable search.
@@ -40,7 +40,7 @@ impl ProgressionSearch {
         let mut start = bounds.earliest_start;
         let mut length = 0;
         while best.wait > 0 {
-            // Pass over starts that can't improve when they fill an slice.
+            // Skip starts that can't improve if they fill a slice.
             let useful = first_useful_start(&best, reach);
             if useful > start.saturating_add(length) {
                 start = useful;
@@ -49,13 +49,13 @@ impl ProgressionSearch {
             if start > bounds.latest_start {
                 break;
             }
-            // Follow everybody who could spoil a shorter window, and at least one.
+            // Include every worker that could rule out a shorter window, and at least one.
             while next.is_empty() || workers.get(next.len()).is_some_and(|worker| worker.interval > best.wait) {
                 let time = workers[next.len()].at_or_after(start);
                 reach = reach.max(time);
                 next.push(time);
             }
-            // One interval of the fastest worker that is followed, more when they are few: nobody has more than `times`.
+            // One interval of the fastest included worker, more if they are few: no worker has more than `times` times.
             let times = (EVENTS_PER_SLICE / next.len()).max(1) as u64;
             length = workers[next.len() - 1].interval.saturating_mul(times);
             let last = bounds.latest_start.min(start.saturating_add(length - 1));
@@ -68,7 +68,7 @@ impl ProgressionSearch {
                 }
             }
             reach = slice.scan(reach, &mut best, |best, start, reach| improve(best, workers, bounds, reach, start));
-            // The scan stopped at the times of the workers it followed; a window may start at another's after them.
+            // The scan visited the times of the included workers only. A window may start at a later time of another.
             improve(&mut best, workers, bounds, reach, last);
             if last == bounds.latest_start {
                 break;
@@ -81,7 +81,7 @@ impl ProgressionSearch {
 
 /// The first start from which a window that ends at `reach` or later can be shorter than `best`.
 fn first_useful_start(best: &Window, reach: u64) -> u64 {
-    reach.checked_sub(best.wait).map_or(0, |hopeless| hopeless.saturating_add(1))
+    reach.checked_sub(best.wait).map_or(0, |useless| useless.saturating_add(1))
 }
 
 /// Replaces `best` by the shortest window that starts by `latest_start` and ends at `reach` or later, if one is shorter.
@@ -100,12 +100,12 @@ fn improve(best: &mut Window, workers: &[Progression], bounds: Bounds, reach: u6
     }
 }
 
-/// The end of the shortest window from `start`, or any end that makes it as long as `hopeless`.
-fn earliest_end(workers: &[Progression], bounds: Bounds, start: u64, hopeless: u64) -> u64 {
+/// The end of the shortest window from `start`, or any end that makes the window at least `limit` long.
+fn earliest_end(workers: &[Progression], bounds: Bounds, start: u64, limit: u64) -> u64 {
     let mut end = bounds.earliest_end.max(start);
     for worker in workers {
         // This one and the faster ones that follow have a time in the window.
-        if worker.interval - 1 <= end - start || end - start >= hopeless {
+        if worker.interval - 1 <= end - start || end - start >= limit {
             break;
         }
         end = end.max(worker.at_or_after(start));

@@ -1,9 +1,9 @@
 //! The least-squares fit of (17), kept as blocks of cells with one value and repaired after new samples.
 //!
 //! A partition into blocks is the optimum if every block is one by itself (`region`) and no block is above one that it
-//! may not exceed. So a sample only sets back its own block: that is fitted anew, may come apart, and is then joined
-//! with the blocks that it violates, fitted again, and so on until nothing is violated. The blocks far away from the new
-//! samples are never looked at.
+//! may not exceed. So a sample affects only its own block. That block is fitted again, may split, and is then joined with
+//! the blocks that it violates, fitted again, and so on until no constraint is violated. Blocks far from the new samples
+//! are never visited.
 
 use std::ops::Range;
 
@@ -43,7 +43,7 @@ pub(super) struct Fit {
     /// Cells whose samples changed since the last repair.
     touched: Vec<u32>,
     splitter: Splitter,
-    /// Scratch: the regions still to be fitted, the one in hand last.
+    /// Scratch: the regions still to be fitted, the present one last.
     runs: Vec<CellRun>,
     lower: Vec<CellRun>,
     upper: Vec<CellRun>,
@@ -118,7 +118,7 @@ impl Fit {
         let index = self.grid.cell(column, position);
         let cell = &mut self.cells[index];
         cell.weight += weight;
-        // Taking samples away leaves rounding behind, which must neither count as a sample nor make a sum negative.
+        // Removing samples leaves rounding errors, which must neither count as a sample nor make a sum negative.
         cell.sum = if cell.weight > 0.0 { (cell.sum + sum).max(0.0) } else { 0.0 };
         self.touched.push(index as u32);
     }
@@ -155,7 +155,7 @@ impl Fit {
     }
 
     /// For each k the largest fitted value among the sampled cells that (17) puts at or below the diagonal cell (k, k):
-    /// its own where it has samples, else its lower bound, or 0 where there is none.
+    /// its own value if it has samples, else its lower bound, or 0 without one.
     pub(super) fn diagonal(&self, expected: &mut [f64]) {
         let mut bound = 0.0_f64;
         for (column, expected) in expected.iter_mut().enumerate() {
@@ -178,7 +178,7 @@ impl Fit {
         let has_changed = !self.touched.is_empty();
         while let Some(cell) = self.touched.pop() {
             let block = self.blocks[cell as usize];
-            // A block that waits for its check was fitted in this repair, with all new samples.
+            // An unchecked block was already fitted in this repair, with all new samples.
             if !self.is_unchecked[block as usize] {
                 self.gather(block);
                 self.fit_gathered();
@@ -201,7 +201,7 @@ impl Fit {
         has_changed
     }
 
-    /// Appends the runs of a block to the region in hand.
+    /// Appends the runs of a block to the present region.
     fn gather(&mut self, block: u32) {
         self.is_unchecked[block as usize] = false;
         let workers = self.grid.workers() as u32;
@@ -214,7 +214,7 @@ impl Fit {
         }
     }
 
-    /// Fits the region in hand: splits it until every part is a block, each of which is then to be checked.
+    /// Fits the present region: splits it until every part is a block. Each block is then unchecked.
     fn fit_gathered(&mut self) {
         self.region_starts.push(0);
         while let Some(start) = self.region_starts.pop() {
@@ -302,7 +302,7 @@ impl Fit {
     fn collect(&mut self, cells: Range<usize>, is_violation: impl Fn(f64) -> bool) {
         let chunks = self.values[cells.clone()].chunks(16).zip(self.blocks[cells].chunks(16));
         for (values, blocks) in chunks {
-            // Violations are rare: look for any without branching, then for which.
+            // Violations are rare: first test without branches whether there is any, then find it.
             if values.iter().fold(false, |any, &value| any | is_violation(value)) {
                 let violations = values.iter().zip(blocks).filter(|(value, _)| is_violation(**value));
                 self.violated.extend(violations.map(|(_, block)| *block));
@@ -320,7 +320,7 @@ mod tests {
     use super::*;
     use crate::round_trips::oracle;
 
-    /// Sums and weights row by row, as the oracles want them.
+    /// Sums and weights row by row, the input of the oracles.
     struct SampleTable {
         workers: usize,
         sums: Vec<f64>,
@@ -342,7 +342,7 @@ mod tests {
             (0..self.sums.len()).filter(|&cell| self.weights[cell] > 0.0).collect()
         }
 
-        /// How far a fit is from the cells' means; (17)'s objective is this plus what no fit can change.
+        /// The weighted squared distance of a fit from the cells' means: (17)'s objective up to a constant.
         fn distance(&self, fitted: &[f64]) -> f64 {
             let cells = self.sampled().into_iter();
             cells.map(|cell| self.weights[cell] * (self.sums[cell] / self.weights[cell] - fitted[cell]).powi(2)).sum()
@@ -364,8 +364,8 @@ mod tests {
             (0..self.workers).map(|k| k * self.workers + k).map(|cell| (low[cell], high[cell])).collect()
         }
 
-        /// The fit of the given cells by the min–max formula: a cell's value is the largest over the upper sets it is in
-        /// of the smallest over the lower sets it is in of the mean of what both share. 0 for a cell without samples.
+        /// The fit of the given cells by the max–min formula: the maximum over the upper sets that contain a cell of the
+        /// minimum over the lower sets that contain it of the mean of their intersection. 0 for a cell without samples.
         fn enumerate(&self, cells: &[usize]) -> Vec<f64> {
             let mut order: Vec<u32> = (0..self.sums.len()).map(|cell| 1 << cell).collect();
             for _ in 0..2 * self.workers {
@@ -414,7 +414,7 @@ mod tests {
         values
     }
 
-    /// The fit of all cells as one region, from nothing.
+    /// The fit of all cells as one region, from scratch.
     fn fitted_cold(fit: &Fit) -> Vec<f64> {
         let mut cold = fit.clone();
         let takes_part = |cell: &usize| !fit.values[*cell].is_nan();
@@ -466,7 +466,7 @@ mod tests {
             assert_close(&fitted(&fit), &exact, 1e-9);
             // Cells without samples change nothing.
             assert_close(&samples.enumerate(&samples.sampled()), &exact, 1e-9);
-            // Where the diagonal is free, it is at its lower end.
+            // A diagonal cell without samples is at its lower bound.
             let (low, high): (Vec<f64>, Vec<f64>) = samples.diagonal_ranges(&exact).into_iter().unzip();
             assert_close(&diagonal(&fit), &low, 1e-9);
             prop_assert!(low.iter().zip(&high).all(|(low, high)| *low <= high * (1.0 + 1e-9)));
@@ -483,7 +483,7 @@ mod tests {
                 let (waited_for, rank) = (row % workers + 1, column % workers + 1);
                 fit.add(waited_for, rank, seconds, 1.0);
                 kept.push((waited_for, rank, seconds));
-                // SampleTable also go away again, down to none.
+                // Samples are also removed, down to none.
                 for _ in 0..if ends == 0 { kept.len().min(3) } else { 0 } {
                     let (waited_for, rank, seconds) = kept.remove(0);
                     fit.add(waited_for, rank, -seconds, -1.0);
@@ -516,7 +516,7 @@ mod tests {
         }
     }
 
-    /// Iterations of a cluster: a row each, up to some rank, sorted.
+    /// Adds the arrivals of random iterations: one row each, sorted, up to a random rank.
     fn train(fit: &mut Fit, iterations: usize, random: &mut Xoshiro256PlusPlus) {
         let workers = fit.grid.workers();
         for _ in 0..iterations {

@@ -8,24 +8,25 @@ use crate::rounds::{Arrival, Quorum, Rounds};
 use crate::run_times::{Amortized, DeepMarkov, Draws, Forecast, IndependentNormal, Oracle, RunTimePredictor, SAMPLES};
 use crate::{Aggregate, Dispatch, Estimate, QuorumChoice, Reason, Scheme, Span, Time, WorkerId};
 
-/// The shortest time there is: run-times are above 0.
+/// The shortest run-time: run-times are above 0.
 const MIN_RUN_TIME: Span = Span(1);
 
-/// Iterations that are looked back on (the paper's ℓ).
+/// The default number of iterations that the predictor `normal` uses (the paper's ℓ).
 const LAG: usize = 20;
 
-/// k is where the predicted throughput is largest.
+/// Chooses the k with the largest predicted throughput.
 struct Cutoff {
     predictor: Box<dyn RunTimePredictor>,
-    /// The seed of what is made up for run-times that nobody saw.
+    /// The seed of imputed run-times.
     seed: u64,
     iteration: u64,
-    /// When the iteration under way started, and who was there.
+    /// When the present iteration started.
     started: Time,
+    /// The workers at that time, by rank.
     workers: Vec<WorkerId>,
-    /// What was predicted of it.
+    /// The forecast of the present iteration.
     forecast: Option<Forecast>,
-    /// Its run-times so far, in seconds by rank.
+    /// The run-times measured in the present iteration, in seconds by rank.
     seen: Vec<Option<f64>>,
 }
 
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn persistent_stragglers_are_left_behind() {
+    fn persistent_stragglers_are_cut_off() {
         let mut cutoff = Cutoff::new(Box::new(IndependentNormal::new(LAG)), 8, 1);
         cutoff.begin(&ranks(1));
         assert_eq!(cutoff.choose(Time::START, 1), usize::MAX);

@@ -1,34 +1,34 @@
-//! The networks that learn speeds: what they see, and how they compute.
+//! The networks that predict speeds: their inputs and how they compute.
 
 use super::dual::{Dual, Scalar};
 
-/// One worker's recent history. Speeds are divided by a scale that makes them about 1.
+/// One worker's last speeds and resources, the input of a network. Speeds are divided by a scale to be about 1.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct SpeedHistory {
-    /// v of the last iteration and of the one before.
+    /// v of the last two iterations, the newest first.
     pub(super) speeds: [f64; 2],
-    /// CPU in use now and before.
+    /// The CPU in use now and one iteration ago.
     pub(super) cpu: [f64; 2],
-    /// Memory in use now and before.
+    /// The memory in use now and one iteration ago.
     pub(super) memory: [f64; 2],
 }
 
 /// A network of `N` weights.
 pub(super) trait SpeedNetwork<const N: usize> {
-    /// The weights that training starts from where nothing better is known. They predict roughly the last speeds.
+    /// The weights that training starts from by default. They roughly predict the last speeds.
     const START: [f64; N];
 
     /// The next speed.
     fn output<S: Scalar>(weights: &[S; N], history: &SpeedHistory) -> S;
 
-    /// The next speed, and how it changes with each weight.
+    /// The next speed and its derivatives by each weight.
     fn gradient(weights: &[f64; N], history: &SpeedHistory) -> (f64, [f64; N]) {
         let output = Self::output(&Dual::weights(weights), history);
         (output.value(), output.slopes)
     }
 }
 
-/// LB-BSP (4): one hidden layer of two units over speeds and the resources that drive them.
+/// LB-BSP (4): one hidden layer of two units over speeds and resources.
 #[derive(Debug)]
 pub(super) struct Narx;
 
@@ -50,7 +50,7 @@ impl SpeedNetwork<17> for Narx {
         weights[14] * hidden(0) + weights[15] * hidden(1) + weights[16]
     }
 
-    /// Back-propagation: several times as fast as [`Dual`]s.
+    /// Back-propagation, several times faster than [`Dual`]s.
     fn gradient(weights: &[f64; 17], history: &SpeedHistory) -> (f64, [f64; 17]) {
         let ([v1, v2], [c0, c1], [m0, m1]) = (history.speeds, history.cpu, history.memory);
         let inputs = [v1, v2, c0, c1, m0, m1, 1.0];
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn gradients_are_those_of_small_differences() {
+    fn gradients_match_finite_differences() {
         check::<17, Narx>();
         check::<11, Recurrent>();
         check::<14, Lstm>();
