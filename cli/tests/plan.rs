@@ -105,7 +105,7 @@ fn iteration_times_are_fitted_to_rows() {
         ("", "there is no row h,i,seconds"),
         ("1,1,0.5\n1,1\n", "line 2: '1,1': expected h,i,seconds"),
         ("1,1,0.5\n1,1,-3\n", "line 2: -3 s is not a round trip"),
-        ("1,1,0.5\n0,1,1\n", "line 2: no cell for waiting for 0 gradients"),
+        ("1,1,0.5\n0,1,1\n", "line 2: no cell for 0 gradients waited for"),
     ] {
         fs::write(&file, rows).unwrap();
         let message = refused(&["plan", "times", path]);

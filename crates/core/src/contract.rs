@@ -259,9 +259,9 @@ pub struct Decision {
 
 /// A synchronization scheme: a state machine that assigns work to workers and decides which updates are committed.
 ///
-/// Each call gets a [`Turn`], through which the scheme sees the workers and takes its actions. Actions are carried out in
-/// the order they are taken. At the end of a turn every worker that [`Turn::next_unsettled`] would return must have work
-/// or something to wait for. The ledger checks this and the other [laws](crate::Law).
+/// Each call gets a [`Turn`], through which the scheme sees the workers and takes its actions. Actions are carried out
+/// in the order they are taken. At the end of a turn every worker that [`Turn::next_unsettled`] would return must have
+/// work or something to wait for. The ledger checks this and the other [laws](crate::Law).
 pub trait Scheme: Send {
     /// A worker joined and is idle.
     fn on_joined(&mut self, turn: &mut Turn<'_>, worker: WorkerId);
@@ -272,8 +272,8 @@ pub trait Scheme: Send {
     /// An update has arrived. The scheme commits or discards it now or later.
     fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update);
 
-    /// A worker has done a local iteration. If it [waits](crate::LocalLength::AskAndWait), the scheme must answer in this
-    /// turn.
+    /// A worker has done a local iteration. If it [waits](crate::LocalLength::AskAndWait), the scheme must answer in
+    /// this turn.
     fn on_asked(&mut self, _turn: &mut Turn<'_>, _question: &Question) {}
 
     /// A commit was carried out. No other event came in between.

@@ -21,7 +21,7 @@ const MAD_TO_DEVIATION: f64 = 1.4826;
 /// The shortest timeout: on a busy machine a healthy process may be delayed for about as long.
 const MIN_TIMEOUT: Span = Span(1_000_000_000);
 
-/// A worker can't have computed for longer than since its last report. Smaller clock errors than this are tolerated.
+/// A worker can't have computed for longer than its report was expected. Smaller clock errors than this are tolerated.
 const CLOCK_TOLERANCE: Span = Span(1_000_000_000);
 
 /// The deadline of each busy worker's next report.
@@ -29,10 +29,10 @@ const CLOCK_TOLERANCE: Span = Span(1_000_000_000);
 /// Pass every event with its decisions to [`observe`](Deadlines::observe). When the [next](Deadlines::next) deadline
 /// passes, [`take_expired`](Deadlines::take_expired) returns the worker that timed out.
 ///
-/// A worker's timeout follows from its own times: several times the median, or the median plus several times the spread,
-/// whichever is longer. Both are robust against single outliers. The timeout is proportional to the work. It is never
-/// longer than the ceiling, and equal to it until enough times are known. After each timeout of a worker its next one
-/// is twice as long, so that a lasting slowdown does not exclude the worker for ever. Each report in time halves it
+/// A worker's timeout follows from its own times: several times the median, or the median plus several times the
+/// spread, whichever is longer. Both are robust against single outliers. The timeout is proportional to the work. It is
+/// never longer than the ceiling, and equal to it until enough times are known. After each timeout of a worker its next
+/// one is twice as long, so that a lasting slowdown does not exclude the worker for good. Each report in time halves it
 /// again.
 #[derive(Debug, Clone)]
 pub struct Deadlines {
@@ -152,7 +152,7 @@ impl Deadlines {
         state.doublings = state.doublings.saturating_sub(1);
     }
 
-    /// Whether a report can't be true: its times are much longer than the time since the worker's last report.
+    /// Whether a report can't be true: its times are much longer than the time that the report was expected.
     pub fn is_implausible(&self, worker: WorkerId, now: Time, report: &Report) -> bool {
         let expected = self.workers.get(worker.index()).and_then(|state| state.expected);
         let Some(since) = expected.map(|expected| expected.since) else { return false };
@@ -172,7 +172,7 @@ impl Deadlines {
         self.due.first().map(|&(deadline, _)| deadline)
     }
 
-    /// Removes an expired deadline. Returns its worker and the time since the worker's last report.
+    /// Removes an expired deadline. Returns its worker and how long the worker's report was expected.
     pub fn take_expired(&mut self, now: Time) -> Option<(WorkerId, Span)> {
         let &(_, worker) = self.due.first().filter(|&&(deadline, _)| deadline <= now)?;
         let expected = self.cancel(worker)?;

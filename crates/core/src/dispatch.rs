@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Dispatch {
-    /// A worker that becomes idle is assigned the newest version. It is assigned the same version again only while fewer
-    /// than k gradients of it have arrived or are assigned. (TensorFlow's queue of n tokens would also start gradients
-    /// that can't be used.)
+    /// A worker that becomes idle is assigned the newest version. It is assigned the same version again only while
+    /// fewer than k gradients of it have arrived or are assigned. (TensorFlow's queue of n tokens would also start
+    /// gradients that can't be used.)
     Pull,
     /// Every worker is sent the new version and starts on it when its present task is done.
     #[default]

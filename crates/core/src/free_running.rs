@@ -1,4 +1,5 @@
-//! Free running: every update is applied as it arrives, and a gate decides which workers may start their next iteration.
+//! Free running: every update is applied as it arrives, and a gate decides which workers may start their next
+//! iteration.
 //!
 //! All asynchronous schemes share this code. They differ in the [`Gate`].
 
@@ -69,7 +70,8 @@ pub struct GateRequest {
 
 /// Decides which workers may start their next iteration.
 ///
-/// After each event [`review`](Gate::review) is called once, then [`admit`](Gate::admit) for every worker that is ready.
+/// After each event [`review`](Gate::review) is called once, then [`admit`](Gate::admit) for every worker that is
+/// ready.
 pub trait Gate: Send {
     /// Whether the worker may start its next iteration. At least one worker must always be admitted.
     fn admit(&mut self, worker: WorkerId, clocks: &Clocks, now: Time) -> Admission;

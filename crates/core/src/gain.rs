@@ -1,7 +1,7 @@
 //! DBW's estimator of how much the next step lowers the loss, as a function of k, (10)–(16).
 //!
-//! It needs only statistics that aggregation computes anyway: two norms and the mean loss. The norms separate signal from
-//! noise. The curvature of the loss follows from the learning rate, or from the measured decrease of the loss.
+//! It needs only statistics that aggregation computes anyway: two norms and the mean loss. The norms separate signal
+//! from noise. The curvature of the loss follows from the learning rate, or from the measured decrease of the loss.
 
 use crate::Aggregate;
 use crate::recent::RecentValues;
@@ -9,10 +9,10 @@ use crate::recent::RecentValues;
 /// How the smoothness constant L is estimated: how fast the slope of the loss changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Smoothness {
-    /// L = 1/(2η): assumes that the learning rate is well chosen, about as large as the curvature allows. (Balles, Romero
-    /// and Hennig, 2017, whose gain DBW follows, take L = 1/η. But noise points in every direction, and most directions
-    /// are flatter than the steepest: of 1, 1/2 and 1/4, on MNIST 1/2 is best or close to it.) The gain is then positive
-    /// if the squared gradient norm is above a third of the noise.
+    /// L = 1/(2η): assumes that the learning rate is well chosen, about as large as the curvature allows. (Balles,
+    /// Romero and Hennig, 2017, whose gain DBW follows, take L = 1/η. But noise points in every direction, and most
+    /// directions are flatter than the steepest: of 1, 1/2 and 1/4, on MNIST 1/2 is best or close to it.) The gain is
+    /// then positive if the squared gradient norm is above a third of the noise.
     Rate,
     /// (12) and (15) as printed: the mean of what each iteration's decrease of the loss gives. Late in training the
     /// decrease is mostly noise, and so is L.

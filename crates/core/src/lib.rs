@@ -1,8 +1,8 @@
 //! The *decide* plane: synchronization schemes and the contract they share.
 //!
-//! The crate does no I/O, reads no clock and has no source of randomness of its own. Where a scheme needs random numbers
-//! they come from [`run_times::Draws`], a pure function of a seed. The same settings and events therefore give the same
-//! decisions, bit for bit.
+//! The crate does no I/O, reads no clock and has no source of randomness of its own. Where a scheme needs random
+//! numbers they come from [`run_times::Draws`], a pure function of a seed. The same settings and events therefore give
+//! the same decisions, bit for bit.
 //!
 //! - [`Scheme`]: the contract. A scheme receives [`Event`]s and takes [`Action`]s, each with a [`Reason`].
 //! - [`Ledger`]: runs a scheme and checks its [laws](Law). The simulator and the server drive the same ledger.

@@ -18,8 +18,8 @@ pub enum LocalDecision {
 
 /// Decides how many local iterations each worker does.
 pub trait LocalPolicy: Send {
-    /// The worker is about to start a round. Called for all workers before [`work`](LocalPolicy::work) is called for any
-    /// of them.
+    /// The worker is about to start a round. Called for all workers before [`work`](LocalPolicy::work) is called for
+    /// any of them.
     fn on_start(&mut self, _now: Time, _worker: WorkerId) {}
 
     /// The worker's work in this round. `reason` is why it gets work; the policy may replace it.

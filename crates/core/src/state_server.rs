@@ -1,8 +1,8 @@
 //! ESync's state server: decides after each local iteration of a worker whether there is time for one more.
 //!
-//! A round can end when every worker has done an iteration. Until the *slowest* worker, whose first iteration is expected
-//! to end last, has done it, the others use the wait: a worker continues as long as its next iteration ends sooner.
-//! Only the coordinator's clock and durations are used, never a worker's clock.
+//! A round can end when every worker has done an iteration. Until the *slowest* worker, whose first iteration is
+//! expected to end last, has done it, the others use the wait: a worker continues as long as its next iteration ends
+//! sooner. Only the coordinator's clock and durations are used, never a worker's clock.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,8 @@ use crate::{Span, Time, WorkerId};
 pub enum QueryMode {
     /// A worker waits for the answer.
     Blocking,
-    /// A worker continues while it waits for the answer. If the answer is "ready", it drops the iteration it has started.
+    /// A worker continues while it waits for the answer. If the answer is "ready", it drops the iteration it has
+    /// started.
     NonBlocking,
 }
 
@@ -26,8 +27,8 @@ struct WorkerRecord {
     since: Time,
     /// How long its last iteration took, including the overhead. `None` before its first.
     capability: Option<Span>,
-    /// The time of an iteration that is not computing: query and answer, and in a round's first iteration the transfer of
-    /// the model.
+    /// The time of an iteration that is not computing: query and answer, and in a round's first iteration the transfer
+    /// of the model.
     overhead: Span,
     ready: bool,
 }
@@ -45,10 +46,10 @@ pub struct QueryAnswer {
 
 /// Decides how many local iterations each worker does in a round (ESync, Algorithm 2).
 ///
-/// Call [`start`](StateServer::start) for every worker when it gets a round's model,
-/// [`query`](StateServer::query) when it asks, [`finish`](StateServer::finish) when it sends its update without asking,
-/// and [`leave`](StateServer::leave) when it leaves. No round hangs: a worker continues only while another worker has not
-/// done its first iteration of the round and is expected to take longer for it.
+/// Call [`start`](StateServer::start) for every worker when it gets a round's model, [`query`](StateServer::query) when
+/// it asks, [`finish`](StateServer::finish) when it sends its update without asking, and [`leave`](StateServer::leave)
+/// when it leaves. No round hangs: a worker continues only while another worker has not done its first iteration of the
+/// round and is expected to take longer for it.
 ///
 /// ```
 /// use paceline_core::{QueryMode, Span, StateServer, Time, WorkerId};
@@ -103,8 +104,8 @@ impl StateServer {
         }
     }
 
-    /// The [started](StateServer::start) worker has done `iterations` iterations in this round and asks whether to do one
-    /// more. The last one took the worker `compute`. A repeated query is answered again.
+    /// The [started](StateServer::start) worker has done `iterations` iterations in this round and asks whether to do
+    /// one more. The last one took the worker `compute`. A repeated query is answered again.
     pub fn query(&mut self, now: Time, worker: WorkerId, iterations: u32, compute: Span) -> QueryAnswer {
         if iterations > self.records[worker.index()].iterations {
             self.record_iteration(now, worker, iterations, compute);

@@ -36,8 +36,8 @@ impl Span {
     /// A span of zero length.
     pub const ZERO: Span = Span(0);
 
-    /// A span of `seconds`, rounded to the nanosecond. Negative numbers and NaN become zero, infinity becomes the longest
-    /// span.
+    /// A span of `seconds`, rounded to the nanosecond. Negative numbers and NaN become zero, infinity becomes the
+    /// longest span.
     pub fn from_seconds(seconds: f64) -> Span {
         Span((seconds * NANOS_PER_SECOND).round() as u64)
     }

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 pub enum Work {
     /// The gradient of its samples at the assigned model.
     Gradient,
-    /// The model difference after local iterations on a replica: assigned model − replica. Every iteration uses the next
-    /// batch of the worker's stream, with the number of samples in the assignment.
+    /// The model difference after local iterations on a replica: assigned model − replica. Every iteration uses the
+    /// next batch of the worker's stream, with the number of samples in the assignment.
     Local(LocalWork),
 }
 

@@ -65,7 +65,8 @@ fn pretrained() -> Pretrained {
     Pretrained { tensors: size.shapes().into_iter().map(tensor).collect(), notes: size.notes(1.0).collect() }
 }
 
-/// The statistics of a commit: sometimes none, as without a model, otherwise numbers that make dynamic schemes change k.
+/// The statistics of a commit: sometimes none, as without a model, otherwise numbers that make dynamic schemes change
+/// k.
 fn aggregate_of(version: Version) -> Option<Aggregate> {
     let wave = (version.0 as f64 * 1.7).sin();
     let aggregate =
@@ -104,11 +105,11 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
 #[derive(Clone, Copy)]
 struct TrackedTask {
     assignment: Assignment,
-    /// Iterations handed out.
+    /// Iterations assigned so far.
     assigned: u32,
-    /// Iterations done and asked about.
+    /// Iterations done, as of the last question.
     done: u32,
-    /// It was failure to send what it has.
+    /// The update was requested.
     collected: bool,
 }
 
@@ -172,7 +173,7 @@ impl ExpectedState {
     fn iterate(&mut self, worker: WorkerId) -> (TaskId, u32) {
         let task = self.running.get_mut(&worker).expect("only running tasks iterate");
         task.done += 1;
-        assert_eq!(task.done, task.assigned, "nobody goes on unless failure to");
+        assert_eq!(task.done, task.assigned, "workers do assigned iterations only");
         if task.length() == Some(LocalLength::AskAndContinue) {
             task.assigned += 1;
             self.samples.issued += u64::from(task.assignment.samples);
@@ -185,7 +186,7 @@ impl ExpectedState {
             Action::Commit { version, updates, .. } => {
                 self.version += 1;
                 assert_eq!(version.0, self.version, "versions rise by one");
-                assert!(updates.windows(2).all(|pair| pair[0].task < pair[1].task), "shares come by rank");
+                assert!(updates.windows(2).all(|pair| pair[0].task < pair[1].task), "shares are ordered by rank");
                 let weight: f32 = updates.iter().map(|share| share.weight).sum();
                 assert!((weight - 1.0).abs() < 1e-5, "weights add up to one");
                 for share in updates.iter() {
@@ -418,7 +419,8 @@ proptest! {
                 driver.now = driver.now + Span(500);
                 driver.take(Move::Finish(round)).map_err(failure)?;
             }
-            prop_assert!(driver.expected.present.is_empty() || driver.expected.version > before, "{spec} makes no progress");
+            let has_progressed = driver.expected.present.is_empty() || driver.expected.version > before;
+            prop_assert!(has_progressed, "{spec} makes no progress");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Plans the next barrier: given every worker's predicted finish times, choose one time per worker so that the worker that
-//! finishes first has the shortest wait for the worker that finishes last (ZipLine, Problem 1).
+//! Plans the next barrier: given every worker's predicted finish times, choose one time per worker so that the worker
+//! that finishes first has the shortest wait for the worker that finishes last (ZipLine, Problem 1).
 //!
 //! - [`PredictedTimes`] is the input, one row of times per worker. [`Progression`] is the special case that a scheme
 //!   predicts, a next time and an interval per worker.

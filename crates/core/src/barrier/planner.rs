@@ -4,9 +4,9 @@ use super::time_slice::TimeSlice;
 use super::times::{Bounds, PredictedTimes, Progression, ProgressionError};
 use super::{Barrier, Window, matrix, progressions};
 
-/// Plans barriers, and keeps its buffers from one plan to the next. After the first plan, progressions of at most the same
-/// number of workers are planned without allocation. So are matrices, unless more times than before fall into one part of
-/// the timeline. A plan depends on its arguments only.
+/// Plans barriers, and keeps its buffers from one plan to the next. After the first plan, progressions of at most the
+/// same number of workers are planned without allocation. So are matrices, unless more times than before fall into one
+/// part of the timeline. A plan depends on its arguments only.
 #[derive(Debug, Default)]
 pub struct Planner {
     slice: TimeSlice,

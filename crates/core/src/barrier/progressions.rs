@@ -84,7 +84,8 @@ fn first_useful_start(best: &Window, reach: u64) -> u64 {
     reach.checked_sub(best.wait).map_or(0, |useless| useless.saturating_add(1))
 }
 
-/// Replaces `best` by the shortest window that starts by `latest_start` and ends at `reach` or later, if one is shorter.
+/// Replaces `best` by the shortest window that starts by `latest_start` and ends at `reach` or later, if one is
+/// shorter.
 fn improve(best: &mut Window, workers: &[Progression], bounds: Bounds, reach: u64, latest_start: u64) {
     let mut start = first_useful_start(best, reach);
     while start <= latest_start && best.wait > 0 {

@@ -13,7 +13,8 @@ impl PredictedTimes {
     /// Checks rows of times, one per worker.
     ///
     /// # Errors
-    /// [`PredictedTimesError`] if there is no row, a row has no times or the wrong length, or its times are not ascending.
+    /// [`PredictedTimesError`] if there is no row, a row has no times or the wrong length, or its times are not
+    /// ascending.
     pub fn from_rows<Row: AsRef<[u64]>>(rows: impl IntoIterator<Item = Row>) -> Result<Self, PredictedTimesError> {
         let mut matrix = Self::empty();
         for (index, row) in rows.into_iter().enumerate() {

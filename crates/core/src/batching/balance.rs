@@ -50,8 +50,8 @@ pub enum BatchingError {
     },
     /// A cost is invalid.
     #[error(
-        "worker {worker} costs {fixed} s and {per_sample} s per sample: expected finite numbers, the second above 0, and \
-         a time of its fewest samples that is not negative"
+        "worker {worker} costs {fixed} s and {per_sample} s per sample: expected finite numbers, the second above 0, \
+         and a time of its fewest samples that is not negative"
     )]
     NotACost {
         /// The worker, counted from 0.
@@ -84,9 +84,9 @@ pub enum BatchingError {
 /// If a worker's cost or bounds are invalid, or `total` is outside the sum of the bounds.
 pub fn balance(costs: &[Cost], total: u64) -> Result<Vec<u32>, BatchingError> {
     check(costs, total)?;
-    // Water-filling: raise the level, the common finish time, until the samples done by then reach the total. Levels are
-    // not negative, so they are ordered as their bits are, and bisection of the bits ends at neighbouring numbers. At
-    // twice the longest time of any worker all samples are done, whatever the rounding.
+    // Water-filling: raise the level, the common finish time, until the samples done by then reach the total. Levels
+    // are not negative, so they are ordered as their bits are, and bisection of the bits ends at neighbouring numbers.
+    // At twice the longest time of any worker all samples are done, whatever the rounding.
     let highest = costs.iter().map(|cost| cost.seconds(cost.most)).fold(0.0, f64::max);
     let samples_by = |level: u64| costs.iter().map(|cost| u64::from(cost.samples_by(f64::from_bits(level)))).sum();
     let (mut under, mut over) = (0, (2.0 * highest).to_bits());

@@ -1,7 +1,7 @@
 //! Plans how many samples each worker gets, so that all finish together (LB-BSP, problem (3)).
 //!
-//! - [`Cost`] is a worker's time as a function of its samples; [`balance`] splits an iteration's samples so that the last
-//!   worker finishes as early as possible.
+//! - [`Cost`] is a worker's time as a function of its samples; [`balance`] splits an iteration's samples so that the
+//!   last worker finishes as early as possible.
 //! - [`Profile`] is fitted to a worker's measured points: cost per sample, fixed cost, and the range of sizes for which
 //!   they hold. [`Devices`] measures all workers.
 

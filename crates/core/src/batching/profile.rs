@@ -38,16 +38,17 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// The size to measure next, given the points so far; `None` when they are complete. A size above `batch`, the user's
-    /// size, is measured only if it fits according to the memory of smaller ones, so no worker runs out of memory.
+    /// The size to measure next, given the points so far; `None` when they are complete. A size above `batch`, the
+    /// user's size, is measured only if it fits according to the memory of smaller ones, so no worker runs out of
+    /// memory.
     pub fn next_probe(points: &[ProfilePoint], batch: u32) -> Option<u32> {
         let share = SIZES.get(points.len() / REPEATS)?;
         let size = ((f64::from(batch) * share) as u32).max(1);
         (size <= batch || most_that_fit(points).is_some_and(|most| size <= most)).then_some(size)
     }
 
-    /// Fits a profile. Medians and median slopes (Theil–Sen) make it robust against single wrong measurements. `None` if
-    /// the points have fewer than two sizes or time does not grow with size.
+    /// Fits a profile. Medians and median slopes (Theil–Sen) make it robust against single wrong measurements. `None`
+    /// if the points have fewer than two sizes or time does not grow with size.
     pub fn fit(points: &[ProfilePoint]) -> Option<Profile> {
         let times = medians(points.iter().map(|point| (point.samples, point.seconds)));
         let tried = times.last()?.0 as u32;

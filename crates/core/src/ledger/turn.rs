@@ -60,7 +60,8 @@ impl Turn<'_> {
         self.commit_by(CommitStep::Optimizer, updates, reason);
     }
 
-    /// Makes a new version from these arrived updates with `step`. Each update is weighted by its samples per iteration.
+    /// Makes a new version from these arrived updates with `step`. Each update is weighted by its samples per
+    /// iteration.
     pub fn commit_by(&mut self, step: CommitStep, updates: &[TaskId], reason: Reason) {
         let shares = self.attempt(|state, _| state.commit(updates, step));
         if let Some(shares) = shares {

@@ -1,9 +1,9 @@
 //! The least-squares fit of (17), kept as blocks of cells with one value and repaired after new samples.
 //!
 //! A partition into blocks is the optimum if every block is one by itself (`region`) and no block is above one that it
-//! may not exceed. So a sample affects only its own block. That block is fitted again, may split, and is then joined with
-//! the blocks that it violates, fitted again, and so on until no constraint is violated. Blocks far from the new samples
-//! are never visited.
+//! may not exceed. So a sample affects only its own block. That block is fitted again, may split, and is then joined
+//! with the blocks that it violates, fitted again, and so on until no constraint is violated. Blocks far from the new
+//! samples are never visited.
 
 use std::ops::Range;
 
@@ -135,7 +135,8 @@ impl Fit {
         }
     }
 
-    /// Multiplies every weight by `factor`, a power of two. A cell that then weighs less than `least` loses its samples.
+    /// Multiplies every weight by `factor`, a power of two. A cell that then weighs less than `least` loses its
+    /// samples.
     pub(super) fn scale(&mut self, factor: f64, least: f64) {
         for (index, cell) in self.cells.iter_mut().enumerate().filter(|(_, cell)| cell.weight > 0.0) {
             cell.sum *= factor;
@@ -364,8 +365,9 @@ mod tests {
             (0..self.workers).map(|k| k * self.workers + k).map(|cell| (low[cell], high[cell])).collect()
         }
 
-        /// The fit of the given cells by the max–min formula: the maximum over the upper sets that contain a cell of the
-        /// minimum over the lower sets that contain it of the mean of their intersection. 0 for a cell without samples.
+        /// The fit of the given cells by the max–min formula: the maximum over the upper sets that contain a cell of
+        /// the minimum over the lower sets that contain it of the mean of their intersection. 0 for a cell without
+        /// samples.
         fn enumerate(&self, cells: &[usize]) -> Vec<f64> {
             let mut order: Vec<u32> = (0..self.sums.len()).map(|cell| 1 << cell).collect();
             for _ in 0..2 * self.workers {

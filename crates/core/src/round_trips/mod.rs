@@ -1,9 +1,9 @@
 //! Estimates the time until k gradients have arrived: DBW's table of round trips, problem (17).
 //!
-//! DBW measures, in every iteration, when the i-th gradient of the new version arrives, given that the server had waited
-//! for h gradients in the iteration before: a sample of 𝒯[h, i]. The table fits all means E[𝒯[h, i]] together by least
-//! squares, under the constraints on their order. T̂[k] = E[𝒯[k, k]] is on the diagonal. The fit is exact. After new
-//! samples it is repaired rather than computed again.
+//! DBW measures, in every iteration, when the i-th gradient of the new version arrives, given that the server had
+//! waited for h gradients in the iteration before: a sample of 𝒯[h, i]. The table fits all means E[𝒯[h, i]] together by
+//! least squares, under the constraints on their order. T̂[k] = E[𝒯[k, k]] is on the diagonal. The fit is exact. After
+//! new samples it is repaired rather than computed again.
 
 mod bits;
 mod fit;
@@ -38,8 +38,8 @@ pub enum Memory {
     /// Samples of the last iterations are kept, including the current one; at least 1.
     Window(usize),
     /// All samples are kept, but at the end of each iteration their weights are multiplied by this factor, above 0 and
-    /// below 1. A cell that weighs less than a millionth (2⁻²⁰) of a fresh sample counts as unsampled, so that an unused
-    /// k is eventually tried again. This is checked once per ten halvings of the weights.
+    /// below 1. A cell that weighs less than a millionth (2⁻²⁰) of a fresh sample counts as unsampled, so that an
+    /// unused k is eventually tried again. This is checked once per ten halvings of the weights.
     Discount(f64),
 }
 
@@ -61,7 +61,8 @@ impl FromStr for Memory {
 pub enum RoundTripError {
     /// The cell is not in the table.
     #[error(
-        "no cell for {waited_for} gradients waited for and arrival rank {rank}: expected 1 to {workers}, the number of workers"
+        "no cell for {waited_for} gradients waited for and arrival rank {rank}: expected 1 to {workers}, the number of \
+         workers"
     )]
     NoSuchCell {
         /// The number of gradients that the iteration before waited for.
@@ -133,8 +134,8 @@ pub struct RoundTripTable {
     iteration: u64,
     /// The samples that [`Memory::Window`] will drop, oldest first; empty with other memories.
     samples: VecDeque<RoundTripSample>,
-    /// The weight of a sample observed now. Under [`Memory::Discount`] it grows instead of all others shrinking: the fit
-    /// depends on the ratio only, so discounting costs nothing and leaves the blocks unchanged.
+    /// The weight of a sample observed now. Under [`Memory::Discount`] it grows instead of all others shrinking: the
+    /// fit depends on the ratio only, so discounting costs nothing and leaves the blocks unchanged.
     fresh_weight: f64,
 }
 
@@ -207,8 +208,9 @@ impl RoundTripTable {
     }
 
     /// Changes the number of workers. Samples of cells (h, i) with h and i up to the new number are kept, others are
-    /// dropped. Samples measured with another number of workers are only approximate, but better than none, and [`Memory`]
-    /// sets how fast they lose weight. Visits the whole table once. Fails above 65,535 workers and then changes nothing.
+    /// dropped. Samples measured with another number of workers are only approximate, but better than none, and
+    /// [`Memory`] sets how fast they lose weight. Visits the whole table once. Fails above 65,535 workers and then
+    /// changes nothing.
     pub fn resize(&mut self, workers: usize) -> Result<(), RoundTripError> {
         Self::check_workers(workers)?;
         self.fit.resize(workers);

@@ -167,8 +167,8 @@ impl Splitter {
             return true;
         }
 
-        // From the last column back: the upper part begins at the lowest surplus that remains after that column, but not
-        // below where it begins in the next column.
+        // From the last column back: the upper part begins at the lowest surplus that remains after that column, but
+        // not below where it begins in the next column.
         let words = last_word - first_word + 1;
         let mut floor = 0;
         for number in (0..self.columns.len()).rev() {

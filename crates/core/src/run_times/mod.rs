@@ -1,8 +1,8 @@
 //! Predicts the run-times of all workers' next tasks jointly (Cutoff SGD, section 3.1).
 //!
-//! A [`RunTimePredictor`] observes every worker's run-time after each iteration, and returns a [`Forecast`] of the next:
-//! [`IndependentNormal`] by order statistics, [`Amortized`] by a [`DeepMarkov`] model of the cluster, [`Oracle`] from the
-//! simulator's true run-times. Random numbers come from [`Draws`], a pure function of a seed.
+//! A [`RunTimePredictor`] observes every worker's run-time after each iteration, and returns a [`Forecast`] of the
+//! next: [`IndependentNormal`] by order statistics, [`Amortized`] by a [`DeepMarkov`] model of the cluster, [`Oracle`]
+//! from the simulator's true run-times. Random numbers come from [`Draws`], a pure function of a seed.
 
 mod deep_markov;
 mod draws;
@@ -33,8 +33,8 @@ impl Forecast {
         self.workers[worker.index() % self.workers.len()]
     }
 
-    /// The number of workers to wait for with the most gradients per time: argmax Ω(c), Ω(c) = c / x̃₍c₎ (section 3); the
-    /// largest of equals.
+    /// The number of workers to wait for with the most gradients per time: argmax Ω(c), Ω(c) = c / x̃₍c₎ (section 3);
+    /// the largest of equals.
     pub fn cutoff(&self) -> usize {
         let throughput = |index: usize| (index + 1) as f64 / self.ranks[index].mean;
         let best = (0..self.ranks.len()).max_by(|&one, &other| throughput(one).total_cmp(&throughput(other)));
@@ -47,7 +47,8 @@ pub trait RunTimePredictor: Send {
     /// Adds the run-times of an iteration in seconds, by rank, all above 0.
     fn observe(&mut self, times: &[f64]);
 
-    /// The run-times of the iteration that begins now with these workers, at least one; `None` until enough is observed.
+    /// The run-times of the iteration that begins now with these workers, at least one; `None` until enough is
+    /// observed.
     fn predict(&mut self, workers: &[WorkerId]) -> Option<Forecast>;
 }
 

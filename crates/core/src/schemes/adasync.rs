@@ -1,12 +1,12 @@
-//! `adasync`: k grows as the loss falls, in the way that is best for shifted-exponential run-times (Dutta, Wang and Joshi,
-//! 2020).
+//! `adasync`: k grows as the loss falls, in the way that is best for shifted-exponential run-times (Dutta, Wang and
+//! Joshi, 2020).
 
 use super::{Settings, Setup, SpecError};
 use crate::rounds::{Quorum, Rounds};
 use crate::{Aggregate, Reason, Scheme, Time};
 
-/// For exponential run-times the error bound over a period of time is least where K²/(n − K) is proportional to 1/F. The
-/// factor consists of constants that are not known in practice, so it is set by the first k and the first loss:
+/// For exponential run-times the error bound over a period of time is least where K²/(n − K) is proportional to 1/F.
+/// The factor consists of constants that are not known in practice, so it is set by the first k and the first loss:
 /// K²/(n − K) = K₀²/(n − K₀) × F₀/F.
 struct LossLevelQuorum {
     /// K₀.

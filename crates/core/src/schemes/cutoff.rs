@@ -1,5 +1,5 @@
-//! `cutoff`: wait for the first k workers and interrupt the others; k is predicted to give the most gradients per time (Teng
-//! and Wood, 2018).
+//! `cutoff`: wait for the first k workers and interrupt the others; k is predicted to give the most gradients per time
+//! (Teng and Wood, 2018).
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! `dbw`: dynamic backup workers; in every iteration k is chosen for the largest decrease of the loss per unit of time (Xu,
-//! Neglia and Sebastianelli, 2021).
+//! `dbw`: dynamic backup workers; in every iteration k is chosen for the largest decrease of the loss per unit of time
+//! (Xu, Neglia and Sebastianelli, 2021).
 
 use super::{Settings, Setup, SpecError};
 use crate::gain::{Gain, GainEstimator, Smoothness};

@@ -1,4 +1,5 @@
-//! `elastic-bsp`: workers run freely up to the next barrier, which is planned for the shortest wait (Zhao et al., 2021).
+//! `elastic-bsp`: workers run freely up to the next barrier, which is planned for the shortest wait (Zhao et al.,
+//! 2021).
 //!
 //! *Monitoring*: workers run freely until each of them has pushed two iterations since the last barrier. The second one
 //! is measured, since in the first all workers pull at once and slow each other down. *Superstep*: from these intervals
@@ -7,8 +8,8 @@
 //! again.
 //!
 //! When a worker joins or leaves, a new plan is made. A barrier that is overdue is planned again for the end of every
-//! worker's present iteration. If a worker is silent even then, it is monitored again and the waiting workers run freely
-//! until it pushes or leaves. A wrong prediction therefore affects one plan only.
+//! worker's present iteration. If a worker is silent even then, it is monitored again and the waiting workers run
+//! freely until it pushes or leaves. A wrong prediction therefore affects one plan only.
 
 use std::collections::BTreeSet;
 

@@ -58,8 +58,8 @@ impl BatchPlan {
     }
 }
 
-/// How many iterations the median of communication times is taken over. Two delayed messages don't change it, and a slow
-/// link is detected after three.
+/// How many iterations the median of communication times is taken over. Two delayed messages don't change it, and a
+/// slow link is detected after three.
 const COMMUNICATIONS: usize = 5;
 
 struct BalancedSizing {

@@ -45,7 +45,7 @@ pub struct SchemeEntry {
     pub summary: &'static str,
     /// Its settings: key and meaning with default.
     pub settings: &'static [(&'static str, &'static str)],
-    /// Whether it is a k-of-n scheme, which takes the setting `dispatch`.
+    /// Whether it waits for k of n, so that work can be handed out in several ways.
     pub dispatches: bool,
     build: Build,
 }
@@ -106,7 +106,7 @@ pub const CATALOGUE: &[SchemeEntry] = &[
     },
     SchemeEntry {
         name: "cutoff",
-        summary: "wait for the first k workers, interrupt the others; k is predicted to give the most gradients per second",
+        summary: "wait for the first k workers, interrupt the others; k is predicted for the most gradients per second",
         settings: &[
             (
                 "predictor",

@@ -16,7 +16,8 @@ const PATIENCE: u32 = 4;
 /// … and resumes after this number of further iterations.
 const RESUME_AFTER: u32 = 50;
 
-/// With pretrained weights, the warm-up lasts at most this number of iterations. It sets the scale of the worker's speed.
+/// With pretrained weights, the warm-up lasts at most this number of iterations. It sets the scale of the worker's
+/// speed.
 const SETTLED_AFTER: usize = 20;
 
 /// A network that is trained on its worker's latest iterations. Until it is trained, it predicts the moving average.

@@ -42,8 +42,8 @@ pub trait SpeedPredictor: Send {
         false
     }
 
-    /// The trained weights, which another predictor of the same kind can start from. `None` before training is done, and
-    /// for predictors that don't learn.
+    /// The trained weights, which another predictor of the same kind can start from. `None` before training is done,
+    /// and for predictors that don't learn.
     fn weights(&self) -> Option<&[f64]> {
         None
     }

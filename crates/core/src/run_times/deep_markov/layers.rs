@@ -1,6 +1,7 @@
 //! Network layers that process several inputs at once.
 //!
-//! Values are stored unit by unit, each with one number per *lane*. The inner loops run over lanes, which are independent.
+//! Values are stored unit by unit, each with one number per *lane*. The inner loops run over lanes, which are
+//! independent.
 
 use crate::pretrained::{PretrainedError, Tensors};
 

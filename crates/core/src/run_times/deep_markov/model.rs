@@ -85,9 +85,9 @@ pub(super) struct Normals {
 
 /// A deep Markov model of a cluster's run-times with the guide for it (Cutoff SGD, sections 3.1.2 and 3.1.3).
 ///
-/// Where the paper is incomplete or misprinted: the emission's mean depends on zₜ, not zₜ₋₁; both directions of the guide
-/// include xₜ, as in Krishnan et al. (2017), since otherwise z_T would not depend on the newest observation; H, J and L are
-/// deviations; the state before a window is the same for all windows, and trained.
+/// Where the paper is incomplete or misprinted: the emission's mean depends on zₜ, not zₜ₋₁; both directions of the
+/// guide include xₜ, as in Krishnan et al. (2017), since otherwise z_T would not depend on the newest observation; H, J
+/// and L are deviations; the state before a window is the same for all windows, and trained.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeepMarkov {
     size: Size,
