@@ -39,7 +39,7 @@ fn bad_times_are_refused_by_file_and_row() {
         ("", "no times"),
         ("1 2\n3 x\n", "row 2, column 2: 'x': expected a whole number"),
         ("1 2\n3\n", "row 2 has 1 times"),
-        ("1 2\n4 3\n", "row 2, column 2: 3 comes after 4"),
+        ("1 2\n4 3\n", "row 2, column 2: 3 follows 4"),
     ] {
         fs::write(&file, times).unwrap();
         let message = refused(&["plan", "barrier", file.to_str().unwrap()]);

@@ -231,7 +231,7 @@ fn liars_are_dismissed_and_the_others_go_on() {
             },
             "task 0 of worker 1 can't have taken 1000000.000 s",
         ),
-        (|puppet| puppet.ask(0, 1), "task 0 of worker 1 asks after 1 iterations; it is not to ask"),
+        (|puppet| puppet.ask(0, 1), "task 0 of worker 1 asked after 1 iterations: expected no question"),
         (|puppet| puppet.say(&ToServer::Hello { rank: None, emulated: None, token: None }), "a second hello"),
         (|puppet| puppet.values(3), "belongs to nothing"),
         (
@@ -261,14 +261,14 @@ fn liars_are_dismissed_and_the_others_go_on() {
     let lies = lies.map(|(lie, expected)| ("bsp", lie, expected));
     let local_lies: [(Lie, &str); 4] = [
         (|puppet| puppet.ask(7, 1), "task 7, which was never assigned"),
-        (|puppet| puppet.ask(0, 2), "asks after 2 iterations; it is to ask after each"),
-        (|puppet| puppet.ask(0, 0), "asks after 0 iterations; none is done"),
+        (|puppet| puppet.ask(0, 2), "asked after 2 iterations: expected a question after each"),
+        (|puppet| puppet.ask(0, 0), "asked after 0 iterations: expected at least 1"),
         (
             |puppet| {
                 puppet.report(0, 1.0, Gradient::Follows);
                 puppet.values(puppet.length);
             },
-            "task 0 of worker 1 was not told to send what it has",
+            "task 0 of worker 1 reported before its update was collected",
         ),
     ];
     let local_lies = local_lies.map(|(lie, expected)| ("esync", lie, expected));
