@@ -37,9 +37,9 @@ fn bad_times_are_refused_by_file_and_row() {
     let file = folder.path().join("times.txt");
     for (times, problem) in [
         ("", "no times"),
-        ("1 2\n3 x\n", "row 2, column 2: \"x\" is no whole number"),
+        ("1 2\n3 x\n", "row 2, column 2: 'x': expected a whole number"),
         ("1 2\n3\n", "row 2 has 1 times"),
-        ("1 2\n4 3\n", "row 2, column 2: 3 comes after 4"),
+        ("1 2\n4 3\n", "row 2, column 2: 3 follows 4"),
     ] {
         fs::write(&file, times).unwrap();
         let message = refused(&["plan", "barrier", file.to_str().unwrap()]);
@@ -61,7 +61,7 @@ fn batches_are_planned_from_speeds_and_costs() {
     let planned = &json(&["plan", "batches", path, "--total", "35", "--json"])[0];
     assert_eq!(planned["batches"], serde_json::json!([20, 15]));
     let message = refused(&["plan", "batches", path, "--total", "41"]);
-    assert!(message.contains("20 at the least and 40 at the most"), "{message}");
+    assert!(message.contains("expected 20 to 40, the sums of the workers' bounds"), "{message}");
     fs::write(&file, "# nobody\n").unwrap();
     let message = refused(&["plan", "batches", path]);
     assert!(message.contains("workers.txt: there is no worker in it"), "{message}");
@@ -105,7 +105,7 @@ fn iteration_times_are_fitted_to_rows() {
         ("", "there is no row h,i,seconds"),
         ("1,1,0.5\n1,1\n", "line 2: '1,1': expected h,i,seconds"),
         ("1,1,0.5\n1,1,-3\n", "line 2: -3 s is not a round trip"),
-        ("1,1,0.5\n0,1,1\n", "line 2: no cell for waiting for 0 gradients"),
+        ("1,1,0.5\n0,1,1\n", "line 2: no cell for 0 gradients waited for"),
     ] {
         fs::write(&file, rows).unwrap();
         let message = refused(&["plan", "times", path]);

@@ -77,10 +77,10 @@ fn what_does_not_fit_is_refused() {
     let (folder, trace, model) = pretrained();
     let scheme = format!("cutoff:predictor=dmm,model={model}");
     let other = refused(&[&CLUSTER[..], &["--workers", "8", "--scheme", &scheme]].concat());
-    assert!(other.contains("a model of this cluster; it was learnt for 6 workers, but there are 8"), "{other}");
+    assert!(other.contains("a model of this cluster; the model was trained for 6 workers: expected 8"), "{other}");
     let trace_of_eight = record(folder.path(), "8", "bsp");
     let other = refused(&["predictor", "show", &model, &trace_of_eight]);
-    assert!(other.contains("it was learnt for 6 workers, but there are 8"), "{other}");
+    assert!(other.contains("the model was trained for 6 workers: expected 8"), "{other}");
 
     let uneven = record(folder.path(), "7", "cutoff");
     let told = refused(&train(&uneven, &model));

@@ -2,7 +2,7 @@
 //!
 //! Workers as in the paper's section 6.1: intervals uniform in 1000–1500 ms, starts 10–50 ms after a common origin, and
 //! planned after 20 iterations (from the start itself, the first iteration would be a trivial optimum). Each figure is
-//! the median of several runs on one instance; a run that would take more than 5 s is left out.
+//! the median of several runs on one instance. A run that would take more than 5 s is skipped.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use paceline_core::barrier::{Algorithm, Planner, PredictedTimes, Progression, pl
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-/// Workers and horizon of each column, and where the paper has it, the column of its Table 4.
+/// Workers and horizon of each column, and the column of the paper's Table 4 if it has one.
 const SIZES: [(usize, u32, Option<usize>); 10] = [
     (4, 15, None),
     (10, 15, Some(0)),
@@ -25,7 +25,7 @@ const SIZES: [(usize, u32, Option<usize>); 10] = [
     (10_000, 150, None),
 ];
 
-/// A run expected to take longer is left out.
+/// A run that is expected to take longer is skipped.
 const LONGEST_RUN: Duration = Duration::from_secs(5);
 
 /// How long to repeat each measurement.
@@ -43,7 +43,7 @@ fn table_4(algorithm: Algorithm) -> Option<[f64; 6]> {
     }
 }
 
-/// Elementary steps at worst, to foresee how long a run takes from the one before.
+/// Elementary steps in the worst case, to predict how long a run takes from the one before.
 fn steps(algorithm: Algorithm, workers: f64, horizon: f64) -> f64 {
     match algorithm {
         Algorithm::Zipline => workers * horizon,
@@ -63,8 +63,8 @@ fn workers(count: usize) -> Vec<Progression> {
     (0..count).map(|_| worker()).collect()
 }
 
-/// The median time of a plan, in microseconds, over at least one plan and about [`MEASURING`]. It returns the barrier's
-/// time, so that no part of it can be left out.
+/// The median time of a plan, in microseconds, over at least one plan and about [`MEASURING`]. `plan` returns the
+/// barrier's time, so that no part of it can be optimized away.
 fn microseconds(mut plan: impl FnMut() -> u64) -> f64 {
     let mut times = Vec::new();
     let begin = Instant::now();
@@ -120,7 +120,7 @@ fn main() {
             let mut planner = Planner::new();
             let time = microseconds(|| match algorithm {
                 Algorithm::Zipline => planner.plan(black_box(&times)).at,
-                _ => plan(algorithm, black_box(&times)).expect("naive search was left out if too long").at,
+                _ => plan(algorithm, black_box(&times)).expect("too long naive searches are skipped").at,
             });
             rate = time / steps;
             cells.push(figure(time));

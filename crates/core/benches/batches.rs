@@ -1,4 +1,4 @@
-//! What sizing batches costs: splitting an iteration's samples, whole decisions of lb-bsp, and a step of training.
+//! The time of batch sizing: splitting an iteration's samples, whole decisions of lb-bsp, and a training step.
 //!
 //! `cargo bench -p paceline-core --bench batches`
 
@@ -24,26 +24,26 @@ fn main() {
             .collect();
         let total = 128 * workers as u64;
         let split = || drop(black_box(balance(black_box(&costs), total).expect("the bounds leave room")));
-        show("split", workers, (0..200).map(|_| timed(split)).collect());
+        print_row("split", workers, (0..200).map(|_| timed(split)).collect());
     }
     for workers in [32, 96, 1_000] {
-        show("decision with narx", workers, decisions(workers, &mut random));
+        print_row("decision with narx", workers, decisions(workers, &mut random));
     }
-    show("training step of narx", 1, training(&mut random));
+    print_row("training step of narx", 1, training(&mut random));
 }
 
 fn timed(work: impl FnOnce()) -> f64 {
-    let began = Instant::now();
+    let start = Instant::now();
     work();
-    began.elapsed().as_secs_f64() * 1e6
+    start.elapsed().as_secs_f64() * 1e6
 }
 
-fn show(what: &str, workers: usize, mut micros: Vec<f64>) {
+fn print_row(what: &str, workers: usize, mut micros: Vec<f64>) {
     micros.sort_unstable_by(f64::total_cmp);
     println!("{what:<24}{workers:>8}{:>12.1}{:>12.1}", micros[micros.len() / 2], micros[micros.len() - 1]);
 }
 
-/// The times of the reports that end iterations: predict all speeds, split the samples, hand out work to everyone.
+/// The times of the reports that end iterations: predict all speeds, split the samples, assign work to every worker.
 fn decisions(workers: usize, random: &mut Xoshiro256PlusPlus) -> Vec<f64> {
     let weights = ["0.1"; 17].join("/");
     let spec: SchemeSpec = format!("lb-bsp:change=0,weights={weights}").parse().expect("a scheme of the catalogue");

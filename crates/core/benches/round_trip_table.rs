@@ -1,4 +1,4 @@
-//! What one iteration's samples and estimates cost: DBW's table against a quadratic program, problem (17).
+//! The time of one iteration's samples and estimates: DBW's table compared with a quadratic program, problem (17).
 //!
 //! `cargo bench -p paceline-core --bench round_trip_table`
 
@@ -11,26 +11,26 @@ use paceline_core::{Memory, RoundTripTable};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-/// How k moves from one iteration to the next.
+/// How k changes from one iteration to the next.
 #[derive(Clone, Copy, Debug)]
-enum Choice {
+enum QuorumPattern {
     Walk,
     Uniform,
 }
 
-/// Draws arrivals: h workers start afresh, the others finish what they were doing first.
-struct Cluster {
+/// Draws arrivals: h workers start at once, the others finish their present tasks first.
+struct ArrivalGenerator {
     workers: usize,
-    choice: Choice,
+    pattern: QuorumPattern,
     waited_for: usize,
     random: Xoshiro256PlusPlus,
     arrivals: Vec<f64>,
 }
 
-impl Cluster {
-    fn new(workers: usize, choice: Choice) -> Self {
+impl ArrivalGenerator {
+    fn new(workers: usize, pattern: QuorumPattern) -> Self {
         let random = Xoshiro256PlusPlus::seed_from_u64(1);
-        Self { workers, choice, waited_for: workers / 2, random, arrivals: Vec::new() }
+        Self { workers, pattern, waited_for: workers / 2, random, arrivals: Vec::new() }
     }
 
     fn exponential(&mut self) -> f64 {
@@ -40,12 +40,12 @@ impl Cluster {
     /// The next iteration's h, with all its arrival times in `arrivals`.
     fn iteration(&mut self) -> usize {
         let workers = self.workers as i64;
-        self.waited_for = match self.choice {
-            Choice::Walk => {
+        self.waited_for = match self.pattern {
+            QuorumPattern::Walk => {
                 let step = self.random.random_range(-2..=2);
                 (self.waited_for as i64 + step).clamp(1, workers) as usize
             }
-            Choice::Uniform => self.random.random_range(1..=self.workers),
+            QuorumPattern::Uniform => self.random.random_range(1..=self.workers),
         };
         self.arrivals.clear();
         for worker in 0..self.workers {
@@ -64,22 +64,22 @@ fn main() {
         "n", "k", "median µs", "mean µs", "p99 µs", "program µs", "ratio"
     );
     for (workers, programs) in [(16, 5), (64, 3), (256, 0), (1000, 0)] {
-        for choice in [Choice::Walk, Choice::Uniform] {
-            measure(workers, choice, programs);
+        for pattern in [QuorumPattern::Walk, QuorumPattern::Uniform] {
+            measure(workers, pattern, programs);
         }
     }
 }
 
-fn measure(workers: usize, choice: Choice, programs: usize) {
+fn measure(workers: usize, pattern: QuorumPattern, programs: usize) {
     let mut table = RoundTripTable::new(workers, Memory::All).expect("keeping all is always allowed");
-    let mut cluster = Cluster::new(workers, choice);
+    let mut generator = ArrivalGenerator::new(workers, pattern);
     let (mut sums, mut counts) = (vec![0.0; workers * workers], vec![0.0; workers * workers]);
     let (warm_up, measured) = (10 * workers, 1000);
     let mut times = Vec::with_capacity(measured);
     for iteration in 0..warm_up + measured {
-        let waited_for = cluster.iteration();
+        let waited_for = generator.iteration();
         let start = Instant::now();
-        for (rank, &seconds) in (1..).zip(&cluster.arrivals) {
+        for (rank, &seconds) in (1..).zip(&generator.arrivals) {
             table.observe(waited_for, rank, seconds).expect("the arrival is in the table");
         }
         black_box(table.expected_all());
@@ -88,7 +88,7 @@ fn measure(workers: usize, choice: Choice, programs: usize) {
         if iteration >= warm_up {
             times.push(elapsed);
         }
-        for (rank, &seconds) in cluster.arrivals.iter().enumerate() {
+        for (rank, &seconds) in generator.arrivals.iter().enumerate() {
             sums[(waited_for - 1) * workers + rank] += seconds;
             counts[(waited_for - 1) * workers + rank] += 1.0;
         }
@@ -97,7 +97,7 @@ fn measure(workers: usize, choice: Choice, programs: usize) {
     times.sort_unstable_by(f64::total_cmp);
     let median = times[times.len() / 2];
     let p99 = times[times.len() * 99 / 100];
-    print!("{workers:>5} {:>8} {median:>11.2} {mean:>11.2} {p99:>11.2}", format!("{choice:?}").to_lowercase());
+    print!("{workers:>5} {:>8} {median:>11.2} {mean:>11.2} {p99:>11.2}", format!("{pattern:?}").to_lowercase());
     if programs > 0 {
         let start = Instant::now();
         for _ in 0..programs {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{CommitStep, Reason, Span, Time, Turn, Work};
 
-/// A worker's rank. It stays the same when a worker leaves and comes back.
+/// A worker's rank. It stays the same when a worker leaves and rejoins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct WorkerId(pub u32);
@@ -39,10 +39,10 @@ impl fmt::Display for Version {
     }
 }
 
-/// Names one piece of work, and the update that comes of it. Ordered by worker, then by age.
+/// Identifies one assignment and the update it produces. Ordered by worker, then by age.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TaskId {
-    /// Who does it.
+    /// The worker that does it.
     pub worker: WorkerId,
     /// Counts the worker's assignments from 0.
     pub number: u64,
@@ -54,16 +54,16 @@ impl fmt::Display for TaskId {
     }
 }
 
-/// A piece of work on some of the worker's samples with one version of the model.
+/// Work on some of a worker's samples with one version of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Assignment {
-    /// Which piece of work, and whose.
+    /// Identifies the work and its worker.
     pub task: TaskId,
-    /// The model to use.
+    /// The version of the model to use.
     pub version: Version,
     /// What to do.
     pub work: Work,
-    /// How many samples to use, in each iteration if there are several.
+    /// The number of samples, per iteration if there are several.
     pub samples: u32,
     /// How many samples of the worker's stream come before these.
     pub offset: u64,
@@ -71,37 +71,38 @@ pub struct Assignment {
     pub queued: bool,
 }
 
-/// What a worker says of a finished task or local iteration. Its gradient travels apart.
+/// A worker's measurements of a finished task or local iteration. The gradient is sent separately.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Report {
-    /// How long the worker computed since its last report, by its own stopwatch.
+    /// How long the worker computed since its last report, measured by the worker.
     pub compute: Span,
-    /// How long it waited for an answer since then, or was at an iteration that the answer made void.
+    /// How long the worker waited for an answer since its last report, or computed an iteration that the answer made it
+    /// drop.
     #[serde(default, skip_serializing_if = "Span::is_zero")]
     pub querying: Span,
-    /// The share of its processors' time that other programs used, 0 to 1; `None` if it can't say.
+    /// The share of the processors' time that other programs used, 0 to 1; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<f32>,
-    /// The share of its memory in use, 0 to 1; `None` if it can't say.
+    /// The share of the memory in use, 0 to 1; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<f32>,
 }
 
-/// A worker's question after a local iteration: one more, or send what it has?
+/// A worker's question after a local iteration: do one more, or send the update?
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Question {
-    /// Which task.
+    /// The task.
     pub task: TaskId,
     /// How many local iterations are done.
     pub iterations: u32,
-    /// What the worker says of the last of them.
+    /// The report on the last of them.
     pub report: Report,
 }
 
 /// A finished task, as the scheme sees it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Update {
-    /// Which task.
+    /// The task.
     pub task: TaskId,
     /// The version its gradient was computed at.
     pub version: Version,
@@ -109,16 +110,16 @@ pub struct Update {
     pub work: Work,
     /// The samples of each iteration.
     pub samples: u32,
-    /// How many iterations; one for a gradient.
+    /// The number of iterations; 1 for a gradient.
     pub iterations: u32,
     /// When the worker was free to start it.
     pub started: Time,
-    /// What the worker said.
+    /// The worker's report.
     pub report: Report,
 }
 
-/// What aggregating a commit's updates showed. Known only for what is committed: the gradients of discarded updates
-/// need never be looked at, or even computed.
+/// Statistics of a commit's updates. They exist for committed updates only: the gradients of discarded updates are
+/// never read, and the simulator does not even compute them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Aggregate {
     /// Mean training loss over the updates, weighted as they were.
@@ -135,44 +136,44 @@ pub struct Aggregate {
     pub square_of_sum: f64,
 }
 
-/// What happens to a scheme.
+/// An event that a scheme reacts to.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event {
-    /// A worker is there and idle.
+    /// A worker joined and is idle.
     Joined {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
     },
-    /// A worker is gone, with whatever it was doing and whatever it had reported that is not committed yet.
+    /// A worker left. Its tasks and its uncommitted updates are lost.
     Left {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
     },
     /// A task is done and its gradient has arrived.
     Reported {
-        /// Which task.
+        /// The task.
         task: TaskId,
-        /// What the worker says of it.
+        /// The worker's report.
         report: Report,
     },
-    /// A worker has done a local iteration and asks whether to go on. A question may be repeated.
+    /// A worker has done a local iteration and asks whether to do one more. A question may be repeated.
     Asked {
-        /// Which task.
+        /// The task.
         task: TaskId,
         /// How many local iterations are done.
         iterations: u32,
-        /// What the worker says of the last of them.
+        /// The report on the last of them.
         report: Report,
     },
-    /// The driver has carried out a commit. It follows each [`Action::Commit`] before any other event.
+    /// The driver has carried out a commit. This event follows each [`Action::Commit`] before any other event.
     Committed {
         /// The version that the commit made.
         version: Version,
-        /// What the updates showed; `None` where there is no model.
+        /// Statistics of the updates; `None` if the run has no model.
         aggregate: Option<Aggregate>,
     },
-    /// The time of a [`Action::Wake`] has come.
+    /// The time of an [`Action::Wake`] has come.
     Timer,
 }
 
@@ -197,90 +198,92 @@ pub enum Until {
     Timer,
 }
 
-/// What a driver is to do.
+/// What a driver carries out.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "action", rename_all = "kebab-case")]
 pub enum Action {
-    /// Sum these updates in this order (by rank), step the model: one version more.
+    /// Sum these updates in this order (by rank) and step the model, which makes a new version.
     Commit {
-        /// The version made.
+        /// The new version.
         version: Version,
         /// The updates with their weights, by rank.
         updates: Arc<[Share]>,
         /// What to do with the sum.
         step: CommitStep,
     },
-    /// Throw an arrived update away.
+    /// Discard an arrived update.
     Discard {
-        /// Which.
+        /// The update.
         task: TaskId,
     },
-    /// Give a worker work.
+    /// Assign work to a worker.
     Assign(Assignment),
-    /// Answer a question: one more local iteration.
+    /// Answer a question: the worker does one more local iteration.
     Continue {
-        /// Which task.
+        /// The task.
         task: TaskId,
     },
-    /// Have a worker send what its local iterations have come to. It may be told more than once.
+    /// The worker sends the update of its local iterations. The action may be repeated for one task.
     Collect {
-        /// Which task.
+        /// The task.
         task: TaskId,
     },
-    /// Have a worker drop its present task.
+    /// The worker drops its present task.
     Interrupt {
-        /// Which task.
+        /// The task.
         task: TaskId,
     },
-    /// Leave a worker idle for now.
+    /// The worker stays idle for now.
     Hold {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
-        /// What for.
+        /// What the worker waits for.
         until: Until,
     },
-    /// Send [`Event::Timer`] then.
+    /// Send [`Event::Timer`] at this time.
     Wake {
         /// When.
         at: Time,
     },
 }
 
-/// An action and why it was taken.
+/// An action and the reason for it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
-    /// What to do.
+    /// The action.
     #[serde(flatten)]
     pub action: Action,
-    /// Why.
+    /// The reason for it.
     pub reason: Reason,
 }
 
-/// A synchronization scheme: a state machine that decides who works on what and which updates count.
+/// A synchronization scheme: a state machine that assigns work to workers and decides which updates are committed.
 ///
-/// Each call gets a [`Turn`] through which it sees the workers and takes its actions, carried out in the order they
-/// are taken. By the end of a turn every worker that [`Turn::next_unsettled`] would name must have been given work or
-/// something to wait for; the ledger holds a scheme to that and to its other [laws](crate::Law).
+/// Each call gets a [`Turn`], through which the scheme sees the workers and takes its actions. Actions are carried out
+/// in the order they are taken. At the end of a turn every worker that [`Turn::next_unsettled`] would return must have
+/// work or something to wait for. The ledger checks this and the other [laws](crate::Law).
 pub trait Scheme: Send {
-    /// A worker has come and is idle.
+    /// A worker joined and is idle.
     fn on_joined(&mut self, turn: &mut Turn<'_>, worker: WorkerId);
 
-    /// A worker is gone; its task and its uncommitted updates are dropped already.
+    /// A worker left. Its task and its uncommitted updates are already dropped.
     fn on_left(&mut self, turn: &mut Turn<'_>, worker: WorkerId);
 
-    /// An update has arrived, to be committed or discarded now or later.
+    /// An update has arrived. The scheme commits or discards it now or later.
     fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update);
 
-    /// A worker has done a local iteration. If it [waits](crate::LocalLength::AskAndWait), it is to be answered in this turn.
+    /// A worker has done a local iteration. If it [waits](crate::LocalLength::AskAndWait), the scheme must answer in
+    /// this turn.
     fn on_asked(&mut self, _turn: &mut Turn<'_>, _question: &Question) {}
 
-    /// A commit was carried out; no other event came in between.
+    /// A commit was carried out. No other event came in between.
     fn on_committed(&mut self, _turn: &mut Turn<'_>, _aggregate: Option<&Aggregate>) {}
 
-    /// A time asked for with [`Turn::wake`] has come.
+    /// A time requested with [`Turn::wake`] has come.
     fn on_timer(&mut self, _turn: &mut Turn<'_>) {}
 
-    /// Whether it commits by [`CommitStep::Compensated`]. Drivers then keep the models that gradients are computed from.
+    /// Whether the scheme commits with [`CommitStep::Compensated`]. Drivers then keep the versions that gradients are
+    /// computed from.
     fn compensates(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! How a k-of-n scheme hands out work.
+//! How a k-of-n scheme dispatches work.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Dispatch {
-    /// A worker that becomes free is given the newest version; a second time only while fewer than k gradients of it
-    /// are in or under way. (TensorFlow's queue of n tokens would have it start work that is known to be useless.)
+    /// A worker that becomes idle is assigned the newest version. It is assigned the same version again only while
+    /// fewer than k gradients of it have arrived or are assigned. (TensorFlow's queue of n tokens would also start
+    /// gradients that can't be used.)
     Pull,
     /// Every worker is sent the new version and starts on it when its present task is done.
     #[default]
@@ -20,7 +21,7 @@ pub enum Dispatch {
 }
 
 impl Dispatch {
-    /// All of them, with the names they are written by.
+    /// Every dispatch with its name.
     pub const NAMES: [(&'static str, Dispatch); 3] =
         [("pull", Dispatch::Pull), ("push-wait", Dispatch::PushWait), ("push-interrupt", Dispatch::PushInterrupt)];
 }

@@ -1,14 +1,15 @@
-//! Free running: every update is applied as it arrives, and a gate decides who may go on.
+//! Free running: every update is applied as it arrives, and a gate decides which workers may start their next
+//! iteration.
 //!
-//! What all asynchronous schemes share. They differ in the [`Gate`].
+//! All asynchronous schemes share this code. They differ in the [`Gate`].
 
 use std::collections::BTreeSet;
 
 use crate::{CommitStep, Reason, Scheme, Span, Time, Turn, Until, Update, WorkerId};
 
-/// How many iterations each worker that is there has completed.
+/// How many iterations each joined worker has completed.
 ///
-/// A worker that joins starts level with the slowest, so that it neither holds the others back nor runs away.
+/// A worker that joins starts with the count of the slowest, so that it neither holds the others back nor starts ahead.
 #[derive(Debug, Default)]
 pub struct Clocks {
     of: Vec<u64>,
@@ -40,8 +41,8 @@ impl Clocks {
         self.order.first().map_or(0, |&(slowest, _)| self.of[worker.index()] - slowest)
     }
 
-    /// One of the slowest workers: the first after `worker` in rank, cyclically. Spreading those who wait over those
-    /// they wait for keeps a round's wake-ups at n log n in all instead of n².
+    /// One of the slowest workers: the first after `worker` in rank, cyclically. Waiting workers are spread over the
+    /// slowest ones, which keeps the wake-ups of a round at n log n instead of n².
     pub fn slowest_after(&self, worker: WorkerId) -> WorkerId {
         let Some(&(slowest, first)) = self.order.first() else { return worker };
         let next = self.order.range((slowest, worker)..).next();
@@ -49,43 +50,44 @@ impl Clocks {
     }
 }
 
-/// What a gate says to a worker that wants to go on.
+/// A gate's answer to a worker that is ready for its next iteration.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Verdict {
-    /// Go on.
-    Go(Reason),
-    /// Wait at least until this worker has reported.
+pub enum Admission {
+    /// The worker starts its next iteration.
+    Start(Reason),
+    /// The worker waits at least until the named worker has reported.
     Wait(WorkerId, Reason),
 }
 
-/// What a gate asks for beside its verdicts.
+/// What a gate requests after a review.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Request {
-    /// Ask again whether those who wait may go on.
-    pub recall: bool,
-    /// [Review](Gate::review) again after so long, and why.
+pub struct GateRequest {
+    /// Call [`admit`](Gate::admit) again for every waiting worker.
+    pub readmit: bool,
+    /// Call [`review`](Gate::review) again after this delay, for this reason.
     pub wake: Option<(Span, Reason)>,
 }
 
-/// The rule by which workers may go on.
+/// Decides which workers may start their next iteration.
 ///
-/// After each event comes one [`review`](Gate::review), then [`admit`](Gate::admit) for everyone who wants to go on.
+/// After each event [`review`](Gate::review) is called once, then [`admit`](Gate::admit) for every worker that is
+/// ready.
 pub trait Gate: Send {
-    /// Whether the worker may start its next iteration. Someone always may.
-    fn admit(&mut self, worker: WorkerId, clocks: &Clocks, now: Time) -> Verdict;
+    /// Whether the worker may start its next iteration. At least one worker must always be admitted.
+    fn admit(&mut self, worker: WorkerId, clocks: &Clocks, now: Time) -> Admission;
 
     /// The worker completed an iteration.
     fn on_push(&mut self, _worker: WorkerId, _now: Time) {}
 
-    /// The worker has come; whatever was known of an earlier stay is void.
+    /// The worker joined. What was measured before an earlier leave no longer applies.
     fn on_joined(&mut self, _worker: WorkerId) {}
 
-    /// The worker is gone.
+    /// The worker left.
     fn on_left(&mut self, _worker: WorkerId) {}
 
-    /// Something has happened: time to make plans.
-    fn review(&mut self, _now: Time) -> Request {
-        Request::default()
+    /// Called once after each event, before any admission: the place to update plans.
+    fn review(&mut self, _now: Time) -> GateRequest {
+        GateRequest::default()
     }
 }
 
@@ -99,22 +101,22 @@ pub struct FreeRunning<G> {
 }
 
 impl<G: Gate> FreeRunning<G> {
-    /// Free running with `batch` samples per update.
+    /// A scheme with `batch` samples per update.
     pub fn new(gate: G, batch: u32) -> Self {
         FreeRunning { gate, clocks: Clocks::default(), batch, step: CommitStep::Optimizer }
     }
 
-    /// The same with another way of applying updates.
+    /// The same scheme with another [`CommitStep`].
     pub fn stepping_by(self, step: CommitStep) -> Self {
         FreeRunning { step, ..self }
     }
 
     fn advance(&mut self, turn: &mut Turn<'_>) {
-        let Request { recall, wake } = self.gate.review(turn.now());
+        let GateRequest { readmit, wake } = self.gate.review(turn.now());
         if let Some((delay, reason)) = wake {
             turn.wake(delay, reason);
         }
-        if recall {
+        if readmit {
             let idle: Vec<WorkerId> = turn.workers().filter(|&worker| turn.is_idle(worker)).collect();
             idle.into_iter().for_each(|worker| self.admit(turn, worker));
         }
@@ -125,8 +127,8 @@ impl<G: Gate> FreeRunning<G> {
 
     fn admit(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
         match self.gate.admit(worker, &self.clocks, turn.now()) {
-            Verdict::Go(reason) => turn.assign(worker, self.batch, reason),
-            Verdict::Wait(on, reason) => turn.hold(worker, Until::Worker(on), reason),
+            Admission::Start(reason) => turn.assign(worker, self.batch, reason),
+            Admission::Wait(on, reason) => turn.hold(worker, Until::Worker(on), reason),
         }
     }
 }

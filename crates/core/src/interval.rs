@@ -1,21 +1,21 @@
-//! How long a worker's next iteration will take, told from those before.
+//! Estimates how long a worker's next iteration takes from its last ones.
 
 use crate::Span;
 
 /// The share of the newest interval in the moving average.
 const NEWEST: f64 = 0.3;
 
-/// How many of the latest intervals the median is of.
+/// How many of the latest intervals the median is taken of.
 const MEDIAN_OF: usize = 5;
 
-/// The rule by which the next interval is told.
+/// How the next interval is estimated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum IntervalRule {
-    /// It is the last one again, as in the papers.
+pub(crate) enum IntervalEstimator {
+    /// The last interval, as in the papers.
     Last,
-    /// It is the exponential moving average, [`NEWEST`] of it the last one.
+    /// The exponential moving average, in which the last interval has the weight [`NEWEST`].
     MovingAverage,
-    /// It is the median of the last [`MEDIAN_OF`].
+    /// The median of the last [`MEDIAN_OF`] intervals.
     Median,
 }
 
@@ -23,25 +23,25 @@ pub(crate) enum IntervalRule {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Interval {
     expected: Span,
-    /// The latest intervals, oldest first, where the rule needs them.
+    /// The latest intervals, oldest first; empty if the estimator does not need them.
     recent: Vec<Span>,
 }
 
 impl Interval {
-    /// What the next one is expected to be; zero before the first.
+    /// The expected length of the next interval; zero before the first.
     pub(crate) fn expected(&self) -> Span {
         self.expected
     }
 
-    /// Takes note of an interval.
-    pub(crate) fn observe(&mut self, interval: Span, rule: IntervalRule) {
-        self.expected = match rule {
-            IntervalRule::MovingAverage if self.expected > Span::ZERO => {
+    /// Adds a measured interval.
+    pub(crate) fn observe(&mut self, interval: Span, estimator: IntervalEstimator) {
+        self.expected = match estimator {
+            IntervalEstimator::MovingAverage if self.expected > Span::ZERO => {
                 let old = self.expected.0 as f64;
                 Span((old + NEWEST * (interval.0 as f64 - old)).round() as u64)
             }
-            IntervalRule::Last | IntervalRule::MovingAverage => interval,
-            IntervalRule::Median => {
+            IntervalEstimator::Last | IntervalEstimator::MovingAverage => interval,
+            IntervalEstimator::Median => {
                 if self.recent.len() == MEDIAN_OF {
                     self.recent.remove(0);
                 }
@@ -52,7 +52,7 @@ impl Interval {
     }
 }
 
-/// The middle one, or the mean of the middle two.
+/// The middle value, or the mean of the middle two.
 fn median(intervals: &[Span]) -> Span {
     let mut sorted = [Span::ZERO; MEDIAN_OF];
     let sorted = &mut sorted[..intervals.len()];
@@ -66,24 +66,24 @@ fn median(intervals: &[Span]) -> Span {
 mod tests {
     use super::*;
 
-    fn expected(rule: IntervalRule, intervals: &[u64]) -> u64 {
+    fn expected(estimator: IntervalEstimator, intervals: &[u64]) -> u64 {
         let mut interval = Interval::default();
-        intervals.iter().for_each(|&length| interval.observe(Span(length), rule));
+        intervals.iter().for_each(|&length| interval.observe(Span(length), estimator));
         interval.expected().0
     }
 
     #[test]
-    fn each_rule_tells_the_next_interval() {
+    fn each_estimator_predicts_the_next_interval() {
         let intervals = [100, 200, 100, 900];
-        assert_eq!(expected(IntervalRule::Last, &intervals), 900);
+        assert_eq!(expected(IntervalEstimator::Last, &intervals), 900);
         // 100, 130, 121, then 0.7 × 121 + 0.3 × 900.
-        assert_eq!(expected(IntervalRule::MovingAverage, &intervals), 355);
-        assert_eq!(expected(IntervalRule::Median, &intervals), 150);
+        assert_eq!(expected(IntervalEstimator::MovingAverage, &intervals), 355);
+        assert_eq!(expected(IntervalEstimator::Median, &intervals), 150);
     }
 
     #[test]
-    fn the_median_forgets_what_is_old() {
-        assert_eq!(expected(IntervalRule::Median, &[7]), 7);
-        assert_eq!(expected(IntervalRule::Median, &[900, 900, 900, 1, 2, 3, 4, 5]), 3);
+    fn the_median_drops_old_intervals() {
+        assert_eq!(expected(IntervalEstimator::Median, &[7]), 7);
+        assert_eq!(expected(IntervalEstimator::Median, &[900, 900, 900, 1, 2, 3, 4, 5]), 3);
     }
 }

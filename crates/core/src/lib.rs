@@ -1,19 +1,21 @@
 //! The *decide* plane: synchronization schemes and the contract they share.
 //!
-//! Nothing here does I/O, reads a clock or draws random numbers: the same events give the same decisions, bit for bit.
+//! The crate does no I/O, reads no clock and has no source of randomness of its own. Where a scheme needs random
+//! numbers they come from [`run_times::Draws`], a pure function of a seed. The same settings and events therefore give
+//! the same decisions, bit for bit.
 //!
-//! - [`contract`](Scheme): a [`Scheme`] hears [`Event`]s and takes [`Action`]s, each with a [`Reason`].
-//! - [`Ledger`]: runs a scheme by the [laws](Law); simulator and server drive it alike.
+//! - [`Scheme`]: the contract. A scheme receives [`Event`]s and takes [`Action`]s, each with a [`Reason`].
+//! - [`Ledger`]: runs a scheme and checks its [laws](Law). The simulator and the server drive the same ledger.
 //! - [`CATALOGUE`], [`SchemeSpec`]: the schemes by name.
-//! - [`batching`]: how many samples each worker gets.
-//! - [`barrier`]: where to put the next barrier, given when each worker will finish.
-//! - [`speed`]: how fast each worker will be.
-//! - [`run_times`]: how long all workers' next tasks will take, jointly.
-//! - [`rounds`] and [`free_running`]: what schemes that exchange gradients are made of.
-//! - [`local_rounds`]: what schemes with local iterations are made of; [`StateServer`]: how many of them.
-//! - [`Pretrained`]: what some schemes start from that was trained beforehand.
-//! - [`RoundTripTable`]: how long until k gradients are in.
-//! - [`Deadlines`]: when silence means that a worker is gone.
+//! - [`batching`]: plans how many samples each worker gets.
+//! - [`barrier`]: plans the next barrier from predicted finish times.
+//! - [`speed`]: predicts each worker's speed.
+//! - [`run_times`]: predicts the run-times of all workers jointly.
+//! - [`rounds`] and [`free_running`]: the parts shared by schemes that exchange gradients.
+//! - [`local_rounds`]: the part shared by schemes with local iterations. [`StateServer`] decides how many.
+//! - [`Pretrained`]: pretrained weights that some schemes start from.
+//! - [`RoundTripTable`]: estimates the time until k gradients have arrived.
+//! - [`Deadlines`]: the timeout of each worker's next report.
 
 pub mod barrier;
 pub mod batching;
@@ -46,11 +48,11 @@ pub use contract::{
 };
 pub use deadlines::Deadlines;
 pub use dispatch::Dispatch;
-pub use ledger::{Expected, Law, LawBroken, Ledger, LedgerError, Refusal, SampleCounts, Turn};
+pub use ledger::{ExpectedEvent, Law, LawBroken, Ledger, LedgerError, Refusal, SampleCounts, Turn};
 pub use pretrained::{Pretrained, PretrainedError, Tensors};
-pub use reason::{Choice, Estimate, Reason};
+pub use reason::{Estimate, QuorumChoice, Reason};
 pub use round_trips::{Memory, RoundTripError, RoundTripTable};
 pub use schemes::{BuildContext, CATALOGUE, SchemeEntry, SchemeSpec, Setup, SpecError};
-pub use state_server::{Answer, QueryMode, StateServer};
+pub use state_server::{QueryAnswer, QueryMode, StateServer};
 pub use time::{Span, Time};
 pub use work::{CommitStep, LocalLength, LocalWork, ReplicaStart, Work};

@@ -1,51 +1,52 @@
-//! LocalWork rounds: everyone iterates on a replica of the model for a while, then the replicas are averaged.
+//! Local rounds: every worker iterates on a replica of the model, then the replicas are averaged.
 //!
-//! What all synchronous schemes with local iterations share. They differ in the [`Pace`]: for how long.
+//! All synchronous schemes with local iterations share this code. They differ in the [`LocalPolicy`], which decides how
+//! many iterations each worker does.
 
 use crate::{
     Aggregate, CommitStep, LocalWork, Question, Reason, Scheme, TaskId, Time, Turn, Until, Update, Work, WorkerId,
 };
 
-/// What a [`Pace`] says to a worker that asks.
+/// A [`LocalPolicy`]'s answer to a worker's question.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Verdict {
-    /// One more iteration.
-    GoOn(Reason),
-    /// Send what there is.
+pub enum LocalDecision {
+    /// The worker does one more iteration.
+    Continue(Reason),
+    /// The worker sends its update.
     Collect(Reason),
 }
 
-/// The rule by which local iterations go on.
-pub trait Pace: Send {
-    /// The worker is about to be given a round's model. Called for all of them before any is asked for with
-    /// [`work`](Pace::work).
+/// Decides how many local iterations each worker does.
+pub trait LocalPolicy: Send {
+    /// The worker is about to start a round. Called for all workers before [`work`](LocalPolicy::work) is called for
+    /// any of them.
     fn on_start(&mut self, _now: Time, _worker: WorkerId) {}
 
-    /// What the worker is to do in this round; `reason` says why it gets work at all.
+    /// The worker's work in this round. `reason` is why it gets work; the policy may replace it.
     fn work(&mut self, now: Time, worker: WorkerId, reason: Reason) -> (LocalWork, Reason);
 
-    /// The worker asks whether to go on; never, if it is given work that does not ask.
-    fn on_asked(&mut self, _now: Time, _question: &Question) -> Verdict {
-        Verdict::Collect(Reason::AllReady)
+    /// The worker asks whether to continue. Not called for work that does not ask.
+    fn on_asked(&mut self, _now: Time, _question: &Question) -> LocalDecision {
+        LocalDecision::Collect(Reason::AllReady)
     }
 
-    /// The worker's update is in.
+    /// The worker's update has arrived.
     fn on_reported(&mut self, _now: Time, _update: &Update) {}
 
-    /// The worker is gone.
+    /// The worker left.
     fn on_left(&mut self, _worker: WorkerId) {}
 
-    /// The replicas were averaged. The next round has begun before.
+    /// The replicas were averaged. The next round has already begun.
     fn on_averaged(&mut self, _now: Time, _aggregate: Option<&Aggregate>) {}
 }
 
-/// A scheme of rounds in which everyone iterates locally.
+/// A scheme of rounds in which every worker iterates locally.
 ///
-/// A worker that joins takes part in the present round at once. A round ends when all that are there have sent their
-/// updates.
+/// A worker that joins takes part in the present round at once. A round ends when every joined worker has sent its
+/// update.
 #[derive(Debug)]
 pub struct LocalRounds<P> {
-    pace: P,
+    policy: P,
     /// The global learning rate.
     rate: f32,
     batch: u32,
@@ -53,13 +54,13 @@ pub struct LocalRounds<P> {
     arrived: Vec<(TaskId, u32)>,
 }
 
-impl<P: Pace> LocalRounds<P> {
+impl<P: LocalPolicy> LocalRounds<P> {
     /// Rounds with `batch` samples per local iteration, after which the model moves by `rate` of the mean difference.
-    pub fn new(pace: P, rate: f32, batch: u32) -> Self {
-        LocalRounds { pace, rate, batch, arrived: Vec::new() }
+    pub fn new(policy: P, rate: f32, batch: u32) -> Self {
+        LocalRounds { policy, rate, batch, arrived: Vec::new() }
     }
 
-    fn end_round_if_all_are_in(&mut self, turn: &mut Turn<'_>) {
+    fn end_round_if_complete(&mut self, turn: &mut Turn<'_>) {
         let live = turn.live();
         if live == 0 || self.arrived.len() < live {
             return;
@@ -69,45 +70,45 @@ impl<P: Pace> LocalRounds<P> {
         let reason = Reason::Averaged { workers: live as u32, iterations };
         turn.commit_by(CommitStep::Average { rate: self.rate }, &tasks, reason);
         let workers: Vec<WorkerId> = turn.workers().collect();
-        workers.iter().for_each(|&worker| self.pace.on_start(turn.now(), worker));
-        workers.iter().for_each(|&worker| self.give(turn, worker, Reason::NewVersion));
+        workers.iter().for_each(|&worker| self.policy.on_start(turn.now(), worker));
+        workers.iter().for_each(|&worker| self.assign(turn, worker, Reason::NewVersion));
     }
 
-    fn give(&mut self, turn: &mut Turn<'_>, worker: WorkerId, reason: Reason) {
-        let (local, reason) = self.pace.work(turn.now(), worker, reason);
+    fn assign(&mut self, turn: &mut Turn<'_>, worker: WorkerId, reason: Reason) {
+        let (local, reason) = self.policy.work(turn.now(), worker, reason);
         turn.assign_work(worker, Work::Local(local), self.batch, reason);
     }
 }
 
-impl<P: Pace> Scheme for LocalRounds<P> {
+impl<P: LocalPolicy> Scheme for LocalRounds<P> {
     fn on_joined(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
-        self.pace.on_start(turn.now(), worker);
-        self.give(turn, worker, Reason::Joined);
+        self.policy.on_start(turn.now(), worker);
+        self.assign(turn, worker, Reason::Joined);
     }
 
     fn on_left(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
         self.arrived.retain(|(task, _)| task.worker != worker);
-        self.pace.on_left(worker);
-        self.end_round_if_all_are_in(turn);
+        self.policy.on_left(worker);
+        self.end_round_if_complete(turn);
     }
 
     fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update) {
-        self.pace.on_reported(turn.now(), update);
+        self.policy.on_reported(turn.now(), update);
         self.arrived.push((update.task, update.iterations));
-        self.end_round_if_all_are_in(turn);
+        self.end_round_if_complete(turn);
         while let Some(worker) = turn.next_unsettled() {
             turn.hold(worker, Until::Commit, Reason::Contributed);
         }
     }
 
     fn on_asked(&mut self, turn: &mut Turn<'_>, question: &Question) {
-        match self.pace.on_asked(turn.now(), question) {
-            Verdict::GoOn(reason) => turn.go_on(question.task.worker, reason),
-            Verdict::Collect(reason) => turn.collect(question.task.worker, reason),
+        match self.policy.on_asked(turn.now(), question) {
+            LocalDecision::Continue(reason) => turn.continue_task(question.task.worker, reason),
+            LocalDecision::Collect(reason) => turn.collect(question.task.worker, reason),
         }
     }
 
     fn on_committed(&mut self, turn: &mut Turn<'_>, aggregate: Option<&Aggregate>) {
-        self.pace.on_averaged(turn.now(), aggregate);
+        self.policy.on_averaged(turn.now(), aggregate);
     }
 }

@@ -1,18 +1,18 @@
-//! Has the loss risen? The condition of DBW (19), under which k must grow.
+//! Detects a rising loss: the condition of DBW (19), under which k must grow.
 
-use crate::recent::Recent;
+use crate::recent::RecentValues;
 
-/// How many times the usual change a rise must be. Noise alone rises so far once in twenty iterations; without this, in
-/// every second one late in training.
+/// A rise must be larger than this multiple of the mean change. Noise alone exceeds it about once in twenty iterations;
+/// without this condition, noise counts as a rise in every second iteration late in training.
 const CLEAR: f64 = 2.0;
 
 /// Watches the losses of iterations for a rise.
 #[derive(Debug)]
 pub(crate) struct LossGuard {
-    /// β: by which factor the loss must have risen.
+    /// β: the factor by which the loss must rise.
     beta: f64,
-    /// Sizes of the last changes, up or down; `None` where any rise by β counts, as printed.
-    changes: Option<Recent>,
+    /// Sizes of the last changes, up or down; `None` if every rise by β counts, as printed.
+    changes: Option<RecentValues>,
     loss: Option<f64>,
     rose: bool,
 }
@@ -23,23 +23,23 @@ impl LossGuard {
         LossGuard { beta, changes: None, loss: None, rose: false }
     }
 
-    /// A rise by more than `beta` counts if it stands out of the last `window` changes.
+    /// A rise by more than `beta` counts only if it is clearly larger than the last `window` changes.
     pub(crate) fn clear(beta: f64, window: usize) -> Self {
-        LossGuard { changes: Some(Recent::new(window)), ..LossGuard::printed(beta) }
+        LossGuard { changes: Some(RecentValues::new(window)), ..LossGuard::printed(beta) }
     }
 
-    /// Takes in an iteration's loss.
+    /// Adds an iteration's loss.
     pub(crate) fn observe(&mut self, loss: f64) {
         let change = self.loss.replace(loss).map(|before| (loss - before, loss > self.beta * before));
         let Some((change, by_beta)) = change else { return };
-        let usual = self.changes.as_ref().and_then(Recent::mean).unwrap_or(0.0);
+        let usual = self.changes.as_ref().and_then(RecentValues::mean).unwrap_or(0.0);
         self.rose = by_beta && change > CLEAR * usual;
         if let Some(changes) = &mut self.changes {
             changes.push(change.abs());
         }
     }
 
-    /// Whether the last iteration's loss was a rise.
+    /// Whether the loss rose in the last iteration.
     pub(crate) fn rose(&self) -> bool {
         self.rose
     }
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn beta_is_the_least_rise() {
+    fn smaller_rises_than_beta_do_not_count() {
         let losses = [1.0, 1.005, 1.02, 1.0, 1.5];
         let expected = [false, false, true, false, true];
         assert_eq!(rises(LossGuard::printed(1.01), &losses), expected);
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn zigzag_is_no_rise_but_what_stands_out_is() {
+    fn noise_is_not_a_rise_but_a_clear_rise_is() {
         let losses = [1.0, 0.9, 1.0, 0.9, 1.0, 0.9, 1.2, 1.6, 2.4];
         assert_eq!(
             rises(LossGuard::printed(1.01), &losses),

@@ -1,12 +1,12 @@
-//! Numbers as they are written down: JSON has no infinity and no NaN, so these are words.
+//! Floating-point numbers in JSON, which has no infinity and no NaN: these are written as strings.
 
 use serde::{Deserialize, Deserializer, Serializer, de};
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Written {
+enum JsonNumber {
     Number(f64),
-    Word(String),
+    Text(String),
 }
 
 pub(crate) fn serialize<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
@@ -14,8 +14,8 @@ pub(crate) fn serialize<S: Serializer>(number: &f64, serializer: S) -> Result<S:
 }
 
 pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    match Written::deserialize(deserializer)? {
-        Written::Number(number) => Ok(number),
-        Written::Word(word) => word.parse().map_err(|_| de::Error::custom(format!("'{word}' is no number"))),
+    match JsonNumber::deserialize(deserializer)? {
+        JsonNumber::Number(number) => Ok(number),
+        JsonNumber::Text(text) => text.parse().map_err(|_| de::Error::custom(format!("'{text}': expected a number"))),
     }
 }

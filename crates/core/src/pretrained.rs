@@ -1,88 +1,88 @@
-//! What a scheme starts from that was learnt beforehand: named tensors, with notes about them.
+//! Pretrained weights that a scheme starts from: named tensors with notes about them.
 
 use std::collections::BTreeMap;
 
 use thiserror::Error;
 
-/// Named tensors of numbers, each with its shape, row by row.
+/// Tensors by name, each with its shape and its values in row-major order.
 pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
-/// What was learnt by training, as it is kept in a file.
+/// A pretrained model as read from a file.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Pretrained {
-    /// What is to be known about it: its kind, what it was learnt for.
+    /// The file's metadata: the kind of model and what it was trained for.
     pub notes: BTreeMap<String, String>,
     /// The weights.
     pub tensors: Tensors,
 }
 
-/// Why something learnt is of no use.
+/// Why a pretrained model can't be used.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PretrainedError {
-    /// It does not say something that has to be known.
-    #[error("it does not say its {note}")]
+    /// A required note is missing.
+    #[error("the note '{note}' is missing")]
     MissingNote {
-        /// What.
+        /// The name of the note.
         note: &'static str,
     },
-    /// It says something that can't be.
-    #[error("its {note} is '{found}': expected {allowed}")]
+    /// A note has a value that is not allowed.
+    #[error("the note '{note}' is '{found}': expected {allowed}")]
     BadNote {
-        /// What.
+        /// The name of the note.
         note: &'static str,
-        /// What it says.
+        /// Its value.
         found: String,
-        /// What it may say.
+        /// The allowed values.
         allowed: String,
     },
-    /// A tensor is not there.
-    #[error("it has no tensor '{name}'")]
+    /// A tensor is missing.
+    #[error("the tensor '{name}' is missing")]
     MissingTensor {
-        /// Its name.
+        /// The name of the tensor.
         name: String,
     },
-    /// A tensor is there that is none of the model's.
-    #[error("it has a tensor '{name}', which is none of this model's")]
+    /// The model has no tensor of this name.
+    #[error("the tensor '{name}' is not part of this kind of model")]
     UnknownTensor {
-        /// Its name.
+        /// The name of the tensor.
         name: String,
     },
-    /// A tensor is of another shape.
-    #[error("its tensor '{name}' is of shape {found:?}: expected {expected:?}")]
+    /// A tensor has the wrong shape.
+    #[error("the tensor '{name}' has shape {found:?}: expected {expected:?}")]
     WrongShape {
-        /// Its name.
+        /// The name of the tensor.
         name: String,
         /// Its shape.
         found: Vec<usize>,
-        /// The shape that it should have.
+        /// The expected shape.
         expected: Vec<usize>,
     },
-    /// A weight is infinite or undefined.
-    #[error("its tensor '{name}' holds a number that is not finite")]
+    /// A weight is infinite or NaN.
+    #[error("the tensor '{name}' has a value that is not finite")]
     NotFinite {
-        /// Its name.
+        /// The name of the tensor.
         name: String,
     },
-    /// It was learnt for another number of workers.
-    #[error("it was learnt for {found} workers, but there are {expected}")]
+    /// The model was trained for another number of workers.
+    #[error("the model was trained for {found} workers: expected {expected}")]
     OtherWorkers {
-        /// How many it was learnt for.
+        /// The number of workers of the model.
         found: usize,
-        /// How many there are.
+        /// The number of workers of the run or trace.
         expected: usize,
     },
 }
 
 impl Pretrained {
-    /// What it says about something.
+    /// The value of a required note.
     pub(crate) fn note(&self, note: &'static str) -> Result<&str, PretrainedError> {
         self.notes.get(note).map(String::as_str).ok_or(PretrainedError::MissingNote { note })
     }
 
-    /// A count it says, from 1 to `most`.
-    pub(crate) fn count(&self, note: &'static str, most: usize) -> Result<usize, PretrainedError> {
+    /// The value of a required note that is a count from 1 to `limit`.
+    pub(crate) fn count(&self, note: &'static str, limit: usize) -> Result<usize, PretrainedError> {
         let text = self.note(note)?;
-        let found = text.parse().ok().filter(|count| (1..=most).contains(count));
-        found.ok_or_else(|| PretrainedError::BadNote { note, found: text.into(), allowed: format!("1 to {most}") })
+        let found = text.parse().ok().filter(|count| (1..=limit).contains(count));
+        found.ok_or_else(|| PretrainedError::BadNote { note, found: text.into(), allowed: format!("1 to {limit}") })
     }
 }

@@ -1,4 +1,4 @@
-//! Why a scheme did what it did.
+//! The reasons for a scheme's decisions.
 
 use std::fmt;
 
@@ -6,172 +6,172 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Span, Time, WorkerId};
 
-/// The reason of one decision.
+/// The reason for one decision.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "why", rename_all = "kebab-case")]
 pub enum Reason {
-    /// A worker joined and gets its first work.
+    /// The worker joined and gets its first assignment.
     Joined,
-    /// The gradients waited for are in.
+    /// The quorum is reached.
     Quorum {
-        /// How many were waited for.
+        /// The quorum: how many gradients were waited for.
         waited_for: u32,
-        /// How many workers there were.
+        /// The number of workers.
         workers: u32,
     },
-    /// The gradients waited for are in, as many as a dynamic rule chose.
+    /// The quorum is reached, and an estimator had chosen it.
     Chosen {
-        /// How many were waited for.
+        /// The quorum: how many gradients were waited for.
         waited_for: u32,
-        /// How many workers there were.
+        /// The number of workers.
         workers: u32,
-        /// What spoke for so many.
-        choice: Choice,
-        /// What was expected of them, once there is something to tell it from.
+        /// Why this quorum was chosen.
+        choice: QuorumChoice,
+        /// The estimate it was chosen by; `None` before enough is measured.
         estimate: Option<Estimate>,
     },
-    /// The gradients waited for are in, as many as the loss called for.
+    /// The quorum is reached, and it follows from the loss.
     LossLevel {
-        /// How many were waited for.
+        /// The quorum: how many gradients were waited for.
         waited_for: u32,
-        /// How many workers there were.
+        /// The number of workers.
         workers: u32,
-        /// The loss, as a share of the first.
+        /// The loss as a share of the first loss.
         level: f64,
     },
-    /// There is a new model to work on.
+    /// A new version of the model is available.
     NewVersion,
-    /// The worker was free and the present model still wants gradients.
+    /// The worker is idle and the present version needs more gradients.
     Free,
-    /// The worker's update for this version is in; the others' are awaited.
+    /// The worker's update for this version has arrived; the quorum is not reached yet.
     Contributed,
-    /// The update was computed on a model that has been stepped since.
+    /// The update was computed with an older version.
     Stale {
-        /// How many versions ago.
+        /// The staleness in versions.
         behind: u64,
     },
-    /// The task's model has been stepped since; the work would be wasted.
+    /// The task's version is no longer the newest, so its update would be stale.
     Superseded,
     /// The update is applied as it arrives.
     OnArrival,
-    /// So many samples take the worker as long as the others' take them.
+    /// With this number of samples the worker finishes together with the others.
     Balanced {
-        /// When they are to be done, in seconds from the iteration's beginning.
+        /// The expected finish time, in seconds from the start of the iteration.
         seconds: f64,
     },
-    /// The worker is measured with this many samples.
+    /// The worker's device is measured with this number of samples.
     Profiling,
-    /// A predictor is to learn while everyone works.
+    /// A speed predictor is trained while the workers compute.
     Training,
-    /// The worker may run ahead this far.
+    /// The worker is within its staleness bound.
     WithinBound {
         /// How many iterations the worker is ahead of the slowest.
         lead: u64,
-        /// How many it may be.
+        /// The largest lead allowed.
         bound: u64,
     },
-    /// The worker is too far ahead.
+    /// The worker is beyond its staleness bound.
     TooFarAhead {
-        /// How many iterations it is ahead of the slowest.
+        /// How many iterations the worker is ahead of the slowest.
         lead: u64,
-        /// How many it may be.
+        /// The largest lead allowed.
         bound: u64,
-        /// A slowest one.
+        /// The slowest worker, or one of them.
         slowest: WorkerId,
     },
-    /// The worker runs freely while intervals are measured to plan a barrier from.
+    /// The worker runs freely while intervals are measured for the next barrier plan.
     Monitoring {
-        /// How many workers' are not known yet.
+        /// How many workers have no measured interval yet.
         unmonitored: u32,
     },
-    /// The replicas of a round are in.
+    /// All replicas of a round have arrived.
     Averaged {
-        /// How many there are.
+        /// The number of replicas.
         workers: u32,
-        /// How many local iterations they are made of.
+        /// The sum of their local iterations.
         iterations: u64,
     },
-    /// The worker will be among the last to finish an iteration, so there is nothing to ask.
+    /// The worker is expected to be among the last to finish an iteration, so it does not ask.
     AmongTheSlowest,
-    /// One more local iteration fits in before the slowest is done with its first.
+    /// One more local iteration ends before the slowest worker finishes its first.
     TimeForMore {
-        /// How long it takes.
+        /// The expected length of the iteration.
         iteration: Span,
-        /// The slowest.
+        /// The slowest worker.
         slowest: WorkerId,
-        /// How long that one should still take.
+        /// How much longer the slowest worker is expected to take.
         rest: Span,
     },
-    /// One more local iteration would end after the slowest is done with its first.
+    /// One more local iteration would end after the slowest worker finishes its first.
     NoTimeForMore {
-        /// How long it takes.
+        /// The expected length of the iteration.
         iteration: Span,
-        /// The slowest.
+        /// The slowest worker.
         slowest: WorkerId,
-        /// How long that one should still take.
+        /// How much longer the slowest worker is expected to take.
         rest: Span,
     },
-    /// Everyone has done a local iteration.
+    /// Every worker has done a local iteration.
     AllReady,
-    /// The worker is to do more before the planned barrier.
+    /// The worker has iterations left before the planned barrier.
     BeforeBarrier {
-        /// How many iterations, with the one it starts now.
+        /// The number of iterations left, including the one that starts now.
         iterations: u32,
-        /// When the barrier is to open.
+        /// When the barrier is planned to open.
         at: Time,
     },
-    /// The worker has done all it was to do before the planned barrier.
+    /// The worker has done all its iterations before the planned barrier.
     AtBarrier {
-        /// When the barrier is to open.
+        /// When the barrier is planned to open.
         at: Time,
-        /// How long the first to arrive was to wait.
+        /// The planned wait of the first worker to arrive.
         wait: Span,
-        /// How many others are not there yet.
+        /// How many other workers have not arrived yet.
         others: u32,
     },
-    /// A planned barrier that has not opened by then is badly overdue.
+    /// The timeout of a planned barrier.
     BarrierDeadline {
-        /// When it is to open.
+        /// When the barrier is planned to open.
         at: Time,
     },
 }
 
-/// What an iteration was expected to bring when it began.
+/// An iteration's gain and length as estimated at its start.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Estimate {
-    /// By how much the loss was to fall; under `b-dbw`, how many gradients there were to be.
+    /// The expected decrease of the loss. Under `b-dbw` and `cutoff`, the number of gradients.
     pub gain: f64,
-    /// How long it was to take.
+    /// The expected length in seconds.
     pub seconds: f64,
 }
 
-/// What spoke for a dynamic choice of k.
+/// Why a quorum k was chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Choice {
-    /// There is nothing to tell a better choice from: all workers.
+pub enum QuorumChoice {
+    /// Too little is measured for an estimate, so k is the number of workers.
     NothingKnown,
-    /// It promised the largest gain per time.
+    /// k has the largest expected gain per time.
     BestRate,
-    /// No k promised a gain: all workers.
+    /// No k has a positive expected gain, so k is the number of workers.
     NoGain,
-    /// The loss rose, so more than the time before.
+    /// The loss rose, so k is larger than the last one.
     LossRose,
 }
 
-impl fmt::Display for Choice {
+impl fmt::Display for QuorumChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Choice::NothingKnown => "nothing is known yet",
-            Choice::BestRate => "the largest gain per time",
-            Choice::NoGain => "no k promised a gain",
-            Choice::LossRose => "the loss rose",
+            QuorumChoice::NothingKnown => "no estimate yet",
+            QuorumChoice::BestRate => "largest expected gain per second",
+            QuorumChoice::NoGain => "no quorum has a positive expected gain",
+            QuorumChoice::LossRose => "the loss rose",
         })
     }
 }
 
 impl Reason {
-    /// What the iteration was expected to bring, where the scheme estimates that.
+    /// The estimate that a quorum was chosen by; `None` for schemes without one.
     pub fn estimate(&self) -> Option<Estimate> {
         if let Reason::Chosen { estimate, .. } = self { *estimate } else { None }
     }
@@ -180,48 +180,54 @@ impl Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Reason::Joined => write!(f, "joined"),
+            Reason::Joined => write!(f, "the worker joined"),
             Reason::Quorum { waited_for, workers } => write!(f, "{waited_for} of {workers} gradients are in"),
             Reason::Chosen { waited_for, workers, choice, estimate } => {
                 write!(f, "{waited_for} of {workers} gradients are in: {choice}")?;
-                let told = |Estimate { gain, seconds }| write!(f, " (gain {gain:.3e} in {seconds:.3} s expected)");
-                estimate.map_or(Ok(()), told)
+                let expected = |Estimate { gain, seconds }| write!(f, " (expected gain {gain:.3e} in {seconds:.3} s)");
+                estimate.map_or(Ok(()), expected)
             }
             Reason::LossLevel { waited_for, workers, level } => {
-                write!(f, "{waited_for} of {workers} gradients are in: the loss is {level:.3} of the first")
+                write!(f, "{waited_for} of {workers} gradients are in: the loss is {level:.3} times the first loss")
             }
-            Reason::NewVersion => write!(f, "there is a new model"),
-            Reason::Free => write!(f, "free, and the model wants more gradients"),
-            Reason::Contributed => write!(f, "contributed; waits for the others"),
-            Reason::Stale { behind } => write!(f, "stale: {behind} versions behind"),
-            Reason::Superseded => write!(f, "superseded by a new model"),
+            Reason::NewVersion => write!(f, "a new version is available"),
+            Reason::Free => write!(f, "the worker is idle and this version needs more gradients"),
+            Reason::Contributed => write!(f, "the worker contributed and waits for the others"),
+            Reason::Stale { behind } => {
+                write!(f, "the update is stale: {behind} version{} behind", if *behind == 1 { "" } else { "s" })
+            }
+            Reason::Superseded => write!(f, "superseded by a new version"),
             Reason::OnArrival => write!(f, "applied on arrival"),
-            Reason::Balanced { seconds } => write!(f, "to be done in {seconds:.3} s, like the others"),
-            Reason::Profiling => write!(f, "measured with this many samples"),
-            Reason::Training => write!(f, "a predictor learns meanwhile"),
-            Reason::WithinBound { lead, bound } => write!(f, "{lead} ahead, {bound} allowed"),
+            Reason::Balanced { seconds } => write!(f, "all workers are expected to finish in {seconds:.3} s"),
+            Reason::Profiling => write!(f, "the device is measured with this number of samples"),
+            Reason::Training => write!(f, "a speed predictor is trained in the background"),
+            Reason::WithinBound { lead, bound } => {
+                write!(f, "within the staleness bound: {lead} ahead, {bound} allowed")
+            }
             Reason::TooFarAhead { lead, bound, slowest } => {
-                write!(f, "{lead} ahead of {slowest}, {bound} allowed")
+                write!(f, "beyond the staleness bound: {lead} ahead of {slowest}, {bound} allowed")
             }
-            Reason::Monitoring { unmonitored } => write!(f, "runs freely: {unmonitored} intervals are not known yet"),
+            Reason::Monitoring { unmonitored } => {
+                write!(f, "monitoring: workers without a measured interval: {unmonitored}")
+            }
             Reason::Averaged { workers, iterations } => {
-                write!(f, "the replicas of all {workers} are in, {iterations} local iterations")
+                write!(f, "all {workers} replicas are in; local iterations: {iterations}")
             }
-            Reason::AmongTheSlowest => write!(f, "among the slowest: one iteration and no question"),
+            Reason::AmongTheSlowest => write!(f, "among the slowest workers: one iteration, no question"),
             Reason::TimeForMore { iteration, slowest, rest } => {
-                write!(f, "one more takes {iteration}, {slowest} needs {rest}")
+                write!(f, "time for one more iteration: it takes {iteration}, {slowest} still needs {rest}")
             }
             Reason::NoTimeForMore { iteration, slowest, rest } => {
-                write!(f, "ready: one more takes {iteration}, {slowest} needs only {rest}")
+                write!(f, "no time for one more iteration: it takes {iteration}, {slowest} still needs {rest}")
             }
-            Reason::AllReady => write!(f, "ready: all have done an iteration"),
+            Reason::AllReady => write!(f, "every worker has done an iteration"),
             Reason::BeforeBarrier { iterations, at } => {
-                write!(f, "iterations to the barrier at {at}: {iterations}")
+                write!(f, "before the barrier planned for {at}: iterations left: {iterations}")
             }
             Reason::AtBarrier { at, wait, others } => {
-                write!(f, "waits for {others} others at the barrier planned for {at}, {wait} for the first")
+                write!(f, "at the barrier planned for {at} with a wait of {wait}; workers still missing: {others}")
             }
-            Reason::BarrierDeadline { at } => write!(f, "by then the barrier planned for {at} is badly overdue"),
+            Reason::BarrierDeadline { at } => write!(f, "timeout of the barrier planned for {at}"),
         }
     }
 }

@@ -1,22 +1,22 @@
-//! The mean and the median of the last few values of something.
+//! The mean and the median of recent values.
 
 use std::collections::VecDeque;
 
-/// The last few values of something.
+/// A bounded queue of recent values.
 #[derive(Debug)]
-pub(crate) struct Recent {
+pub(crate) struct RecentValues {
     values: VecDeque<f64>,
-    most: usize,
+    capacity: usize,
 }
 
-impl Recent {
-    /// Keeps up to `most` values.
-    pub(crate) fn new(most: usize) -> Self {
-        Recent { values: VecDeque::new(), most }
+impl RecentValues {
+    /// Keeps up to `capacity` values.
+    pub(crate) fn new(capacity: usize) -> Self {
+        RecentValues { values: VecDeque::new(), capacity }
     }
 
     pub(crate) fn push(&mut self, value: f64) {
-        if self.values.len() == self.most {
+        if self.values.len() == self.capacity {
             self.values.pop_front();
         }
         self.values.push_back(value);
@@ -27,13 +27,13 @@ impl Recent {
         self.values.back().copied()
     }
 
-    /// The mean of all that are kept, however few.
+    /// The mean of the kept values.
     pub(crate) fn mean(&self) -> Option<f64> {
         let count = self.values.len();
         (count > 0).then(|| self.values.iter().sum::<f64>() / count as f64)
     }
 
-    /// The middle one of all that are kept; of an even number the lower of the two.
+    /// The median of the kept values; of an even number, the lower of the middle two.
     pub(crate) fn median(&self) -> Option<f64> {
         let mut values: Vec<f64> = self.values.iter().copied().collect();
         let middle = values.len().checked_sub(1)? / 2;
@@ -46,8 +46,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn old_values_make_room() {
-        let mut recent = Recent::new(2);
+    fn old_values_are_dropped() {
+        let mut recent = RecentValues::new(2);
         assert_eq!((recent.last(), recent.mean()), (None, None));
         let means = [1.0, 3.0, 5.0].map(|value| {
             recent.push(value);
@@ -58,8 +58,8 @@ mod tests {
     }
 
     #[test]
-    fn a_single_wild_value_does_not_move_the_median() {
-        let mut recent = Recent::new(3);
+    fn a_single_outlier_does_not_move_the_median() {
+        let mut recent = RecentValues::new(3);
         assert_eq!(recent.median(), None);
         let medians = [2.0, 3.0, 1e9, 1.0, 4.0].map(|value| {
             recent.push(value);

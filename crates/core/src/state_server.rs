@@ -1,66 +1,67 @@
-//! ESync's state server: after each local iteration of a worker, is there time for one more?
+//! ESync's state server: decides after each local iteration of a worker whether there is time for one more.
 //!
-//! A round can end once everyone has done an iteration. Until the *slowest*, whose first one is expected to end last,
-//! has done it, the others use the wait: a worker goes on as long as another iteration of its own ends sooner.
-//! Only the coordinator's clock and lengths of time are used, never a worker's clock.
+//! A round can end when every worker has done an iteration. Until the *slowest* worker, whose first iteration is
+//! expected to end last, has done it, the others use the wait: a worker continues as long as its next iteration ends
+//! sooner. Only the coordinator's clock and durations are used, never a worker's clock.
 
 use std::collections::BTreeSet;
 
 use crate::{Span, Time, WorkerId};
 
-/// How workers ask (ESync, section 4).
+/// How workers query the state server (ESync, section 4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueryMode {
     /// A worker waits for the answer.
     Blocking,
-    /// A worker goes on while its question is under way, and drops what it is at when told that it is ready.
+    /// A worker continues while it waits for the answer. If the answer is "ready", it drops the iteration it has
+    /// started.
     NonBlocking,
 }
 
-/// What is known of a worker (Algorithm 2's record).
+/// One worker's record (Algorithm 2).
 #[derive(Debug, Clone, Copy, Default)]
-struct Record {
+struct WorkerRecord {
     /// Local iterations done in this round.
     iterations: u32,
-    /// Since when it has been at the present one; in non-blocking mode, at the first.
+    /// When the present iteration started; in non-blocking mode, when the first one of the round started.
     since: Time,
-    /// How long its last iteration took with everything around it: question and answer, in a round's first the model on
-    /// its way. `None` before its very first.
+    /// How long its last iteration took, including the overhead. `None` before its first.
     capability: Option<Span>,
-    /// What is around it.
+    /// The time of an iteration that is not computing: query and answer, and in a round's first iteration the transfer
+    /// of the model.
     overhead: Span,
     ready: bool,
 }
 
-/// An answer of the [`StateServer`] and what it rests on.
+/// An answer of the [`StateServer`] and the times it follows from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Answer {
-    /// Whether the worker is to send what it has; else it is to do one more iteration.
+pub struct QueryAnswer {
+    /// Whether the worker sends its update; otherwise it does one more iteration.
     pub ready: bool,
-    /// How long one more would take.
+    /// The expected length of one more iteration.
     pub iteration: Span,
-    /// The slowest of those that have not done an iteration, and how long it should still take; `None` if all have.
+    /// The slowest worker that has not done an iteration, and its expected remaining time. `None` if every worker has.
     pub slowest: Option<(WorkerId, Span)>,
 }
 
 /// Decides how many local iterations each worker does in a round (ESync, Algorithm 2).
 ///
-/// Call [`start`](StateServer::start) for every worker when it is given a round's model,
-/// [`query`](StateServer::query) when it asks, [`finish`](StateServer::finish) when it sends its update unasked, and
-/// [`leave`](StateServer::leave) when it is gone. No round hangs: whoever asks is told to go on only while someone has
-/// yet to do a first iteration of the round, and should need longer for that.
+/// Call [`start`](StateServer::start) for every worker when it gets a round's model, [`query`](StateServer::query) when
+/// it asks, [`finish`](StateServer::finish) when it sends its update without asking, and [`leave`](StateServer::leave)
+/// when it leaves. No round hangs: a worker continues only while another worker has not done its first iteration of the
+/// round and is expected to take longer for it.
 ///
 /// ```
 /// use paceline_core::{QueryMode, Span, StateServer, Time, WorkerId};
 ///
 /// let (fast, slow) = (WorkerId(0), WorkerId(1));
 /// let mut server = StateServer::new(QueryMode::Blocking, Span(1));
-/// // In the first round nothing is known, and everyone does one iteration.
+/// // In the first round no times are known, and every worker does one iteration.
 /// server.start(Time(0), fast);
 /// server.start(Time(0), slow);
 /// assert!(server.query(Time(30), fast, 1, Span(30)).ready);
 /// assert!(server.query(Time(100), slow, 1, Span(100)).ready);
-/// // In the second the fast one does as many as fit into the slow one's.
+/// // In the second round the fast worker does three iterations in the time of the slow worker's first.
 /// server.start(Time(100), fast);
 /// server.start(Time(100), slow);
 /// assert!(!server.query(Time(130), fast, 1, Span(30)).ready);
@@ -71,22 +72,23 @@ pub struct Answer {
 pub struct StateServer {
     mode: QueryMode,
     margin: Span,
-    records: Vec<Record>,
-    /// Those that have done no iteration in this round, by when they should have.
+    records: Vec<WorkerRecord>,
+    /// The workers that have not done an iteration in this round, by the expected end of their first.
     awaited: BTreeSet<(Time, WorkerId)>,
 }
 
 impl StateServer {
-    /// A state server without workers. `margin` is added to the time that an iteration takes (the paper's ε in
-    /// Algorithm 2): the larger, the sooner workers stop.
+    /// A state server without workers. `margin` is added to the expected length of an iteration (the paper's ε in
+    /// Algorithm 2): with a larger margin workers stop earlier.
     pub fn new(mode: QueryMode, margin: Span) -> Self {
         StateServer { mode, margin, records: Vec::new(), awaited: BTreeSet::new() }
     }
 
-    /// The worker is given the model of a round. Someone new has no history: it counts as done at any moment.
+    /// The worker gets the model of a round. A new worker has no history, so its iteration is expected to end at any
+    /// moment.
     pub fn start(&mut self, now: Time, worker: WorkerId) {
         if worker.index() >= self.records.len() {
-            self.records.resize(worker.index() + 1, Record::default());
+            self.records.resize(worker.index() + 1, WorkerRecord::default());
         }
         self.stop_awaiting(worker);
         let record = &mut self.records[worker.index()];
@@ -94,51 +96,51 @@ impl StateServer {
         self.awaited.insert((due(record), worker));
     }
 
-    /// The worker is gone, and with it what is known of it.
+    /// The worker left. Its record is cleared.
     pub fn leave(&mut self, worker: WorkerId) {
         self.stop_awaiting(worker);
         if let Some(record) = self.records.get_mut(worker.index()) {
-            *record = Record::default();
+            *record = WorkerRecord::default();
         }
     }
 
-    /// The worker, which was [started](StateServer::start), has done so many iterations in this round, the last in
-    /// `compute` by its own stopwatch, and asks what to do. A question that was asked before is answered anew.
-    pub fn query(&mut self, now: Time, worker: WorkerId, iterations: u32, compute: Span) -> Answer {
+    /// The [started](StateServer::start) worker has done `iterations` iterations in this round and asks whether to do
+    /// one more. The last one took the worker `compute`. A repeated query is answered again.
+    pub fn query(&mut self, now: Time, worker: WorkerId, iterations: u32, compute: Span) -> QueryAnswer {
         if iterations > self.records[worker.index()].iterations {
-            self.note(now, worker, iterations, compute);
+            self.record_iteration(now, worker, iterations, compute);
         }
         let record = self.records[worker.index()];
         let iteration = record.capability.unwrap_or_default();
         let slowest = self.awaited.last().map(|&(due, slowest)| (slowest, due.since(now)));
-        // Algorithm 2, line 9; who is overdue may be done at any moment.
+        // Algorithm 2, line 9. An overdue worker may finish at any moment: its remaining time is 0.
         let ready = record.ready || slowest.is_none_or(|(_, rest)| iteration + self.margin > rest);
         let record = &mut self.records[worker.index()];
         record.ready = ready;
         if self.mode == QueryMode::Blocking {
             record.since = now;
         }
-        Answer { ready, iteration, slowest }
+        QueryAnswer { ready, iteration, slowest }
     }
 
-    /// The worker, which was to do one iteration without asking, has done it in `compute`.
+    /// The worker has done its one iteration without asking, in `compute`.
     pub fn finish(&mut self, now: Time, worker: WorkerId, compute: Span) {
-        self.note(now, worker, 1, compute);
+        self.record_iteration(now, worker, 1, compute);
         self.records[worker.index()].ready = true;
     }
 
-    /// Whether the answer to the worker's first question of the round that begins now is known already: it will be
-    /// ready then. Asking would only cost it the time until the answer comes.
-    pub fn foresees_ready(&self, now: Time, worker: WorkerId) -> bool {
+    /// Whether the worker's first query of the round that begins now is certain to be answered "ready". The query would
+    /// only cost the time until the answer arrives.
+    pub fn predicts_ready(&self, now: Time, worker: WorkerId) -> bool {
         let Some(iteration) = self.records[worker.index()].capability else { return false };
         let rest = self.awaited.last().map_or(Span::ZERO, |&(due, _)| due.since(now + iteration));
         iteration + self.margin > rest
     }
 
-    fn note(&mut self, now: Time, worker: WorkerId, iterations: u32, compute: Span) {
+    fn record_iteration(&mut self, now: Time, worker: WorkerId, iterations: u32, compute: Span) {
         self.stop_awaiting(worker);
         let record = &mut self.records[worker.index()];
-        // Later questions of a worker that does not wait say nothing of how long an answer takes.
+        // A worker that does not wait measures the overhead in its first query only.
         if self.mode == QueryMode::Blocking || iterations == 1 {
             record.overhead = now.since(record.since) - compute;
         }
@@ -153,8 +155,8 @@ impl StateServer {
     }
 }
 
-/// When the iteration should be done.
-fn due(record: &Record) -> Time {
+/// The expected end of the present iteration.
+fn due(record: &WorkerRecord) -> Time {
     record.since + record.capability.unwrap_or_default()
 }
 
@@ -166,43 +168,43 @@ mod tests {
     const SLOW: WorkerId = WorkerId(1);
     const OTHER: WorkerId = WorkerId(2);
 
-    /// After a first round in which the workers took 30, 100 and 90.
+    /// A state server after a first round in which the workers took 30, 100 and 90.
     fn second_round(mode: QueryMode) -> StateServer {
         let mut server = StateServer::new(mode, Span(1));
         [FAST, SLOW, OTHER].into_iter().for_each(|worker| server.start(Time(0), worker));
         for (worker, compute) in [(FAST, 30), (OTHER, 90), (SLOW, 100)] {
-            assert!(server.query(Time(compute), worker, 1, Span(compute)).ready, "nothing is known yet");
+            assert!(server.query(Time(compute), worker, 1, Span(compute)).ready, "no times are known yet");
         }
         [FAST, SLOW, OTHER].into_iter().for_each(|worker| server.start(Time(1000), worker));
         server
     }
 
     #[test]
-    fn the_fast_use_the_wait_and_the_slow_do_not_wait_for_each_other() {
+    fn fast_workers_continue_and_slow_workers_do_not() {
         let mut server = second_round(QueryMode::Blocking);
         let mut ask = |now, worker, iterations, compute| server.query(Time(now), worker, iterations, Span(compute));
         let answer = ask(1030, FAST, 1, 30);
-        assert_eq!(answer, Answer { ready: false, iteration: Span(30), slowest: Some((SLOW, Span(70))) });
+        assert_eq!(answer, QueryAnswer { ready: false, iteration: Span(30), slowest: Some((SLOW, Span(70))) });
         assert!(!ask(1060, FAST, 2, 30).ready);
         assert!(ask(1090, OTHER, 1, 90).ready);
         assert!(ask(1090, FAST, 3, 30).ready);
         assert!(ask(1100, SLOW, 1, 100).ready);
-        // A reply is lost and the question repeated: the answer stands.
+        // The answer was lost and the query is repeated: the answer is the same.
         assert!(ask(1150, FAST, 3, 30).ready);
     }
 
     #[test]
-    fn when_the_slowest_dies_or_another_becomes_slowest_the_rest_goes_by_the_next() {
+    fn when_the_slowest_leaves_the_next_slowest_counts() {
         let mut server = second_round(QueryMode::Blocking);
         assert_eq!(server.query(Time(1030), FAST, 1, Span(30)).slowest, Some((SLOW, Span(70))));
         server.leave(SLOW);
         assert_eq!(server.query(Time(1060), FAST, 2, Span(30)).slowest, Some((OTHER, Span(30))));
-        assert!(server.query(Time(1060), OTHER, 1, Span(30)).ready, "the other was faster this time");
+        assert!(server.query(Time(1060), OTHER, 1, Span(30)).ready, "the other worker was faster this time");
         assert_eq!(server.query(Time(1090), FAST, 2, Span(30)).slowest, None);
     }
 
     #[test]
-    fn whoever_joins_in_the_middle_or_is_overdue_keeps_nobody_going() {
+    fn new_and_overdue_workers_do_not_make_others_continue() {
         let mut server = second_round(QueryMode::Blocking);
         server.leave(SLOW);
         server.leave(OTHER);
@@ -219,21 +221,21 @@ mod tests {
         server.query(Time(50), FAST, 1, Span(30));
         server.query(Time(120), SLOW, 1, Span(100));
         [FAST, SLOW].into_iter().for_each(|worker| server.start(Time(200), worker));
-        assert!(server.foresees_ready(Time(200), SLOW) && !server.foresees_ready(Time(200), FAST));
-        // It goes on at once, yet will hear the answer only after the round trip of 20.
+        assert!(server.predicts_ready(Time(200), SLOW) && !server.predicts_ready(Time(200), FAST));
+        // The worker continues at once, but gets the answer only after the round trip of 20.
         assert_eq!(server.query(Time(250), FAST, 1, Span(30)).iteration, Span(50));
         let answer = server.query(Time(280), FAST, 2, Span(30));
-        assert_eq!(answer, Answer { ready: true, iteration: Span(50), slowest: Some((SLOW, Span(40))) });
+        assert_eq!(answer, QueryAnswer { ready: true, iteration: Span(50), slowest: Some((SLOW, Span(40))) });
         server.finish(Time(320), SLOW, Span(100));
         assert_eq!(server.query(Time(330), FAST, 3, Span(30)).slowest, None);
     }
 
     #[test]
-    fn nonsense_of_a_worker_does_no_harm() {
+    fn an_implausible_compute_time_does_no_harm() {
         let mut server = second_round(QueryMode::Blocking);
-        // It claims to compute longer than it was away, or for ever.
+        // The compute time is longer than the time since the start.
         assert!(server.query(Time(1010), SLOW, 1, Span(u64::MAX)).ready);
-        assert!(!server.query(Time(1030), FAST, 1, Span(30)).ready, "the other is still awaited");
+        assert!(!server.query(Time(1030), FAST, 1, Span(30)).ready, "the other worker has not asked yet");
         assert!(server.query(Time(1095), FAST, 2, Span(30)).ready);
     }
 }

@@ -1,4 +1,4 @@
-//! Time as the core knows it: whole nanoseconds, always passed in.
+//! Time in whole nanoseconds. It is always an argument: the core reads no clock.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
@@ -26,28 +26,28 @@ impl Time {
         self.0 as f64 / NANOS_PER_SECOND
     }
 
-    /// How long ago `earlier` was; zero if it is not earlier.
+    /// The time from `earlier` to this moment; zero if `earlier` is not earlier.
     pub fn since(self, earlier: Time) -> Span {
         Span(self.0.saturating_sub(earlier.0))
     }
 }
 
 impl Span {
-    /// No time at all.
+    /// A span of zero length.
     pub const ZERO: Span = Span(0);
 
-    /// A span of `seconds`, rounded to the nanosecond. Negative and undefined lengths become zero, endless ones the
-    /// longest span there is.
+    /// A span of `seconds`, rounded to the nanosecond. Negative numbers and NaN become zero, infinity becomes the
+    /// longest span.
     pub fn from_seconds(seconds: f64) -> Span {
         Span((seconds * NANOS_PER_SECOND).round() as u64)
     }
 
-    /// Whether it is no time at all.
+    /// Whether the length is zero.
     pub fn is_zero(&self) -> bool {
         *self == Span::ZERO
     }
 
-    /// Its length in seconds.
+    /// The length in seconds.
     pub fn seconds(self) -> f64 {
         self.0 as f64 / NANOS_PER_SECOND
     }
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn odd_lengths_become_the_nearest_possible_span() {
+    fn seconds_without_a_span_become_the_nearest_span() {
         assert_eq!(Span::from_seconds(1.5), Span(1_500_000_000));
         assert_eq!(Span::from_seconds(-1.0), Span::ZERO);
         assert_eq!(Span::from_seconds(f64::NAN), Span::ZERO);

@@ -1,15 +1,15 @@
-//! What workers do with their samples, and what a commit does with the outcome.
+//! The kinds of work that workers do, and what a commit does with the result.
 
 use serde::{Deserialize, Serialize};
 
-/// What comes of a task.
+/// The kind of update that a task produces.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Work {
     /// The gradient of its samples at the assigned model.
     Gradient,
-    /// The difference that iterations on a replica of the model have made to it: assigned model − replica. Every
-    /// iteration takes a batch of as many samples as the assignment says, the next of the worker's stream.
+    /// The model difference after local iterations on a replica: assigned model − replica. Every iteration uses the
+    /// next batch of the worker's stream, with the number of samples in the assignment.
     Local(LocalWork),
 }
 
@@ -18,7 +18,7 @@ pub enum Work {
 pub struct LocalWork {
     /// Where the replica starts.
     pub start: ReplicaStart,
-    /// How long it goes on.
+    /// How many iterations it does.
     pub length: LocalLength,
 }
 
@@ -28,23 +28,24 @@ pub struct LocalWork {
 pub enum ReplicaStart {
     /// At the assigned model.
     Model,
-    /// Where the worker's replica stood when its last update was committed, moved towards the assigned model by this
-    /// share of the distance, 0 to 1. At the assigned model if there is no such replica.
+    /// At the worker's replica as of its last committed update, moved towards the assigned model by this share of the
+    /// distance, 0 to 1. A worker without such a replica starts at the assigned model.
     Replica {
         /// The share.
         pull: f32,
     },
 }
 
-/// How long local iterations go on.
+/// How many local iterations a worker does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LocalLength {
-    /// So many of them; no questions asked.
+    /// This number, without a question.
     Iterations(u32),
-    /// After each the worker [asks](crate::Event::Asked) whether to go on and waits for the answer.
+    /// After each iteration the worker [asks](crate::Event::Asked) whether to continue and waits for the answer.
     AskAndWait,
-    /// After each the worker asks and goes on at once. Told to send what it has, it drops the iteration it is at.
+    /// After each iteration the worker asks and continues at once. When its update is collected, it drops the iteration
+    /// that it has started.
     AskAndContinue,
 }
 
@@ -55,18 +56,18 @@ impl LocalLength {
 }
 
 impl Work {
-    /// A number of iterations from the assigned model.
+    /// A fixed number of iterations that start at the assigned model.
     pub fn iterations(count: u32) -> Work {
         Work::Local(LocalWork { start: ReplicaStart::Model, length: LocalLength::Iterations(count) })
     }
 
-    /// How long local iterations go on; `None` for a gradient.
+    /// The length of local work; `None` for a gradient.
     pub fn length(self) -> Option<LocalLength> {
         if let Work::Local(local) = self { Some(local.length) } else { None }
     }
 
-    /// How many iterations a worker may do before it hears more.
-    pub(crate) fn handed_out(self) -> u32 {
+    /// How many iterations are assigned at first; more may follow after questions.
+    pub(crate) fn assigned_iterations(self) -> u32 {
         if let Some(LocalLength::Iterations(count)) = self.length() { count } else { 1 }
     }
 }
@@ -83,8 +84,8 @@ pub enum CommitStep {
         /// λ.
         lambda: f32,
     },
-    /// The model moves against the mean of model differences, as far as the rate says: at 1, to the mean replica
-    /// (ESync (8)). Statistics of batch normalization become the replicas' mean at any rate.
+    /// The model moves against the mean of model differences, times the rate. At rate 1 it becomes the mean replica
+    /// (ESync (8)). Batch normalization statistics become the replicas' mean at any rate.
     Average {
         /// The global learning rate.
         rate: f32,

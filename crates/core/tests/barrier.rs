@@ -31,7 +31,7 @@ fn every_exact_algorithm_finds_what_brute_force_finds() {
     let mut planner = Planner::new();
     for case in 0..6000 {
         let (workers, horizon) = (generator.random_range(1..=4), generator.random_range(1..=5));
-        // Few distinct times make ties, many make none; the origin tests that no digit is lost.
+        // Few distinct times make ties, many make none. The large origins test that no digit is lost.
         let latest = [3, 10, 40, 1_000_000][case % 4];
         let origin = [0, 1_643_595_472_648_123_457, u64::MAX - latest][case % 3];
         let times = matrix((0..workers).map(|_| {
@@ -48,7 +48,7 @@ fn every_exact_algorithm_finds_what_brute_force_finds() {
 }
 
 #[test]
-fn progressions_get_the_barrier_that_their_times_get() {
+fn progressions_and_their_times_give_the_same_barrier() {
     let mut generator = Xoshiro256PlusPlus::seed_from_u64(2);
     let mut planner = Planner::new();
     for case in 0..20_000 {
@@ -92,9 +92,9 @@ fn exact_algorithms_agree_on_large_instances() {
 
 #[test]
 fn nearly_equal_workers_are_planned_exactly() {
-    // Phases evenly apart: every window is as good as the next, and none may be taken for a better one.
+    // Evenly spaced phases: all windows are equally good, and none may count as better.
     let even: Vec<_> = (0..500).map(|phase| Progression { next: 1000 + 2 * phase, interval: 1000 }).collect();
-    // Intervals that differ by a hair: the best window shrinks a little at a time.
+    // Intervals that hardly differ: the best window shrinks a little at a time.
     let drifting: Vec<_> = (0..60).map(|i| Progression { next: 5000 + 17 * i, interval: 1000 + i % 3 }).collect();
     // One straggler among fast workers.
     let straggler: Vec<_> =
@@ -141,23 +141,23 @@ fn full_grid_scan_misses_an_optimum() {
 }
 
 #[test]
-fn algorithms_go_by_their_names() {
+fn algorithms_are_parsed_by_name() {
     for algorithm in Algorithm::ALL {
         assert_eq!(algorithm.to_string().parse(), Ok(algorithm));
     }
     assert_eq!(
         "zip-line".parse::<Algorithm>().unwrap_err().to_string(),
-        "no barrier algorithm is called \"zip-line\"; there are zipline, zipline-basic, zipline-opt, zipline-opt-bs, \
+        "unknown barrier algorithm 'zip-line': expected one of zipline, zipline-basic, zipline-opt, zipline-opt-bs, \
          full-grid-scan, grid-scan, naive"
     );
 }
 
 #[test]
-fn naive_search_refuses_what_it_cannot_finish() {
+fn naive_search_refuses_large_instances() {
     let times = PredictedTimes::from_progressions(&workers_in_step(10, 5), 15).expect("the times fit");
     assert_eq!(
         plan(Algorithm::Naive, &times).unwrap_err().to_string(),
-        "naive search would try 15^10 sets; it takes at most 1000000000: use `zipline`"
+        "naive search would try 15^10 sets: expected at most 1000000000. Use 'zipline' instead."
     );
 }
 
@@ -168,7 +168,7 @@ fn published_histories_give_the_papers_table_3() {
         println!("skipped: {file} is absent");
         return;
     };
-    // `worker:t1,t2,…,` — the prediction goes on from the last time at the last interval.
+    // `worker:t1,t2,…,` — the prediction continues from the last time with the last interval.
     let workers: Vec<Progression> = text
         .lines()
         .map(|line| {

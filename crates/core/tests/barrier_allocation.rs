@@ -1,4 +1,4 @@
-//! A warm planner allocates nothing. Alone in its file: the counting allocator serves the whole process.
+//! A warm planner does not allocate. This test has its own file, since the counting allocator is global to the process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -9,10 +9,10 @@ thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-struct Counting;
+struct CountingAllocator;
 
-// SAFETY: every call is handed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: every call is passed to the system allocator unchanged.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
         // SAFETY: the caller keeps the contract of `alloc`.
@@ -26,9 +26,9 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Workers whose phases differ with `round`, so that every plan is another one.
+/// Workers whose phases depend on `round`, so that every plan is different.
 fn workers(round: u64) -> Vec<Progression> {
     let phase = |i: u64| (i * 7919 + round * 104_729) % 1300;
     (0..400).map(|i| Progression { next: 5000 + phase(i), interval: 1000 + (i * 6007) % 500 }).collect()

@@ -1,4 +1,4 @@
-//! The ledger catches schemes that break its laws, and refuses events that can't be.
+//! The ledger detects schemes that break its laws, and refuses invalid events.
 
 use paceline_core::{
     Action, CommitStep, Event, Law, Ledger, LedgerError, LocalLength, LocalWork, Question, Reason, Refusal,
@@ -8,10 +8,10 @@ use paceline_core::{
 type OnJoined = fn(&mut Turn<'_>, WorkerId);
 type OnReported = fn(&mut Turn<'_>, &Update);
 
-/// A scheme made of two functions; nothing happens when a worker leaves.
-struct Made(OnJoined, OnReported);
+/// A scheme made of two functions. It does nothing when a worker leaves.
+struct FunctionScheme(OnJoined, OnReported);
 
-impl Scheme for Made {
+impl Scheme for FunctionScheme {
     fn on_joined(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
         self.0(turn, worker);
     }
@@ -31,7 +31,7 @@ fn work(turn: &mut Turn<'_>, worker: WorkerId) {
 }
 
 fn ledger(on_joined: OnJoined, on_reported: OnReported) -> Ledger {
-    Ledger::new(Box::new(Made(on_joined, on_reported)))
+    Ledger::new(Box::new(FunctionScheme(on_joined, on_reported)))
 }
 
 const ZERO: WorkerId = WorkerId(0);
@@ -41,7 +41,7 @@ fn reported(worker: WorkerId, number: u64) -> Event {
     Event::Reported { task: TaskId { worker, number }, report: Report { compute: Span(1), ..Report::default() } }
 }
 
-/// Two workers join, then the first one's task is reported; the law broken on the way.
+/// Two workers join, then the first one reports. Returns the law that the scheme breaks.
 fn law_broken(on_joined: OnJoined, on_reported: OnReported) -> Law {
     let mut ledger = ledger(on_joined, on_reported);
     let events = [Event::Joined { worker: ZERO }, Event::Joined { worker: ONE }, reported(ZERO, 0)];
@@ -49,7 +49,7 @@ fn law_broken(on_joined: OnJoined, on_reported: OnReported) -> Law {
         match ledger.handle(Time(1), event) {
             Ok(_) => {}
             Err(LedgerError::Broken(broken)) => {
-                assert!(broken.history.last().is_some(), "a broken law comes with its history");
+                assert!(broken.history.last().is_some(), "the error contains the history");
                 return broken.law;
             }
             Err(LedgerError::Refused(refusal)) => panic!("{refusal}"),
@@ -59,18 +59,18 @@ fn law_broken(on_joined: OnJoined, on_reported: OnReported) -> Law {
 }
 
 #[test]
-fn broken_laws_are_told_apart() {
+fn each_broken_law_is_named() {
     let nothing: OnReported = |_, _| {};
     let task = TaskId { worker: ZERO, number: 0 };
-    assert_eq!(law_broken(|_, _| {}, nothing), Law::Forgotten { worker: ZERO });
-    assert_eq!(law_broken(work, nothing), Law::Forgotten { worker: ZERO });
+    assert_eq!(law_broken(|_, _| {}, nothing), Law::LeftIdle { worker: ZERO });
+    assert_eq!(law_broken(work, nothing), Law::LeftIdle { worker: ZERO });
     assert_eq!(
         law_broken(|turn, worker| turn.assign(worker, 0, Reason::Joined), nothing),
         Law::NoSamples { worker: ZERO }
     );
     assert_eq!(
         law_broken(|turn, _| turn.assign(WorkerId(7), 1, Reason::Joined), nothing),
-        Law::AssignedToNobody { worker: WorkerId(7) }
+        Law::AssignedToAbsent { worker: WorkerId(7) }
     );
     assert_eq!(law_broken(|turn, worker| turn.interrupt(worker, Reason::Superseded), nothing), {
         Law::NothingToInterrupt { worker: ZERO }
@@ -107,7 +107,7 @@ fn broken_laws_are_told_apart() {
         law_broken(work, |turn, update| turn.commit(&[update.task, update.task], Reason::OnArrival)),
         Law::NothingToSettle { task }
     );
-    // Worker 1 works, so waiting for it is lawful; waiting for oneself is not.
+    // A worker may wait for another one that works, but not for itself.
     assert_eq!(
         law_broken(work, |turn, _| turn.hold(ZERO, Until::Worker(ZERO), Reason::Contributed)),
         Law::WaitsForNothing { worker: ZERO, until: Until::Worker(ZERO) }
@@ -115,7 +115,7 @@ fn broken_laws_are_told_apart() {
 }
 
 #[test]
-fn wrong_events_are_refused_and_change_nothing() {
+fn invalid_events_are_refused_and_change_nothing() {
     let mut ledger = ledger(work, |turn, update| {
         turn.commit(&[update.task], Reason::OnArrival);
         turn.assign(update.task.worker, 1, Reason::Free);
@@ -125,10 +125,10 @@ fn wrong_events_are_refused_and_change_nothing() {
     let refused = |refusal: Refusal| Err(LedgerError::Refused(refusal));
     let committed = |version| Event::Committed { version: Version(version), aggregate: None };
 
-    assert_eq!(handle(5, Event::Left { worker: ZERO }), refused(Refusal::Absent(ZERO)));
+    assert_eq!(handle(5, Event::Left { worker: ZERO }), refused(Refusal::NotJoined(ZERO)));
     assert_eq!(handle(5, Event::Joined { worker: ZERO }), Ok(1));
-    assert_eq!(handle(5, Event::Joined { worker: ZERO }), refused(Refusal::Present(ZERO)));
-    assert_eq!(handle(4, Event::Timer), refused(Refusal::Past { now: Time(4), latest: Time(5) }));
+    assert_eq!(handle(5, Event::Joined { worker: ZERO }), refused(Refusal::AlreadyJoined(ZERO)));
+    assert_eq!(handle(4, Event::Timer), refused(Refusal::OutOfOrder { now: Time(4), latest: Time(5) }));
     assert_eq!(handle(6, reported(ZERO, 3)), refused(Refusal::NotRunning(task(3))));
     assert!(matches!(handle(6, committed(1)), Err(LedgerError::Refused(Refusal::OutOfTurn { .. }))));
     assert_eq!(handle(6, reported(ZERO, 0)), Ok(2));
@@ -142,7 +142,7 @@ fn wrong_events_are_refused_and_change_nothing() {
 }
 
 #[test]
-fn a_timer_ends_the_wait_for_it() {
+fn a_timer_ends_the_waits_for_it() {
     let mut ledger = ledger(
         |turn, worker| {
             turn.wake(Span(10), Reason::Joined);
@@ -159,11 +159,11 @@ fn a_timer_ends_the_wait_for_it() {
 
 type OnAsked = fn(&mut Turn<'_>, WorkerId);
 
-/// A scheme that gives workers local iterations of one sample each and averages what comes of them.
-struct Locally(LocalLength, OnAsked);
+/// A scheme that assigns local iterations of one sample each and averages the updates.
+struct LocalScheme(LocalLength, OnAsked);
 
-impl Locally {
-    fn give(&self, turn: &mut Turn<'_>, worker: WorkerId) {
+impl LocalScheme {
+    fn assign(&self, turn: &mut Turn<'_>, worker: WorkerId) {
         turn.assign_work(
             worker,
             Work::Local(LocalWork { start: ReplicaStart::Model, length: self.0 }),
@@ -173,14 +173,14 @@ impl Locally {
     }
 }
 
-impl Scheme for Locally {
+impl Scheme for LocalScheme {
     fn on_joined(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
-        self.give(turn, worker);
+        self.assign(turn, worker);
     }
     fn on_left(&mut self, _turn: &mut Turn<'_>, _worker: WorkerId) {}
     fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update) {
         turn.commit_by(CommitStep::Average { rate: 1.0 }, &[update.task], Reason::OnArrival);
-        self.give(turn, update.task.worker);
+        self.assign(turn, update.task.worker);
     }
     fn on_asked(&mut self, turn: &mut Turn<'_>, question: &Question) {
         self.1(turn, question.task.worker);
@@ -195,9 +195,9 @@ fn asked(number: u64, iterations: u32) -> Event {
     }
 }
 
-/// The law that an answer breaks.
+/// Returns the law that an answer breaks.
 fn law_broken_by_answer(length: LocalLength, answer: OnAsked) -> Law {
-    let mut ledger = Ledger::new(Box::new(Locally(length, answer)));
+    let mut ledger = Ledger::new(Box::new(LocalScheme(length, answer)));
     ledger.handle(Time(0), Event::Joined { worker: ZERO }).unwrap();
     ledger.handle(Time(0), Event::Joined { worker: ONE }).unwrap();
     match ledger.handle(Time(1), asked(0, 1)) {
@@ -207,15 +207,17 @@ fn law_broken_by_answer(length: LocalLength, answer: OnAsked) -> Law {
 }
 
 #[test]
-fn answers_obey_laws_too() {
+fn answers_that_break_a_law_are_detected() {
     let nothing: OnAsked = |_, _| {};
     assert_eq!(law_broken_by_answer(LocalLength::AskAndWait, nothing), Law::Unanswered { worker: ZERO });
-    for answer in [(|turn, _| turn.go_on(ONE, Reason::Free)) as OnAsked, |turn, _| turn.collect(ONE, Reason::Free)] {
+    for answer in
+        [(|turn, _| turn.continue_task(ONE, Reason::Free)) as OnAsked, |turn, _| turn.collect(ONE, Reason::Free)]
+    {
         assert_eq!(law_broken_by_answer(LocalLength::AskAndContinue, answer), Law::NothingAsked { worker: ONE });
     }
     let twice: OnAsked = |turn, worker| {
-        turn.go_on(worker, Reason::Free);
-        turn.go_on(worker, Reason::Free);
+        turn.continue_task(worker, Reason::Free);
+        turn.continue_task(worker, Reason::Free);
     };
     assert_eq!(law_broken_by_answer(LocalLength::AskAndWait, twice), Law::NothingAsked { worker: ZERO });
     let more: OnAsked = |turn, worker| turn.assign(worker, 1, Reason::Free);
@@ -234,12 +236,12 @@ fn answers_obey_laws_too() {
 }
 
 #[test]
-fn questions_come_after_each_iteration_and_reports_when_told() {
+fn questions_follow_each_iteration_and_reports_follow_a_collect() {
     let answer: OnAsked = |turn, worker| {
-        if turn.now() < Time(5) { turn.go_on(worker, Reason::Free) } else { turn.collect(worker, Reason::Free) }
+        if turn.now() < Time(5) { turn.continue_task(worker, Reason::Free) } else { turn.collect(worker, Reason::Free) }
     };
     for length in [LocalLength::AskAndWait, LocalLength::AskAndContinue] {
-        let mut ledger = Ledger::new(Box::new(Locally(length, answer)));
+        let mut ledger = Ledger::new(Box::new(LocalScheme(length, answer)));
         let mut handle = |now, event| ledger.handle(Time(now), event).map(<[_]>::to_vec);
         let task = TaskId { worker: ZERO, number: 0 };
         assert_eq!(handle(0, asked(0, 1)), Err(LedgerError::Refused(Refusal::NotRunning(task))));
@@ -248,17 +250,17 @@ fn questions_come_after_each_iteration_and_reports_when_told() {
             Err(LedgerError::Refused(refusal)) => refusal,
             other => panic!("{other:?}"),
         };
-        assert!(matches!(refused(0, asked(0, 0)), Refusal::NoQuestion { iterations: 0, .. }));
-        assert!(matches!(refused(0, asked(0, 2)), Refusal::NoQuestion { iterations: 2, .. }));
+        assert!(matches!(refused(0, asked(0, 0)), Refusal::UnexpectedQuestion { iterations: 0, .. }));
+        assert!(matches!(refused(0, asked(0, 2)), Refusal::UnexpectedQuestion { iterations: 2, .. }));
         assert_eq!(refused(0, reported(ZERO, 0)), Refusal::NotCollected(task));
-        let goes_on = usize::from(length == LocalLength::AskAndWait);
-        assert_eq!(handle(1, asked(0, 1)).unwrap().len(), goes_on);
-        // The answer was lost and the question is repeated.
-        assert_eq!(handle(2, asked(0, 1)).unwrap().len(), goes_on);
-        assert_eq!(handle(3, asked(0, 2)).unwrap().len(), goes_on);
+        let answers = usize::from(length == LocalLength::AskAndWait);
+        assert_eq!(handle(1, asked(0, 1)).unwrap().len(), answers);
+        // The answer was lost, so the question is repeated.
+        assert_eq!(handle(2, asked(0, 1)).unwrap().len(), answers);
+        assert_eq!(handle(3, asked(0, 2)).unwrap().len(), answers);
         assert_eq!(handle(6, asked(0, 2)).unwrap()[0].action, Action::Collect { task });
         assert_eq!(handle(7, reported(ZERO, 0)).unwrap().len(), 2);
-        // The third batch was never begun or broken off.
+        // The third batch was never started, or was stopped.
         assert_eq!(
             ledger.samples(),
             SampleCounts { issued: 4, used: 2, stale: 0, dropped: 0, reissued: 1, outstanding: 1 }
@@ -268,7 +270,7 @@ fn questions_come_after_each_iteration_and_reports_when_told() {
 
 #[test]
 fn an_update_with_newer_work_queued_behind_it_is_never_committed() {
-    // The second worker's update makes a version; the first, still at the old one, is queued the new one behind it.
+    // The second worker's update makes a new version, which is queued for the first worker behind its present task.
     let on_reported = |turn: &mut Turn<'_>, update: &Update| {
         turn.commit(&[update.task], Reason::OnArrival);
         turn.assign(ZERO, 1, Reason::NewVersion);

@@ -1,4 +1,4 @@
-//! The core does no I/O, spawns nothing, reads no clock and draws no random numbers.
+//! The core does no I/O, spawns nothing, reads no clock and has no source of randomness of its own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The lines that are compiled into the library: unit tests stand at the bottom of a file.
+/// The lines that are compiled into the library: unit tests are at the bottom of a file.
 fn library_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let code = |line: &&str| !line.trim_start().starts_with("//");
     text.lines()
@@ -43,7 +43,7 @@ fn library_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
 }
 
 #[test]
-fn no_source_reaches_outside() {
+fn sources_use_no_io_no_clock_and_no_randomness() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let files = sources(&root);
     assert!(files.len() > 10);
@@ -58,7 +58,7 @@ fn no_source_reaches_outside() {
 }
 
 #[test]
-fn no_dependency_reaches_outside() {
+fn dependencies_use_no_io_no_clock_and_no_randomness() {
     let manifest = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml")).unwrap();
     let dependencies = manifest.split("[dependencies]").nth(1).unwrap().split("\n[").next().unwrap();
     let names: Vec<&str> = dependencies.split_whitespace().filter_map(|word| word.strip_suffix(".workspace")).collect();

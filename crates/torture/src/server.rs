@@ -99,7 +99,7 @@ impl<'a> Server<'a> {
     /// A timer or a deadline has come.
     pub(crate) fn wake(&mut self, now: Time) -> Result<(), Failure> {
         let clock = self.clock(now);
-        if let Some((worker, _)) = self.deadlines.give_up(clock) {
+        if let Some((worker, _)) = self.deadlines.take_expired(clock) {
             return self.dismiss(now, worker);
         }
         if self.ledger.next_timer().is_some_and(|at| at <= clock) { self.feed(now, Event::Timer) } else { Ok(()) }
@@ -150,7 +150,7 @@ impl<'a> Server<'a> {
             }
             ToServer::Bye => return self.dismiss(now, worker),
             ToServer::Report(_, report) | ToServer::Ask(_, _, report) => {
-                if self.deadlines.is_absurd(worker, self.clock(now), &report) {
+                if self.deadlines.is_implausible(worker, self.clock(now), &report) {
                     return self.dismiss(now, worker);
                 }
             }

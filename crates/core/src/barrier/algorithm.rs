@@ -8,13 +8,13 @@ use thiserror::Error;
 use super::times::PredictedTimes;
 use super::{Barrier, Planner, paper, scan};
 
-/// The most sets that naive search agrees to try: some seconds of work.
-const MOST_CANDIDATES: u64 = 1_000_000_000;
+/// The most sets that naive search tries: some seconds of work.
+const MAX_CANDIDATES: u64 = 1_000_000_000;
 
 /// A way to find the barrier. All are exact except the two grid scans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Algorithm {
-    /// `zipline`: ours, what [`Planner`] does; the default.
+    /// `zipline`: our own algorithm, as in [`Planner`]; the default.
     #[default]
     Zipline,
     /// `zipline-basic`: the paper's Algorithm 2, corrected. O(R n²).
@@ -72,25 +72,25 @@ impl FromStr for Algorithm {
     }
 }
 
-/// A name that is no [`Algorithm`]'s.
+/// No [`Algorithm`] has this name.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("no barrier algorithm is called {name:?}; there are {}", Algorithm::ALL.map(Algorithm::name).join(", "))]
+#[error("unknown barrier algorithm '{name}': expected one of {}", Algorithm::ALL.map(Algorithm::name).join(", "))]
 pub struct UnknownAlgorithm {
     /// The name.
     pub name: String,
 }
 
-/// Naive search was asked to try more sets than it could in any useful time.
+/// Naive search would try too many sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("naive search would try {horizon}^{workers} sets; it takes at most {MOST_CANDIDATES}: use `zipline`")]
+#[error("naive search would try {horizon}^{workers} sets: expected at most {MAX_CANDIDATES}. Use 'zipline' instead.")]
 pub struct TooManyCandidates {
-    /// How many workers there are.
+    /// The number of workers.
     pub workers: usize,
-    /// How many times each of them has.
+    /// The number of times per worker.
     pub horizon: usize,
 }
 
-/// Plans a barrier with the chosen algorithm. For many plans in a row use a [`Planner`], which keeps its buffers.
+/// Plans a barrier with the given algorithm. For many plans in a row use a [`Planner`], which keeps its buffers.
 ///
 /// # Errors
 /// [`TooManyCandidates`] from [`Algorithm::Naive`] only.
@@ -105,7 +105,7 @@ pub fn plan(algorithm: Algorithm, times: &PredictedTimes) -> Result<Barrier, Too
         Algorithm::Naive => {
             let (workers, horizon) = (times.workers(), times.horizon());
             let candidates = u32::try_from(workers).ok().and_then(|workers| (horizon as u64).checked_pow(workers));
-            if candidates.is_none_or(|candidates| candidates > MOST_CANDIDATES) {
+            if candidates.is_none_or(|candidates| candidates > MAX_CANDIDATES) {
                 return Err(TooManyCandidates { workers, horizon });
             }
             scan::naive(times)

@@ -1,19 +1,19 @@
-//! The search in any matrix of times: one sweep of the timeline in epochs.
+//! The search in any matrix of times: one sweep over the timeline, slice by slice.
 
 use super::Window;
-use super::epoch::Epoch;
+use super::time_slice::TimeSlice;
 use super::times::PredictedTimes;
 
-/// How many times of a worker an epoch holds on average: two cache lines' worth, so that reading row after row, a few
-/// times from each, uses what it fetches.
-const TIMES_PER_EPOCH: usize = 16;
+/// The average number of times per worker in a slice: two cache lines, so that reading a few times from each row uses
+/// whole cache lines.
+const TIMES_PER_SLICE: usize = 16;
 
-/// The shortest window, the earliest of equals. `cursors` is scratch.
-pub(super) fn shortest(times: &PredictedTimes, epoch: &mut Epoch, cursors: &mut Vec<usize>) -> Window {
+/// The shortest window, the earliest of equals. `cursors` is a scratch buffer.
+pub(super) fn shortest(times: &PredictedTimes, slice: &mut TimeSlice, cursors: &mut Vec<usize>) -> Window {
     let bounds = times.bounds();
-    let epochs = times.horizon().div_ceil(TIMES_PER_EPOCH);
-    let length = (bounds.latest_start - bounds.earliest_start) / epochs as u64;
-    let expected = times.workers().saturating_mul(times.horizon().min(TIMES_PER_EPOCH));
+    let slices = times.horizon().div_ceil(TIMES_PER_SLICE);
+    let length = (bounds.latest_start - bounds.earliest_start) / slices as u64;
+    let expected = times.workers().saturating_mul(times.horizon().min(TIMES_PER_SLICE));
     cursors.clear();
     cursors.resize(times.workers(), 0);
 
@@ -22,15 +22,15 @@ pub(super) fn shortest(times: &PredictedTimes, epoch: &mut Epoch, cursors: &mut 
     let mut start = bounds.earliest_start;
     loop {
         let last = start.saturating_add(length).min(bounds.latest_start);
-        epoch.open(start, last, expected);
+        slice.open(start, last, expected);
         for (row, cursor) in times.rows().zip(&mut *cursors) {
             while let Some(&time) = row.get(*cursor).filter(|&&time| time <= last) {
                 *cursor += 1;
                 // No window starts after a worker's last time.
-                epoch.push(time, row.get(*cursor).copied().unwrap_or(u64::MAX));
+                slice.push(time, row.get(*cursor).copied().unwrap_or(u64::MAX));
             }
         }
-        reach = epoch.scan(reach, &mut best, |best, start, end| *best = Window { wait: end - start, at: end });
+        reach = slice.scan(reach, &mut best, |best, start, end| *best = Window { wait: end - start, at: end });
         if last == bounds.latest_start {
             return best;
         }

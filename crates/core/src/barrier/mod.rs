@@ -1,28 +1,28 @@
-//! Where to put the next barrier: given every worker's predicted finishing times, pick one time per worker so that the
-//! worker who finishes first waits least for the one who finishes last (ZipLine, Problem 1).
+//! Plans the next barrier: given every worker's predicted finish times, choose one time per worker so that the worker
+//! that finishes first has the shortest wait for the worker that finishes last (ZipLine, Problem 1).
 //!
-//! - [`PredictedTimes`] is the input, one row of times per worker; [`Progression`] is the special case that a scheme
+//! - [`PredictedTimes`] is the input, one row of times per worker. [`Progression`] is the special case that a scheme
 //!   predicts, a next time and an interval per worker.
-//! - [`Planner`] is what a scheme calls: exact, the fastest here, and free of allocation once warm.
-//! - [`plan`] runs any [`Algorithm`] by name: ours, and those of the paper for comparison.
+//! - [`Planner`] is the planner of the schemes: exact, the fastest of all algorithms, and without allocation once warm.
+//! - [`plan`] runs any [`Algorithm`]: our own, and those of the paper for comparison.
 //!
-//! Times are whole numbers in whatever unit the caller chooses, from any origin; nanoseconds since 1970 keep every digit.
+//! Times are whole numbers in any unit and from any origin. Nanoseconds since 1970 are exact.
 
 mod algorithm;
-mod epoch;
 mod matrix;
 mod paper;
 mod parse;
 mod planner;
 mod progressions;
 mod scan;
+mod time_slice;
 mod times;
 
 pub use algorithm::{Algorithm, TooManyCandidates, UnknownAlgorithm, plan};
 pub use planner::Planner;
-pub use times::{PredictedTimes, Progression, ProgressionError, TimesError};
+pub use times::{PredictedTimes, PredictedTimesError, Progression, ProgressionError};
 
-/// A planned barrier: all workers meet at [`at`](Self::at), each after its own number of iterations.
+/// A planned barrier, which opens at [`at`](Self::at). Each worker arrives after its own number of iterations.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]
 pub struct Barrier {
     /// How long the worker that finishes first waits for the last, in the unit of the times (the paper's `d_Z`).
@@ -33,8 +33,8 @@ pub struct Barrier {
     pub iterations: Vec<u32>,
 }
 
-/// The shortest window found so far that holds a time of every worker. Searches offer windows in the order of their
-/// starts and replace it only by a strictly shorter one, so the earliest of several optima stays.
+/// The shortest window found so far that contains a time of every worker. Searches offer windows in the order of their
+/// starts and replace it only by a strictly shorter one, so the earliest of several optima is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Window {
     wait: u64,
@@ -42,7 +42,7 @@ struct Window {
 }
 
 impl Window {
-    /// No window yet: every other one is shorter, since no start lies before 0.
+    /// No window yet. Every window is shorter, since no start lies before 0.
     const NONE: Self = Self { wait: u64::MAX, at: u64::MAX };
 
     /// Whether a window from `start` to `end` is shorter than this one.
@@ -55,8 +55,8 @@ impl Window {
         Barrier { wait: self.wait, at: self.at, iterations: self.iterations(times).collect() }
     }
 
-    /// For each worker its latest iteration, counted from 1, that ends within the window. With several times at the
-    /// window's end a search may not have passed all of them, so they are looked up.
+    /// For each worker its latest iteration, counted from 1, that ends within the window. They are looked up, since a
+    /// search may not have passed all of several equal times at the window's end.
     fn iterations(self, times: &PredictedTimes) -> impl Iterator<Item = u32> {
         times.rows().map(move |row| row.partition_point(|&time| time <= self.at) as u32)
     }

@@ -1,26 +1,26 @@
-//! The paper's three ZipLines (sections 5.2 and 5.3), as it describes them but for two corrections.
+//! The paper's three ZipLine algorithms (sections 5.2 and 5.3), with two corrections.
 //!
-//! Algorithm 2 as printed scores a set after *every* point it takes (lines 20–23 stand inside the loop of line 15), also
+//! Algorithm 2 as printed scores a set after *every* point it takes (lines 20–23 are inside the loop of line 15), also
 //! while one worker is missing: on the workers \[1, 10\] and \[5, 6\] it reports a wait of 0, that of worker 2 alone,
-//! where the best is 4. Here a set is scored only when it holds all n workers, and the search ends when Ω runs out
-//! inside that loop. With the strict `<` of line 21 the earliest of several optima then stays.
+//! where the best is 4. Here a set is scored only when it contains all n workers, and the search ends when Ω is empty
+//! inside that loop. With the strict `<` of line 21 the earliest of several optima is kept.
 
 use super::Window;
 use super::times::PredictedTimes;
 
 /// `e_i^p`: ordered by time, then by worker, as ZipLineOptBS needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Point {
+struct FinishTime {
     time: u64,
     worker: u32,
     index: u32,
 }
 
 /// Ω: all points in ascending order (lines 2–3).
-fn omega(times: &PredictedTimes) -> Vec<Point> {
+fn omega(times: &PredictedTimes) -> Vec<FinishTime> {
     let rows = (0..).zip(times.rows());
-    let mut omega: Vec<Point> = rows
-        .flat_map(|(worker, row)| (0..).zip(row).map(move |(index, &time)| Point { time, worker, index }))
+    let mut omega: Vec<FinishTime> = rows
+        .flat_map(|(worker, row)| (0..).zip(row).map(move |(index, &time)| FinishTime { time, worker, index }))
         .collect();
     omega.sort_unstable();
     omega
@@ -28,7 +28,7 @@ fn omega(times: &PredictedTimes) -> Vec<Point> {
 
 /// Algorithm 2, ZipLine: `Z` is unsorted and searched throughout for a worker's point and for the smallest.
 pub(super) fn basic(times: &PredictedTimes) -> Window {
-    let mut set: Vec<Point> = Vec::with_capacity(times.workers());
+    let mut set: Vec<FinishTime> = Vec::with_capacity(times.workers());
     let mut best = Window::NONE;
     for point in omega(times) {
         if let Some(same) = set.iter().position(|other| other.worker == point.worker) {
@@ -58,16 +58,16 @@ pub(super) fn opt(times: &PredictedTimes) -> Window {
 pub(super) fn opt_bs(times: &PredictedTimes) -> Window {
     sorted_search(times, |set, point| {
         let index = point.index.checked_sub(1)?;
-        let previous = Point { time: times.row(point.worker as usize)[index as usize], index, ..point };
+        let previous = FinishTime { time: times.row(point.worker as usize)[index as usize], index, ..point };
         set.binary_search(&previous).ok()
     })
 }
 
-/// The search of both. `find` says where in the sorted `Z` the earlier point of a point's worker stands, if it does.
-fn sorted_search(times: &PredictedTimes, find: impl Fn(&[Point], Point) -> Option<usize>) -> Window {
+/// The search of both. `find` returns the index in the sorted `Z` of the previous point of the same worker.
+fn sorted_search(times: &PredictedTimes, find: impl Fn(&[FinishTime], FinishTime) -> Option<usize>) -> Window {
     let omega = omega(times);
-    // Z is `set[first..]`: dropping the oldest point moves `first` on.
-    let mut set: Vec<Point> = Vec::with_capacity(omega.len());
+    // Z is `set[first..]`: dropping the oldest point increments `first`.
+    let mut set: Vec<FinishTime> = Vec::with_capacity(omega.len());
     let mut first = 0;
     let mut best = Window::NONE;
     for point in omega {
@@ -78,7 +78,7 @@ fn sorted_search(times: &PredictedTimes, find: impl Fn(&[Point], Point) -> Optio
             set.remove(first + same);
         }
         set.push(point);
-        // The first complete set is scored too, whichever worker completes it.
+        // The first complete set is scored too, no matter which worker completes it.
         let complete = set.len() - first == times.workers();
         if complete && (oldest_goes || best == Window::NONE) && best.improved_by(set[first].time, point.time) {
             best = Window { wait: point.time - set[first].time, at: point.time };

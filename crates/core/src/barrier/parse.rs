@@ -1,15 +1,15 @@
-//! Predicted times from text: one line per worker, whole numbers set apart by blanks, tabs or commas. Blank lines are
+//! Predicted times from text: one line per worker, whole numbers separated by blanks, tabs or commas. Blank lines are
 //! skipped, and a line may end in a comma.
 
 use std::num::IntErrorKind;
 use std::str::FromStr;
 
-use super::times::{PredictedTimes, TimesError};
+use super::times::{PredictedTimes, PredictedTimesError};
 
 impl FromStr for PredictedTimes {
-    type Err = TimesError;
+    type Err = PredictedTimesError;
 
-    fn from_str(text: &str) -> Result<Self, TimesError> {
+    fn from_str(text: &str) -> Result<Self, PredictedTimesError> {
         let mut matrix = Self::empty();
         let mut times = Vec::new();
         for (index, line) in text.lines().enumerate() {
@@ -27,7 +27,7 @@ impl FromStr for PredictedTimes {
     }
 }
 
-/// The fields of a line. A comma with nothing before it leaves an empty field: a number is missing there.
+/// The fields of a line. A comma without a number before it gives an empty field.
 fn fields(line: &str) -> impl Iterator<Item = &str> {
     line.split(',').flat_map(|part| {
         let missing = part.trim().is_empty().then_some("");
@@ -35,16 +35,16 @@ fn fields(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-fn time(field: &str, row: usize, column: usize) -> Result<u64, TimesError> {
+fn time(field: &str, row: usize, column: usize) -> Result<u64, PredictedTimesError> {
     field.parse().map_err(|error: std::num::ParseIntError| {
         let text = field.to_owned();
         let digits = field.strip_prefix('-').unwrap_or_default();
         if *error.kind() == IntErrorKind::PosOverflow {
-            TimesError::TooLarge { row, column, text }
+            PredictedTimesError::TooLarge { row, column, text }
         } else if !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) {
-            TimesError::Negative { row, column, text }
+            PredictedTimesError::Negative { row, column, text }
         } else {
-            TimesError::NotANumber { row, column, text }
+            PredictedTimesError::NotANumber { row, column, text }
         }
     })
 }
@@ -68,18 +68,18 @@ mod tests {
         for (text, message) in [
             ("", "no times: expected one row of whole numbers per worker"),
             (" \n\n", "no times: expected one row of whole numbers per worker"),
-            ("1 2\n3 x", r#"row 2, column 2: "x" is no whole number"#),
-            ("1 2\n3 4.5", r#"row 2, column 2: "4.5" is no whole number"#),
-            ("1 2\n\n3,,4", r#"row 3, column 2: "" is no whole number"#),
-            (",", r#"row 1, column 1: "" is no whole number"#),
-            ("1 -", r#"row 1, column 2: "-" is no whole number"#),
-            ("1 -2", "row 1, column 2: -2 is negative; times are 0 or more"),
+            ("1 2\n3 x", "row 2, column 2: 'x': expected a whole number"),
+            ("1 2\n3 4.5", "row 2, column 2: '4.5': expected a whole number"),
+            ("1 2\n\n3,,4", "row 3, column 2: '': expected a whole number"),
+            (",", "row 1, column 1: '': expected a whole number"),
+            ("1 -", "row 1, column 2: '-': expected a whole number"),
+            ("1 -2", "row 1, column 2: -2 is negative: expected 0 or more"),
             (
                 "1 18446744073709551616",
-                "row 1, column 2: 18446744073709551616 is too large; times are at most 18446744073709551615",
+                "row 1, column 2: 18446744073709551616 is too large: expected at most 18446744073709551615",
             ),
-            ("1 2\n3", "row 2 has 1 times, the first row has 2: every worker needs equally many"),
-            ("1 2\n4 3", "row 2, column 2: 3 comes after 4, but the times of a row must not fall"),
+            ("1 2\n3", "row 2 has 1 times: expected 2, as in the first row"),
+            ("1 2\n4 3", "row 2, column 2: 3 follows 4: expected times in ascending order"),
         ] {
             assert_eq!(text.parse::<PredictedTimes>().unwrap_err().to_string(), message, "{text:?}");
         }

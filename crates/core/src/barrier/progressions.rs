@@ -1,37 +1,37 @@
 //! The search among arithmetic progressions, which sweeps only the slow workers.
 //!
 //! A worker whose interval is at most `d` has a time in every window of length `d` that ends after its first time and
-//! starts before its last. So only workers slower than the best window so far can spoil a shorter one: a sweep over
-//! these rules out most starts, and the few that remain are tried against everybody. The sweep takes in more workers as
-//! the best window shrinks; when there are many, they stay a small part of all.
+//! starts before its last. So only workers slower than the best window so far can rule out a shorter one. A sweep over
+//! these workers rules out most starts, and the few that remain are checked against all workers. As the best window
+//! shrinks, the sweep includes more workers. With many workers they remain a small share of all.
 
 use std::cmp::Reverse;
 
 use super::Window;
-use super::epoch::Epoch;
+use super::time_slice::TimeSlice;
 use super::times::{Bounds, Progression};
 
-/// The fewest events that an epoch is made for, so that few workers don't make many nearly empty ones.
-const EVENTS_PER_EPOCH: usize = 128;
+/// The fewest expected events of a slice, so that few workers don't give many nearly empty slices.
+const EVENTS_PER_SLICE: usize = 128;
 
 /// A reusable search.
 #[derive(Debug, Default)]
-pub(super) struct Search {
+pub(super) struct ProgressionSearch {
     /// The slowest first.
     workers: Vec<Progression>,
     /// The next times of the workers that the sweep follows, the first ones of `workers`.
     next: Vec<u64>,
 }
 
-impl Search {
+impl ProgressionSearch {
     /// The shortest window, the earliest of equals, for workers within `bounds`.
-    pub fn shortest(&mut self, workers: &[Progression], bounds: Bounds, epoch: &mut Epoch) -> Window {
+    pub fn shortest(&mut self, workers: &[Progression], bounds: Bounds, slice: &mut TimeSlice) -> Window {
         self.workers.clear();
         self.workers.extend_from_slice(workers);
         self.workers.sort_unstable_by_key(|worker| Reverse(worker.interval));
         self.next.clear();
         self.next.reserve(workers.len());
-        epoch.reserve(workers.len().max(EVENTS_PER_EPOCH));
+        slice.reserve(workers.len().max(EVENTS_PER_SLICE));
         let Self { workers, next } = self;
 
         let mut best = Window::NONE;
@@ -40,7 +40,7 @@ impl Search {
         let mut start = bounds.earliest_start;
         let mut length = 0;
         while best.wait > 0 {
-            // Pass over starts that can't improve when they fill an epoch.
+            // Skip starts that can't improve if they fill a slice.
             let useful = first_useful_start(&best, reach);
             if useful > start.saturating_add(length) {
                 start = useful;
@@ -49,26 +49,26 @@ impl Search {
             if start > bounds.latest_start {
                 break;
             }
-            // Follow everybody who could spoil a shorter window, and at least one.
+            // Include every worker that could rule out a shorter window, and at least one.
             while next.is_empty() || workers.get(next.len()).is_some_and(|worker| worker.interval > best.wait) {
                 let time = workers[next.len()].at_or_after(start);
                 reach = reach.max(time);
                 next.push(time);
             }
-            // One interval of the fastest worker that is followed, more when they are few: nobody has more than `times`.
-            let times = (EVENTS_PER_EPOCH / next.len()).max(1) as u64;
+            // One interval of the fastest included worker, more if they are few: no worker has more than `times` times.
+            let times = (EVENTS_PER_SLICE / next.len()).max(1) as u64;
             length = workers[next.len() - 1].interval.saturating_mul(times);
             let last = bounds.latest_start.min(start.saturating_add(length - 1));
-            epoch.open(start, last, next.len() * times as usize);
+            slice.open(start, last, next.len() * times as usize);
             for (worker, next) in workers.iter().zip(&mut *next) {
                 while *next <= last {
                     let after = *next + worker.interval;
-                    epoch.push(*next, after);
+                    slice.push(*next, after);
                     *next = after;
                 }
             }
-            reach = epoch.scan(reach, &mut best, |best, start, reach| improve(best, workers, bounds, reach, start));
-            // The scan stopped at the times of the workers it followed; a window may start at another's after them.
+            reach = slice.scan(reach, &mut best, |best, start, reach| improve(best, workers, bounds, reach, start));
+            // The scan visited the times of the included workers only. A window may start at a later time of another.
             improve(&mut best, workers, bounds, reach, last);
             if last == bounds.latest_start {
                 break;
@@ -81,10 +81,11 @@ impl Search {
 
 /// The first start from which a window that ends at `reach` or later can be shorter than `best`.
 fn first_useful_start(best: &Window, reach: u64) -> u64 {
-    reach.checked_sub(best.wait).map_or(0, |hopeless| hopeless.saturating_add(1))
+    reach.checked_sub(best.wait).map_or(0, |useless| useless.saturating_add(1))
 }
 
-/// Replaces `best` by the shortest window that starts by `latest_start` and ends at `reach` or later, if one is shorter.
+/// Replaces `best` by the shortest window that starts by `latest_start` and ends at `reach` or later, if one is
+/// shorter.
 fn improve(best: &mut Window, workers: &[Progression], bounds: Bounds, reach: u64, latest_start: u64) {
     let mut start = first_useful_start(best, reach);
     while start <= latest_start && best.wait > 0 {
@@ -100,12 +101,12 @@ fn improve(best: &mut Window, workers: &[Progression], bounds: Bounds, reach: u6
     }
 }
 
-/// The end of the shortest window from `start`, or any end that makes it as long as `hopeless`.
-fn earliest_end(workers: &[Progression], bounds: Bounds, start: u64, hopeless: u64) -> u64 {
+/// The end of the shortest window from `start`, or any end that makes the window at least `limit` long.
+fn earliest_end(workers: &[Progression], bounds: Bounds, start: u64, limit: u64) -> u64 {
     let mut end = bounds.earliest_end.max(start);
     for worker in workers {
         // This one and the faster ones that follow have a time in the window.
-        if worker.interval - 1 <= end - start || end - start >= hopeless {
+        if worker.interval - 1 <= end - start || end - start >= limit {
             break;
         }
         end = end.max(worker.at_or_after(start));

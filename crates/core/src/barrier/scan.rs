@@ -11,11 +11,11 @@ pub(super) fn naive(times: &PredictedTimes) -> Window {
     loop {
         let chosen = times.rows().zip(&choice).map(|(row, &index)| row[index]);
         let (start, end) = chosen.fold((u64::MAX, 0), |(start, end), time| (start.min(time), end.max(time)));
-        // Choices come in no order of time, so the earliest of equals must be asked for.
+        // Choices are not in the order of time, so the end is compared too to find the earliest of equals.
         if (end - start, end) < (best.wait, best.at) {
             best = Window { wait: end - start, at: end };
         }
-        // Count up: the first worker that has a further time takes it, those before it begin again.
+        // Count up: the first worker with a further time takes it, and the workers before it start over.
         let Some(worker) = choice.iter().position(|&index| index + 1 < times.horizon()) else {
             return best;
         };
@@ -60,7 +60,7 @@ fn scan_from(times: &PredictedTimes, designated: impl IntoIterator<Item = usize>
     best
 }
 
-/// Lines 9–10: the first of the times nearest to `time`, by looking at every one.
+/// Lines 9–10: the first of the times nearest to `time`, by a linear search.
 fn nearest(row: &[u64], time: u64) -> usize {
     let mut nearest = 0;
     for (index, candidate) in row.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-/// Predicted finishing times: one row per worker, all rows equally long, no row ever falling.
+/// Predicted finish times: one row per worker, all rows of the same length, each in ascending order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PredictedTimes {
     times: Vec<u64>,
@@ -13,8 +13,9 @@ impl PredictedTimes {
     /// Checks rows of times, one per worker.
     ///
     /// # Errors
-    /// [`TimesError`] when there is no row, no time, or a row is ragged or falls.
-    pub fn from_rows<Row: AsRef<[u64]>>(rows: impl IntoIterator<Item = Row>) -> Result<Self, TimesError> {
+    /// [`PredictedTimesError`] if there is no row, a row has no times or the wrong length, or its times are not
+    /// ascending.
+    pub fn from_rows<Row: AsRef<[u64]>>(rows: impl IntoIterator<Item = Row>) -> Result<Self, PredictedTimesError> {
         let mut matrix = Self::empty();
         for (index, row) in rows.into_iter().enumerate() {
             matrix.push_row(index + 1, row.as_ref())?;
@@ -22,7 +23,7 @@ impl PredictedTimes {
         matrix.completed()
     }
 
-    /// Writes out the first `horizon` times of every worker.
+    /// The first `horizon` times of every progression.
     ///
     /// # Errors
     /// [`ProgressionError`] as [`Planner::plan_progressions`](super::Planner::plan_progressions) reports it.
@@ -33,12 +34,12 @@ impl PredictedTimes {
         Ok(Self { times: times.collect(), horizon: horizon as usize })
     }
 
-    /// How many workers there are; at least 1.
+    /// The number of workers; at least 1.
     pub fn workers(&self) -> usize {
         self.times.len() / self.horizon
     }
 
-    /// How many times are predicted per worker (the paper's `R`); at least 1.
+    /// The number of predicted times per worker (the paper's `R`); at least 1.
     pub fn horizon(&self) -> usize {
         self.horizon
     }
@@ -53,27 +54,27 @@ impl PredictedTimes {
         &self.times[worker * self.horizon..][..self.horizon]
     }
 
-    /// Where windows can lie.
+    /// The bounds of all windows.
     pub(super) fn bounds(&self) -> Bounds {
         let mut bounds = Bounds::NONE;
         for row in self.rows() {
-            bounds.take_in(row[0], row[self.horizon - 1]);
+            bounds.include(row[0], row[self.horizon - 1]);
         }
         bounds
     }
 
-    /// A matrix under construction, which only [`completed`](Self::completed) hands out.
+    /// A matrix under construction, to be checked with [`completed`](Self::completed).
     pub(super) fn empty() -> Self {
         Self { times: Vec::new(), horizon: 0 }
     }
 
-    /// Adds a row that messages call `number`.
-    pub(super) fn push_row(&mut self, number: usize, row: &[u64]) -> Result<(), TimesError> {
+    /// Adds a row. Errors refer to it as `number`.
+    pub(super) fn push_row(&mut self, number: usize, row: &[u64]) -> Result<(), PredictedTimesError> {
         if row.is_empty() {
-            return Err(TimesError::Empty);
+            return Err(PredictedTimesError::Empty);
         }
         if let Some(index) = row.windows(2).position(|pair| pair[1] < pair[0]) {
-            return Err(TimesError::Falls {
+            return Err(PredictedTimesError::Falls {
                 row: number,
                 column: index + 2,
                 before: row[index],
@@ -83,14 +84,14 @@ impl PredictedTimes {
         if self.times.is_empty() {
             self.horizon = row.len();
         } else if row.len() != self.horizon {
-            return Err(TimesError::Ragged { row: number, found: row.len(), expected: self.horizon });
+            return Err(PredictedTimesError::Ragged { row: number, found: row.len(), expected: self.horizon });
         }
         self.times.extend_from_slice(row);
         Ok(())
     }
 
-    pub(super) fn completed(self) -> Result<Self, TimesError> {
-        if self.times.is_empty() { Err(TimesError::Empty) } else { Ok(self) }
+    pub(super) fn completed(self) -> Result<Self, PredictedTimesError> {
+        if self.times.is_empty() { Err(PredictedTimesError::Empty) } else { Ok(self) }
     }
 }
 
@@ -121,7 +122,7 @@ impl Progression {
     }
 }
 
-/// The bounds of all windows that hold a time of every worker.
+/// The bounds of all windows that contain a time of every worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Bounds {
     /// The earliest time of all.
@@ -135,13 +136,13 @@ pub(super) struct Bounds {
 impl Bounds {
     const NONE: Self = Self { earliest_start: u64::MAX, earliest_end: 0, latest_start: u64::MAX };
 
-    fn take_in(&mut self, first: u64, last: u64) {
+    fn include(&mut self, first: u64, last: u64) {
         self.earliest_start = self.earliest_start.min(first);
         self.earliest_end = self.earliest_end.max(first);
         self.latest_start = self.latest_start.min(last);
     }
 
-    /// The bounds for `workers` over `horizon` iterations each, once they are known to be valid.
+    /// Checks the progressions and returns the bounds for `horizon` iterations of each.
     pub fn of_progressions(workers: &[Progression], horizon: u32) -> Result<Self, ProgressionError> {
         if workers.is_empty() || horizon == 0 {
             return Err(ProgressionError::Empty { workers: workers.len(), horizon });
@@ -154,31 +155,31 @@ impl Bounds {
             let length = interval.checked_mul(u64::from(horizon));
             let beyond = length.and_then(|length| next.checked_add(length));
             let beyond = beyond.ok_or(ProgressionError::TooLate { worker, next, interval, horizon })?;
-            bounds.take_in(next, beyond - interval);
+            bounds.include(next, beyond - interval);
         }
         Ok(bounds)
     }
 }
 
-/// Why rows of times, or a text of them, are no [`PredictedTimes`]. Rows and columns count from 1; in a text, a row's
-/// number is that of its line.
+/// Why rows of times, or a text of them, are not valid [`PredictedTimes`]. Rows and columns count from 1. In a text, a
+/// row's number is its line number.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum TimesError {
-    /// There is no row, or a row without times.
+pub enum PredictedTimesError {
+    /// There are no rows, or a row has no times.
     #[error("no times: expected one row of whole numbers per worker")]
     Empty,
     /// A row is longer or shorter than the first.
-    #[error("row {row} has {found} times, the first row has {expected}: every worker needs equally many")]
+    #[error("row {row} has {found} times: expected {expected}, as in the first row")]
     Ragged {
         /// The row.
         row: usize,
-        /// How many times it has.
+        /// The number of its times.
         found: usize,
-        /// How many the first row has.
+        /// The number of times in the first row.
         expected: usize,
     },
-    /// A time lies before its predecessor in the row.
-    #[error("row {row}, column {column}: {after} comes after {before}, but the times of a row must not fall")]
+    /// A time is smaller than the one before it.
+    #[error("row {row}, column {column}: {after} follows {before}: expected times in ascending order")]
     Falls {
         /// The row.
         row: usize,
@@ -189,8 +190,8 @@ pub enum TimesError {
         /// The smaller time.
         after: u64,
     },
-    /// A field is no whole number.
-    #[error("row {row}, column {column}: {text:?} is no whole number")]
+    /// A field is not a whole number.
+    #[error("row {row}, column {column}: '{text}': expected a whole number")]
     NotANumber {
         /// The row.
         row: usize,
@@ -200,7 +201,7 @@ pub enum TimesError {
         text: String,
     },
     /// A field is a negative number.
-    #[error("row {row}, column {column}: {text} is negative; times are 0 or more")]
+    #[error("row {row}, column {column}: {text} is negative: expected 0 or more")]
     Negative {
         /// The row.
         row: usize,
@@ -210,7 +211,7 @@ pub enum TimesError {
         text: String,
     },
     /// A field is a whole number of more than 64 bits.
-    #[error("row {row}, column {column}: {text} is too large; times are at most {}", u64::MAX)]
+    #[error("row {row}, column {column}: {text} is too large: expected at most {}", u64::MAX)]
     TooLarge {
         /// The row.
         row: usize,
@@ -221,25 +222,25 @@ pub enum TimesError {
     },
 }
 
-/// Why progressions can't be planned for. Workers count from 0, as in the slice.
+/// Why progressions are invalid. Workers count from 0, as in the slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum ProgressionError {
-    /// There is nothing to choose from.
-    #[error("nothing to plan: {workers} workers with {horizon} iterations each; both must be at least 1")]
+    /// There are no workers or no iterations.
+    #[error("nothing to plan for {workers} workers with {horizon} iterations each: expected at least 1 of both")]
     Empty {
-        /// How many workers were given.
+        /// The number of workers.
         workers: usize,
-        /// How many iterations were asked for.
+        /// The number of iterations.
         horizon: u32,
     },
-    /// A worker's iterations take no time.
-    #[error("worker {worker} has interval 0; it must be at least 1")]
+    /// A worker's interval is zero.
+    #[error("worker {worker} has interval 0: expected at least 1")]
     NoInterval {
         /// The worker.
         worker: usize,
     },
-    /// A worker's times, or the one that would follow them, have no 64-bit value.
-    #[error("worker {worker}: {next} + {horizon} iterations of {interval} exceed the latest time {}", u64::MAX)]
+    /// A worker's times, or the one that would follow them, do not fit into 64 bits.
+    #[error("worker {worker}: {next} plus {horizon} iterations of {interval}: expected at most {}", u64::MAX)]
     TooLate {
         /// The worker.
         worker: usize,
@@ -247,7 +248,7 @@ pub enum ProgressionError {
         next: u64,
         /// Its interval.
         interval: u64,
-        /// How many iterations were asked for.
+        /// The number of iterations.
         horizon: u32,
     },
 }
@@ -259,11 +260,11 @@ mod tests {
     #[test]
     fn rows_are_checked() {
         let falls = PredictedTimes::from_rows([vec![1, 2], vec![3, 2]]);
-        assert_eq!(falls, Err(TimesError::Falls { row: 2, column: 2, before: 3, after: 2 }));
+        assert_eq!(falls, Err(PredictedTimesError::Falls { row: 2, column: 2, before: 3, after: 2 }));
         let ragged = PredictedTimes::from_rows([vec![1, 2], vec![3]]);
-        assert_eq!(ragged, Err(TimesError::Ragged { row: 2, found: 1, expected: 2 }));
-        assert_eq!(PredictedTimes::from_rows([[]; 2]), Err(TimesError::Empty));
-        assert_eq!(PredictedTimes::from_rows([[]; 0]), Err(TimesError::Empty));
+        assert_eq!(ragged, Err(PredictedTimesError::Ragged { row: 2, found: 1, expected: 2 }));
+        assert_eq!(PredictedTimes::from_rows([[]; 2]), Err(PredictedTimesError::Empty));
+        assert_eq!(PredictedTimes::from_rows([[]; 0]), Err(PredictedTimesError::Empty));
     }
 
     #[test]

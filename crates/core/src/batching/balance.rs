@@ -3,34 +3,34 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// What samples cost a worker: `fixed + per_sample · samples` seconds, for `least` to `most` of them.
+/// A worker's time for its samples: `fixed + per_sample · samples` seconds, for `least` to `most` samples.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
     /// Seconds per sample (the paper's m), above 0.
     pub per_sample: f64,
-    /// Seconds that each iteration takes beside (the paper's b and communication time tᵐ). May be negative, as long as
-    /// `least` samples don't take less than no time.
+    /// Further seconds per iteration (the paper's b and communication time tᵐ). May be negative, as long as the time of
+    /// `least` samples is not.
     pub fixed: f64,
-    /// The fewest samples worth giving (the paper's xˢ).
+    /// The fewest samples allowed (the paper's xˢ).
     pub least: u32,
-    /// The most samples that fit (the paper's xᵒ).
+    /// The most samples allowed (the paper's xᵒ).
     pub most: u32,
 }
 
 impl Cost {
-    /// The cost of a worker that does so many samples per second and can do any number of them, but at least one.
+    /// The cost of a worker with a constant speed and no upper bound; it gets at least one sample.
     pub fn of_speed(samples_per_second: f64) -> Self {
         Cost { per_sample: 1.0 / samples_per_second, fixed: 0.0, least: 1, most: u32::MAX }
     }
 
-    /// Seconds that so many samples take.
+    /// The time of `samples` samples, in seconds.
     pub fn seconds(&self, samples: u32) -> f64 {
         self.fixed + self.per_sample * f64::from(samples)
     }
 
-    /// How many samples are done by then, within the bounds.
+    /// The number of samples done in `seconds`, clamped to the bounds.
     fn samples_by(&self, seconds: f64) -> u32 {
-        // The conversion rounds down, and to the nearest possible number what has none.
+        // The conversion rounds down and saturates.
         (((seconds - self.fixed) / self.per_sample) as u32).clamp(self.least, self.most)
     }
 }
@@ -38,31 +38,33 @@ impl Cost {
 /// Why samples can't be split.
 #[derive(Debug, Clone, Copy, PartialEq, Error)]
 pub enum BatchingError {
-    /// The bounds leave no room.
-    #[error("{total} samples can't be split: the workers take {least} at the least and {most} at the most")]
+    /// The total is outside the sum of the bounds.
+    #[error("{total} samples can't be split: expected {least} to {most}, the sums of the workers' bounds")]
     Infeasible {
-        /// How many samples there are.
+        /// The number of samples.
         total: u64,
-        /// The sum of the fewest samples of each (Σxˢ).
+        /// The sum of the lower bounds (Σxˢ).
         least: u64,
-        /// The sum of the most samples of each (Σxᵒ).
+        /// The sum of the upper bounds (Σxᵒ).
         most: u64,
     },
-    /// A cost is not one.
+    /// A cost is invalid.
     #[error(
-        "worker {worker} can't cost {fixed} s and {per_sample} s per sample: both must be finite, the second above 0, \
-         and its fewest samples must not take less than no time"
+        "worker {worker} costs {fixed} s and {per_sample} s per sample: expected finite numbers, the second above 0, \
+         and a time of its fewest samples that is not negative"
     )]
     NotACost {
         /// The worker, counted from 0.
         worker: usize,
-        /// What it costs per iteration.
+        /// Its fixed cost in seconds.
         fixed: f64,
-        /// What it costs per sample.
+        /// Its cost per sample in seconds.
         per_sample: f64,
     },
-    /// Bounds are the wrong way round.
-    #[error("worker {worker} can't take {least} samples at the least and {most} at the most")]
+    /// A lower bound is above the upper bound.
+    #[error(
+        "worker {worker} takes {least} to {most} samples: expected a lower bound that is not above the upper bound"
+    )]
     NoRoom {
         /// The worker, counted from 0.
         worker: usize,
@@ -73,18 +75,18 @@ pub enum BatchingError {
     },
 }
 
-/// Splits `total` samples so that the last worker is done as early as can be: the exact optimum of (3) with (5) over
-/// whole numbers. What can still be chosen goes to the workers that finish earliest with it.
+/// Splits `total` samples so that the last worker finishes as early as possible: the exact optimum of (3) with (5) over
+/// whole numbers. Among several optima the samples go to the workers that finish earliest with them.
 ///
 /// With speeds alone this is `xᵢ ∝ vᵢ`, rounded so that the slowest ratio is least.
 ///
 /// # Errors
-/// If a worker's cost or bounds make no sense, or the bounds of all leave no room for `total`.
+/// If a worker's cost or bounds are invalid, or `total` is outside the sum of the bounds.
 pub fn balance(costs: &[Cost], total: u64) -> Result<Vec<u32>, BatchingError> {
     check(costs, total)?;
-    // Water-filling: raise the level, the time by which all are to be done, until the samples done by then are all
-    // there are. Levels are not negative, so the order of their bits is their own, and halving the bits ends at
-    // neighbouring numbers. At twice the time that anyone can take, all are done whatever the rounding.
+    // Water-filling: raise the level, the common finish time, until the samples done by then reach the total. Levels
+    // are not negative, so they are ordered as their bits are, and bisection of the bits ends at neighbouring numbers.
+    // At twice the longest time of any worker all samples are done, whatever the rounding.
     let highest = costs.iter().map(|cost| cost.seconds(cost.most)).fold(0.0, f64::max);
     let samples_by = |level: u64| costs.iter().map(|cost| u64::from(cost.samples_by(f64::from_bits(level)))).sum();
     let (mut under, mut over) = (0, (2.0 * highest).to_bits());
@@ -101,7 +103,7 @@ pub fn balance(costs: &[Cost], total: u64) -> Result<Vec<u32>, BatchingError> {
         }
     }
     let mut batches: Vec<u32> = costs.iter().map(|cost| cost.samples_by(f64::from_bits(under))).collect();
-    // What is missing is done by the very next number.
+    // The missing samples are done at the next larger level.
     let mut missing = total - batches.iter().map(|&batch| u64::from(batch)).sum::<u64>();
     for (batch, cost) in batches.iter_mut().zip(costs) {
         let more = missing.min(u64::from(cost.samples_by(f64::from_bits(over)) - *batch));
@@ -152,7 +154,7 @@ mod tests {
         costs.iter().zip(batches).map(|(cost, &batch)| cost.seconds(batch)).fold(0.0, f64::max)
     }
 
-    /// The least of the longest times, by trying everything.
+    /// The shortest longest time, by trying every split.
     fn brute_force(costs: &[Cost], total: u64) -> Option<f64> {
         let Some((first, rest)) = costs.split_first() else { return (total == 0).then_some(0.0) };
         let choices = (first.least..=first.most).filter(|&batch| u64::from(batch) <= total);
@@ -194,7 +196,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn nothing_is_faster(costs in prop::collection::vec(cost(), 1..6), share in 0.0..1.0_f64) {
+        fn no_other_split_is_faster(costs in prop::collection::vec(cost(), 1..6), share in 0.0..1.0_f64) {
             let least: u32 = costs.iter().map(|cost| cost.least).sum();
             let most: u32 = costs.iter().map(|cost| cost.most).sum();
             let total = u64::from(least + ((most - least) as f64 * share) as u32);
@@ -212,7 +214,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 20, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn real_numbers_are_no_faster(
+        fn the_continuous_optimum_is_hardly_faster(
             seeds in prop::collection::vec((0.001..0.05_f64, 0.0..2.0_f64, 1..100_u32, 0..2_000_u32), 100..400),
             share in 0.05..0.95_f64,
         ) {
@@ -225,7 +227,7 @@ mod tests {
             let total = least + ((most - least) as f64 * share) as u64;
             let found = longest(&costs, &balance(&costs, total).unwrap());
             let bound = relaxed(&costs, total);
-            // Rounding costs less than the dearest sample.
+            // Rounding costs less than the most expensive sample.
             prop_assert!(found > bound - 1e-5 * bound, "{found} beats the bound {bound}");
             prop_assert!(found < bound + 0.05 + 1e-5 * bound, "{found} is far above the bound {bound}");
         }
@@ -235,26 +237,26 @@ mod tests {
     fn speeds_alone_give_proportional_batches() {
         let costs: Vec<Cost> = [10.0, 20.0, 30.0, 40.0].map(Cost::of_speed).to_vec();
         assert_eq!(balance(&costs, 1000).unwrap(), [100, 200, 300, 400]);
-        // 3.33 each: one of them gets the fourth.
+        // 3.33 each: one worker gets a fourth sample.
         let batches = balance(&[Cost::of_speed(1.0); 3], 10).unwrap();
         assert_eq!(batches.iter().sum::<u32>(), 10);
         assert!(batches.iter().all(|batch| (3..=4).contains(batch)));
-        // However slow, everyone gets a sample.
+        // Even a very slow worker gets a sample.
         assert_eq!(balance(&[Cost::of_speed(1e-300), Cost::of_speed(1e9)], 64).unwrap(), [1, 63]);
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_both_sums() {
+    fn invalid_costs_and_totals_are_refused() {
         let cost = Cost { per_sample: 1.0, fixed: 0.0, least: 10, most: 20 };
         let error = |costs: &[Cost], total| balance(costs, total).unwrap_err().to_string();
-        let infeasible = "19 samples can't be split: the workers take 20 at the least and 40 at the most";
+        let infeasible = "19 samples can't be split: expected 20 to 40, the sums of the workers' bounds";
         assert_eq!(error(&[cost, cost], 19), infeasible);
-        assert!(error(&[cost, cost], 41).contains("20 at the least and 40 at the most"));
-        assert!(error(&[], 1).contains("0 at the least and 0 at the most"));
+        assert!(error(&[cost, cost], 41).contains("expected 20 to 40, the sums"));
+        assert!(error(&[], 1).contains("expected 0 to 0, the sums"));
         for per_sample in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-            assert!(error(&[Cost { per_sample, ..cost }], 10).starts_with("worker 0 can't cost 0 s and"));
+            assert!(error(&[Cost { per_sample, ..cost }], 10).starts_with("worker 0 costs 0 s and"));
         }
-        assert!(error(&[cost, Cost { fixed: f64::NAN, ..cost }], 20).starts_with("worker 1 can't cost NaN s"));
-        assert!(error(&[Cost { least: 21, ..cost }], 20).contains("21 samples at the least and 20 at the most"));
+        assert!(error(&[cost, Cost { fixed: f64::NAN, ..cost }], 20).starts_with("worker 1 costs NaN s"));
+        assert!(error(&[Cost { least: 21, ..cost }], 20).contains("worker 0 takes 21 to 20 samples"));
     }
 }

@@ -1,63 +1,64 @@
-//! Devices that are measured before they are used: LB-BSP's GPU workers.
+//! Profiles the devices of LB-BSP's GPU workers before use.
 
-use super::{Cost, Point, Profile};
+use super::{Cost, Profile, ProfilePoint};
 use crate::WorkerId;
 
-/// What is known of each worker's device. It outlasts the worker's leaving: who comes back is not measured again.
+/// The profiles of all workers' devices. A worker that leaves and rejoins is not measured again.
 #[derive(Debug)]
 pub struct Devices {
     batch: u32,
-    seats: Vec<Device>,
+    devices: Vec<DeviceState>,
 }
 
+/// One device's measurements, and its profile when they are complete.
 #[derive(Debug, Clone, Default)]
-struct Device {
-    points: Vec<Point>,
+struct DeviceState {
+    points: Vec<ProfilePoint>,
     profile: Option<Profile>,
 }
 
 impl Devices {
-    /// Devices that nothing is known of, for a user who chose batches of this size: that much fits.
+    /// Devices without measurements. `batch` is the user's batch size, which is assumed to fit into memory.
     pub fn new(batch: u32) -> Self {
-        Devices { batch, seats: Vec::new() }
+        Devices { batch, devices: Vec::new() }
     }
 
-    fn seat(&mut self, worker: WorkerId) -> &mut Device {
-        if worker.index() >= self.seats.len() {
-            self.seats.resize_with(worker.index() + 1, Device::default);
+    fn device_mut(&mut self, worker: WorkerId) -> &mut DeviceState {
+        if worker.index() >= self.devices.len() {
+            self.devices.resize_with(worker.index() + 1, DeviceState::default);
         }
-        &mut self.seats[worker.index()]
+        &mut self.devices[worker.index()]
     }
 
-    /// A batch was measured. Only those that [`probe`](Devices::probe) asked for count.
-    pub fn observe(&mut self, worker: WorkerId, point: Point) {
+    /// Adds a measured batch. It is ignored unless it has the size that [`probe`](Devices::probe) returned.
+    pub fn observe(&mut self, worker: WorkerId, point: ProfilePoint) {
         let batch = self.batch;
-        let device = self.seat(worker);
+        let device = self.device_mut(worker);
         if device.profile.is_some() || Profile::next_probe(&device.points, batch) != Some(point.samples) {
             return;
         }
         let memory = point.memory.filter(|memory| memory.is_finite() && (0.0..=1.0).contains(memory));
-        // A time that can't be is counted as next to none, so that measuring comes to an end.
+        // An invalid time counts as almost zero, so that profiling ends.
         let seconds = if point.seconds.is_finite() { point.seconds.max(1e-9) } else { 1e-9 };
-        device.points.push(Point { seconds, memory, ..point });
+        device.points.push(ProfilePoint { seconds, memory, ..point });
         if Profile::next_probe(&device.points, batch).is_none() {
             device.profile =
                 Some(Profile::fit(&device.points).unwrap_or_else(|| Profile::rough(&device.points, batch)));
         }
     }
 
-    /// The size that the worker is to be measured with next; `None` if enough is known of it.
+    /// The next size to measure the worker's device with; `None` when profiling is complete.
     pub fn probe(&self, worker: WorkerId) -> Option<u32> {
-        match self.seats.get(worker.index()) {
+        match self.devices.get(worker.index()) {
             Some(device) if device.profile.is_some() => None,
             Some(device) => Profile::next_probe(&device.points, self.batch),
             None => Profile::next_probe(&[], self.batch),
         }
     }
 
-    /// What samples cost the worker, without communication; `None` while it is being measured.
+    /// The cost of the worker's samples without communication; `None` while its device is being measured.
     pub fn cost(&self, worker: WorkerId) -> Option<Cost> {
-        Some(self.seats.get(worker.index())?.profile?.cost())
+        Some(self.devices.get(worker.index())?.profile?.cost())
     }
 }
 
@@ -70,28 +71,28 @@ mod tests {
     fn measure(devices: &mut Devices, seconds: impl Fn(u32) -> f64) {
         while let Some(samples) = devices.probe(WORKER) {
             assert_eq!(devices.cost(WORKER), None);
-            devices.observe(WORKER, Point { samples, seconds: seconds(samples), memory: None });
+            devices.observe(WORKER, ProfilePoint { samples, seconds: seconds(samples), memory: None });
         }
     }
 
     #[test]
     fn a_device_is_measured_once() {
         let mut devices = Devices::new(64);
-        // A stale report of another size is passed over.
-        devices.observe(WORKER, Point { samples: 64, seconds: 9.0, memory: None });
+        // A stale report of another size is ignored.
+        devices.observe(WORKER, ProfilePoint { samples: 64, seconds: 9.0, memory: None });
         measure(&mut devices, |samples| 0.1 + 0.01 * f64::from(samples));
         let cost = devices.cost(WORKER).unwrap();
         assert!((cost.seconds(50) - 0.6).abs() < 1e-9, "{cost:?}");
-        devices.observe(WORKER, Point { samples: 8, seconds: 9.0, memory: None });
+        devices.observe(WORKER, ProfilePoint { samples: 8, seconds: 9.0, memory: None });
         assert_eq!(devices.cost(WORKER), Some(cost));
     }
 
     #[test]
-    fn nonsense_ends_in_something_that_can_be_used() {
-        for nonsense in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+    fn invalid_times_end_in_a_usable_cost() {
+        for invalid in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             for batch in [1, 64] {
                 let mut devices = Devices::new(batch);
-                measure(&mut devices, |_| nonsense);
+                measure(&mut devices, |_| invalid);
                 let cost = devices.cost(WORKER).unwrap();
                 assert!(cost.per_sample > 0.0 && cost.least <= cost.most && cost.seconds(1) >= 0.0, "{cost:?}");
             }

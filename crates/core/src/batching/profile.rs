@@ -1,54 +1,55 @@
-//! What measured points say of a worker (LB-BSP, section 3.3).
+//! Fits a profile to a worker's measured points (LB-BSP, section 3.3).
 
 use super::Cost;
 
-/// How much of its memory a worker may fill: the rest is for what was not measured.
+/// The share of its memory that a worker may fill. The rest is a reserve for what was not measured.
 const MEMORY_LIMIT: f64 = 0.9;
 
-/// The sizes to try, as shares of the size the user chose. Sizes below it are safe; those above are tried only where
-/// the memory taken so far says that they fit.
+/// The sizes to measure, as shares of the user's size. Smaller sizes are safe. Larger ones are tried only if they fit
+/// according to the memory used so far.
 const SIZES: [f64; 6] = [0.125, 0.25, 0.5, 1.0, 2.0, 4.0];
 
-/// How often each size is tried: the median of so many forgives one that went wrong.
+/// How often each size is measured. The median of three tolerates one wrong measurement.
 const REPEATS: usize = 3;
 
 /// One measured batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Point {
-    /// How many samples it had.
+pub struct ProfilePoint {
+    /// The number of samples.
     pub samples: u32,
-    /// How long they were computed, in seconds.
+    /// The compute time in seconds.
     pub seconds: f64,
-    /// The share of the worker's memory in use with it, 0 to 1, if it is known.
+    /// The share of the worker's memory in use, 0 to 1; `None` if unknown.
     pub memory: Option<f64>,
 }
 
-/// A worker's computing time by batch size: constant up to `least` samples, where the device is not filled, then
-/// `fixed + per_sample · samples` up to `most`, where its memory is.
+/// A worker's compute time by batch size: constant up to `least` samples, where the device is not fully used, then
+/// `fixed + per_sample · samples` up to `most`, where its memory is full.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Profile {
     /// Seconds per sample (the paper's m).
     pub per_sample: f64,
-    /// Seconds that come on top (the paper's b); the line's, so it may be negative.
+    /// Further seconds per iteration (the paper's b). It is the intercept of a line, so it may be negative.
     pub fixed: f64,
-    /// Where the line begins (the paper's xˢ): fewer samples are no faster.
+    /// Where the line begins (the paper's xˢ): smaller batches are no faster.
     pub least: u32,
-    /// The most samples that fit (the paper's xᵒ). Where memory is not known, the most that were tried.
+    /// The most samples that fit (the paper's xᵒ). If the memory is not known, the largest size that was measured.
     pub most: u32,
 }
 
 impl Profile {
-    /// The size to measure next, given what was measured; `None` when it is enough. A size above `batch`, the user's, is
-    /// tried only if the memory that smaller ones took says that it fits: a worker is never driven out of memory.
-    pub fn next_probe(points: &[Point], batch: u32) -> Option<u32> {
+    /// The size to measure next, given the points so far; `None` when they are complete. A size above `batch`, the
+    /// user's size, is measured only if it fits according to the memory of smaller ones, so no worker runs out of
+    /// memory.
+    pub fn next_probe(points: &[ProfilePoint], batch: u32) -> Option<u32> {
         let share = SIZES.get(points.len() / REPEATS)?;
         let size = ((f64::from(batch) * share) as u32).max(1);
         (size <= batch || most_that_fit(points).is_some_and(|most| size <= most)).then_some(size)
     }
 
-    /// Fits a profile. Medians and median slopes (Theil–Sen) keep single wrong measurements from mattering. `None` if
-    /// the points are of fewer than two sizes or time does not grow with size.
-    pub fn fit(points: &[Point]) -> Option<Profile> {
+    /// Fits a profile. Medians and median slopes (Theil–Sen) make it robust against single wrong measurements. `None`
+    /// if the points have fewer than two sizes or time does not grow with size.
+    pub fn fit(points: &[ProfilePoint]) -> Option<Profile> {
         let times = medians(points.iter().map(|point| (point.samples, point.seconds)));
         let tried = times.last()?.0 as u32;
         let candidates = (0..times.len() - 1).filter_map(|split| Bend::fit(&times, split));
@@ -58,13 +59,13 @@ impl Profile {
         Some(Profile { per_sample: bend.slope, fixed: bend.intercept, least, most })
     }
 
-    /// What can be said where no line fits: time in proportion to size, up to the user's.
-    pub(super) fn rough(points: &[Point], batch: u32) -> Profile {
+    /// A fallback if no line fits: time proportional to size, up to the user's size.
+    pub(super) fn rough(points: &[ProfilePoint], batch: u32) -> Profile {
         let per_sample = median(points.iter().map(|point| point.seconds / f64::from(point.samples)).collect());
         Profile { per_sample, fixed: 0.0, least: 1, most: batch }
     }
 
-    /// What samples cost, communication apart.
+    /// The cost of samples, without communication.
     pub fn cost(&self) -> Cost {
         let Profile { per_sample, fixed, least, most } = *self;
         Cost { per_sample, fixed, least, most }
@@ -73,9 +74,9 @@ impl Profile {
 
 /// A constant, then a line.
 struct Bend {
-    /// The constant; `None` if the line is all there is.
+    /// The constant; `None` if there is only the line.
     level: Option<f64>,
-    /// Where the line was seen first.
+    /// The first size on the line.
     first: f64,
     slope: f64,
     intercept: f64,
@@ -105,8 +106,8 @@ impl Bend {
     }
 }
 
-/// How many samples fit by what they took of the memory; `None` if that is not known.
-fn most_that_fit(points: &[Point]) -> Option<u32> {
+/// The most samples that fit, extrapolated from the memory in use; `None` if that is not known.
+fn most_that_fit(points: &[ProfilePoint]) -> Option<u32> {
     let taken = points.iter().filter_map(|point| point.memory.map(|memory| (point.samples, memory)));
     let (slope, intercept) = theil_sen(&medians(taken))?;
     (slope > 0.0).then(|| ((MEMORY_LIMIT - intercept) / slope) as u32)
@@ -146,9 +147,9 @@ mod tests {
 
     use super::*;
 
-    /// Probes a device whose time is constant up to `least` and whose memory is full at `most`, with noise, and with a
-    /// measurement in five that is far off.
-    fn probe(truth: Profile, batch: u32, noise: f64, seed: u64) -> Vec<Point> {
+    /// Measures a device whose time is constant up to `least` and whose memory is full at `most`, with noise. One
+    /// measurement in five is far off.
+    fn probe(truth: Profile, batch: u32, noise: f64, seed: u64) -> Vec<ProfilePoint> {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
         let mut points = Vec::new();
         while let Some(samples) = Profile::next_probe(&points, batch) {
@@ -157,7 +158,7 @@ mod tests {
             let factor = 1.0 + noise * (2.0 * random.random::<f64>() - 1.0);
             let wrong = if noise > 0.0 && points.len() % 5 == 2 { 3.0 } else { 1.0 };
             let memory = 0.1 + 0.9 * f64::from(samples) / f64::from(truth.most);
-            points.push(Point { samples, seconds: clean * factor * wrong, memory: Some(memory) });
+            points.push(ProfilePoint { samples, seconds: clean * factor * wrong, memory: Some(memory) });
         }
         points
     }
@@ -165,17 +166,17 @@ mod tests {
     const G2: Profile = Profile { per_sample: 0.001, fixed: 0.08, least: 60, most: 384 };
 
     #[test]
-    fn a_clean_device_is_found_as_it_is() {
+    fn a_profile_without_noise_is_fitted_exactly() {
         let found = Profile::fit(&probe(G2, 380, 0.0, 1)).unwrap();
         assert!((found.per_sample / G2.per_sample - 1.0).abs() < 1e-6, "{found:?}");
         assert!((found.fixed / G2.fixed - 1.0).abs() < 1e-6, "{found:?}");
         assert!(found.least.abs_diff(G2.least) <= 1, "{found:?}");
-        // A tenth of the memory is left free, an eleventh of it for the batch.
+        // A tenth of the memory stays free.
         assert!(found.most < G2.most && found.most > G2.most * 8 / 10, "{found:?}");
     }
 
     #[test]
-    fn noise_and_wrong_measurements_hardly_matter() {
+    fn the_fit_is_robust_against_noise_and_wrong_measurements() {
         for seed in 0..50 {
             let found = Profile::fit(&probe(G2, 380, 0.02, seed)).unwrap();
             let at = |samples: f64| found.fixed + found.per_sample * samples;
@@ -188,19 +189,19 @@ mod tests {
     }
 
     #[test]
-    fn without_memory_nothing_larger_than_the_users_size_is_tried() {
+    fn without_memory_no_size_above_the_users_is_measured() {
         let mut points = Vec::new();
         while let Some(samples) = Profile::next_probe(&points, 64) {
             assert!(samples <= 64);
-            points.push(Point { samples, seconds: f64::from(samples), memory: None });
+            points.push(ProfilePoint { samples, seconds: f64::from(samples), memory: None });
         }
         assert_eq!(points.len(), 12);
         assert_eq!(Profile::fit(&points).unwrap().most, 64);
     }
 
     #[test]
-    fn too_little_gives_no_profile() {
-        let point = |samples, seconds| Point { samples, seconds, memory: None };
+    fn too_few_points_give_no_profile() {
+        let point = |samples, seconds| ProfilePoint { samples, seconds, memory: None };
         assert_eq!(Profile::fit(&[]), None);
         assert_eq!(Profile::fit(&[point(8, 1.0), point(8, 1.1)]), None);
         assert_eq!(Profile::fit(&[point(8, 1.0), point(16, 0.5)]), None);

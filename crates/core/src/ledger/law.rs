@@ -1,4 +1,4 @@
-//! The laws, and what is said when one is broken.
+//! The laws of a scheme, and the errors of a ledger.
 
 use std::fmt;
 
@@ -9,55 +9,58 @@ use crate::{TaskId, Time, Until, Version, WorkerId};
 /// A law that a scheme broke.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum Law {
-    /// An update is committed or discarded exactly once, after it arrived and while its worker is there.
-    #[error("{task} was settled, but no update of it is waiting to be")]
+    /// An update is committed or discarded exactly once, after it has arrived and while its worker is joined.
+    #[error("the update of {task} was committed or discarded, but no such update is pending")]
     NothingToSettle {
         /// The update.
         task: TaskId,
     },
-    /// A worker that has newer work in its queue when it is done keeps what it computed: it is late.
-    #[error("{task} was committed, but newer work was queued behind it, so it was never sent")]
+    /// A worker that has a newer version queued when it finishes a task does not send that task's update: it is late.
+    #[error("the update of {task} was committed, but a newer version was queued behind it, so it was never sent")]
     Withheld {
         /// The update.
         task: TaskId,
     },
-    /// A version is made of updates.
-    #[error("a commit without updates")]
+    /// A commit has at least one update.
+    #[error("a commit has no updates")]
     EmptyCommit,
-    /// Work is given to workers that are there.
-    #[error("{worker} was given work, but is not there")]
-    AssignedToNobody {
+    /// Work is assigned to joined workers only.
+    #[error("work was assigned to {worker}, which has not joined")]
+    AssignedToAbsent {
         /// The worker.
         worker: WorkerId,
     },
-    /// Work has samples.
-    #[error("{worker} was given work without samples")]
+    /// An assignment has at least one sample and one iteration.
+    #[error("work without samples was assigned to {worker}")]
     NoSamples {
         /// The worker.
         worker: WorkerId,
     },
-    /// Gradients go to an optimizer, model differences into a mean.
-    #[error("{task} is {}, which the commit can't take", if *local { "a model difference" } else { "a gradient" })]
+    /// Gradients are committed with an optimizer step, model differences with an average.
+    #[error(
+        "the update of {task} is {}, which does not fit the commit's step",
+        if *local { "a model difference" } else { "a gradient" }
+    )]
     WrongStep {
         /// The update.
         task: TaskId,
-        /// Whether it comes of local iterations.
+        /// Whether it is the result of local iterations.
         local: bool,
     },
-    /// How long work that asks goes on is not known, nor which samples come after it.
-    #[error("{worker} was given work while it is at local iterations that have no set end")]
+    /// Nothing is queued behind work that asks: its length, and so the offset of the next samples, is not known.
+    #[error("work was queued for {worker} behind local iterations of unknown length")]
     QueuedBehindQuestions {
         /// The worker.
         worker: WorkerId,
     },
-    /// Local iterations are collected, or gone on with, when some are done and asked about.
-    #[error("{worker} was answered, but has asked nothing")]
+    /// Local iterations are continued or collected only after a question.
+    #[error("{worker} was answered, but has not asked")]
     NothingAsked {
         /// The worker.
         worker: WorkerId,
     },
-    /// A worker that waits for an answer gets one.
-    #[error("{worker} waits for an answer and was given none")]
+    /// A worker that waits for an answer gets one in the same turn.
+    #[error("{worker} waits for an answer and got none")]
     Unanswered {
         /// The worker.
         worker: WorkerId,
@@ -69,19 +72,19 @@ pub enum Law {
         worker: WorkerId,
     },
     /// Only an idle worker can be held.
-    #[error("{worker} was told to wait, but is not idle")]
+    #[error("{worker} was held, but is not idle")]
     HeldWhileNotIdle {
         /// The worker.
         worker: WorkerId,
     },
-    /// Every live worker works or waits for something.
-    #[error("{worker} is idle and was given neither work nor something to wait for")]
-    Forgotten {
+    /// Every joined worker works or waits for something.
+    #[error("{worker} was left idle, with neither work nor something to wait for")]
+    LeftIdle {
         /// The worker.
         worker: WorkerId,
     },
     /// What a worker waits for can still happen.
-    #[error("{worker} waits for {}, which can never come", until_in_words(until))]
+    #[error("{worker} waits for {}, which can never happen", describe(until))]
     WaitsForNothing {
         /// The worker.
         worker: WorkerId,
@@ -89,57 +92,57 @@ pub enum Law {
         until: Until,
     },
     /// Timers lie in the future.
-    #[error("a timer was set for {at}, which is not after {now}")]
+    #[error("a timer was set for {at}: expected a time after {now}")]
     TimerInThePast {
-        /// When it was set for.
+        /// The time of the timer.
         at: Time,
-        /// When it was set.
+        /// The present time.
         now: Time,
     },
 }
 
-fn until_in_words(until: &Until) -> String {
+fn describe(until: &Until) -> String {
     match until {
         Until::Commit => "a commit".into(),
-        Until::Worker(worker) => worker.to_string(),
+        Until::Worker(worker) => format!("a report of {worker}"),
         Until::Timer => "a timer".into(),
     }
 }
 
-/// Why an event was not accepted. Nothing has changed: it cost only its sender.
+/// Why an event was refused. The ledger is unchanged.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum Refusal {
-    /// The worker is there already.
-    #[error("{0} is there already")]
-    Present(WorkerId),
-    /// The worker is not there.
-    #[error("{0} is not there")]
-    Absent(WorkerId),
+    /// The worker has already joined.
+    #[error("{0} has already joined")]
+    AlreadyJoined(WorkerId),
+    /// The worker has not joined, or has left.
+    #[error("{0} has not joined")]
+    NotJoined(WorkerId),
     /// The task is not running: never assigned, interrupted, or reported before.
     #[error("{0} is not running")]
     NotRunning(TaskId),
-    /// The task does not ask, or not after so many iterations.
-    #[error("{task} asks after {iterations} iterations; {expected}")]
-    NoQuestion {
+    /// The task does not ask, or not after this number of iterations.
+    #[error("{task} asked after {iterations} iterations: expected {expected}")]
+    UnexpectedQuestion {
         /// The task.
         task: TaskId,
-        /// How many iterations it says are done.
+        /// The number of iterations in the question.
         iterations: u32,
         /// What was expected.
         expected: &'static str,
     },
-    /// The task goes on until it is told to send.
-    #[error("{0} was not told to send what it has")]
+    /// A task that asks reports only after its update is collected.
+    #[error("{0} reported before its update was collected")]
     NotCollected(TaskId),
-    /// A commit must be confirmed, once, before anything else happens.
+    /// A commit must be confirmed, once, before any other event.
     #[error("expected {expected}")]
     OutOfTurn {
         /// What was expected.
-        expected: Expected,
+        expected: ExpectedEvent,
     },
     /// Time does not run backwards.
-    #[error("the event is of {now}, but it is {latest} already")]
-    Past {
+    #[error("the event is at {now}: expected {latest} or later, the time of the last event")]
+    OutOfOrder {
         /// The event's time.
         now: Time,
         /// The time of the event before.
@@ -147,20 +150,20 @@ pub enum Refusal {
     },
 }
 
-/// Which event a ledger was waiting for.
+/// The event that a ledger expected.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Expected {
+pub enum ExpectedEvent {
     /// The confirmation of this version's commit.
     Confirmation(Version),
-    /// Anything but the confirmation of a commit.
+    /// Any event except the confirmation of a commit.
     NoConfirmation,
 }
 
-impl fmt::Display for Expected {
+impl fmt::Display for ExpectedEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Expected::Confirmation(version) => write!(f, "the confirmation of {version}"),
-            Expected::NoConfirmation => write!(f, "no confirmation, for nothing was committed"),
+            ExpectedEvent::Confirmation(version) => write!(f, "the confirmation of {version}"),
+            ExpectedEvent::NoConfirmation => write!(f, "no confirmation, since no commit is pending"),
         }
     }
 }
@@ -176,7 +179,7 @@ pub struct LawBroken {
 
 impl fmt::Display for LawBroken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the scheme broke a law: {}; what led to it, oldest first:", self.law)?;
+        write!(f, "the scheme broke a law: {}. The latest events and decisions, oldest first:", self.law)?;
         for line in &self.history {
             write!(f, "\n  {line}")?;
         }
@@ -189,10 +192,10 @@ impl std::error::Error for LawBroken {}
 /// Why a [`Ledger`](crate::Ledger) returned no decisions.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum LedgerError {
-    /// The event was wrong; go on without it.
+    /// The event was invalid. The ledger is unchanged and can be used further.
     #[error("event refused: {0}")]
     Refused(#[from] Refusal),
-    /// The scheme is wrong; the run is over.
+    /// The scheme broke a law. The ledger must not be used further.
     #[error(transparent)]
     Broken(#[from] Box<LawBroken>),
 }

@@ -1,4 +1,4 @@
-//! The ledger around every scheme: it keeps the laws, whatever the scheme does.
+//! The ledger that runs a scheme and checks its laws.
 
 mod law;
 mod state;
@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use crate::{Action, Decision, Event, Question, Scheme, Time, Until, Version, WorkerId};
 use state::LedgerState;
 
-pub use law::{Expected, Law, LawBroken, LedgerError, Refusal};
+pub use law::{ExpectedEvent, Law, LawBroken, LedgerError, Refusal};
 pub use state::SampleCounts;
 pub use turn::Turn;
 
@@ -17,23 +17,23 @@ pub use turn::Turn;
 const HISTORY: usize = 256;
 
 #[derive(Debug, Clone)]
-enum Line {
+enum HistoryLine {
     Event(Time, Event),
     Decision(Decision),
 }
 
-/// Runs one scheme by the laws.
+/// Runs one scheme and checks that it keeps the [laws](Law).
 ///
 /// Call [`handle`](Ledger::handle) with one event after another and carry out the decisions it returns, in order.
 /// After an [`Action::Commit`] the next event must be its [`Event::Committed`]; several commits of one turn are
 /// confirmed one by one. At [`next_timer`](Ledger::next_timer) feed [`Event::Timer`].
 pub struct Ledger {
     scheme: Box<dyn Scheme>,
-    books: LedgerState,
+    state: LedgerState,
     latest: Time,
     unconfirmed: VecDeque<Version>,
     decisions: Vec<Decision>,
-    history: VecDeque<Line>,
+    history: VecDeque<HistoryLine>,
 }
 
 impl Ledger {
@@ -41,7 +41,7 @@ impl Ledger {
     pub fn new(scheme: Box<dyn Scheme>) -> Self {
         Ledger {
             scheme,
-            books: LedgerState::default(),
+            state: LedgerState::default(),
             latest: Time::START,
             unconfirmed: VecDeque::new(),
             decisions: Vec::new(),
@@ -49,43 +49,43 @@ impl Ledger {
         }
     }
 
-    /// Tells the scheme of an event and returns what it decides.
+    /// Passes an event to the scheme and returns its decisions.
     ///
     /// # Errors
-    /// [`LedgerError::Refused`] if the event can't be: nothing has changed then. [`LedgerError::Broken`] if the scheme
-    /// broke a law: the ledger must not be used further.
+    /// [`LedgerError::Refused`] if the event is invalid; the ledger is unchanged then. [`LedgerError::Broken`] if the
+    /// scheme broke a law; the ledger must not be used further.
     pub fn handle(&mut self, now: Time, event: Event) -> Result<&[Decision], LedgerError> {
         if now < self.latest {
-            return Err(Refusal::Past { now, latest: self.latest }.into());
+            return Err(Refusal::OutOfOrder { now, latest: self.latest }.into());
         }
         match (self.unconfirmed.front(), &event) {
             (Some(expected), Event::Committed { version, .. }) if version == expected => {}
             (Some(&expected), _) => {
-                return Err(Refusal::OutOfTurn { expected: Expected::Confirmation(expected) }.into());
+                return Err(Refusal::OutOfTurn { expected: ExpectedEvent::Confirmation(expected) }.into());
             }
             (None, Event::Committed { .. }) => {
-                return Err(Refusal::OutOfTurn { expected: Expected::NoConfirmation }.into());
+                return Err(Refusal::OutOfTurn { expected: ExpectedEvent::NoConfirmation }.into());
             }
             (None, _) => {}
         }
 
         self.decisions.clear();
-        let mut turn = Turn { now, books: &mut self.books, decisions: &mut self.decisions, broken: None };
+        let mut turn = Turn { now, state: &mut self.state, decisions: &mut self.decisions, broken: None };
         match event {
             Event::Joined { worker } => {
-                turn.books.join(worker)?;
+                turn.state.join(worker)?;
                 self.scheme.on_joined(&mut turn, worker);
             }
             Event::Left { worker } => {
-                turn.books.leave(worker)?;
+                turn.state.leave(worker)?;
                 self.scheme.on_left(&mut turn, worker);
             }
             Event::Reported { task, report } => {
-                let update = turn.books.report(now, task, report)?;
+                let update = turn.state.report(now, task, report)?;
                 self.scheme.on_reported(&mut turn, &update);
             }
             Event::Asked { task, iterations, report } => {
-                turn.books.ask(task, iterations)?;
+                turn.state.ask(task, iterations)?;
                 self.scheme.on_asked(&mut turn, &Question { task, iterations, report });
             }
             Event::Committed { ref aggregate, .. } => {
@@ -93,25 +93,25 @@ impl Ledger {
                 self.scheme.on_committed(&mut turn, aggregate.as_ref());
             }
             Event::Timer => {
-                turn.books.timer(now);
+                turn.state.timer(now);
                 self.scheme.on_timer(&mut turn);
             }
         }
         let broken = turn.broken.take();
         self.latest = now;
-        self.remember(now, event);
-        let closed = broken.map_or_else(|| self.books.close_turn(), Err);
+        self.record(now, event);
+        let closed = broken.map_or_else(|| self.state.close_turn(), Err);
         if let Err(law) = closed {
-            let history = self.history.iter().map(Line::to_string).collect();
+            let history = self.history.iter().map(HistoryLine::to_string).collect();
             return Err(LedgerError::Broken(Box::new(LawBroken { law, history })));
         }
         Ok(&self.decisions)
     }
 
-    fn remember(&mut self, now: Time, event: Event) {
+    fn record(&mut self, now: Time, event: Event) {
         let skipped = self.decisions.len().saturating_sub(HISTORY - 1);
-        let decisions = self.decisions.iter().skip(skipped).cloned().map(Line::Decision);
-        for line in std::iter::once(Line::Event(now, event)).chain(decisions) {
+        let decisions = self.decisions.iter().skip(skipped).cloned().map(HistoryLine::Decision);
+        for line in std::iter::once(HistoryLine::Event(now, event)).chain(decisions) {
             if self.history.len() == HISTORY {
                 self.history.pop_front();
             }
@@ -126,7 +126,7 @@ impl Ledger {
 
     /// When [`Event::Timer`] is due.
     pub fn next_timer(&self) -> Option<Time> {
-        self.books.timers.first().copied()
+        self.state.timers.first().copied()
     }
 
     /// Whether the scheme [compensates](Scheme::compensates).
@@ -136,36 +136,36 @@ impl Ledger {
 
     /// The newest version of the model.
     pub fn version(&self) -> Version {
-        self.books.version
+        self.state.version
     }
 
-    /// How many workers there are.
+    /// The number of joined workers.
     pub fn live(&self) -> usize {
-        self.books.live
+        self.state.live
     }
 
-    /// Where all samples went.
+    /// What became of all assigned samples.
     pub fn samples(&self) -> SampleCounts {
-        self.books.samples
+        self.state.samples
     }
 
-    /// Whether no arrived update waits to be settled. What has happened up to such a moment can be
-    /// [handled](Ledger::handle) again by a fresh ledger without the updates' gradients: the run can go on from there.
+    /// Whether every arrived update is committed or discarded. The events up to such a moment can be
+    /// [replayed](Ledger::handle) by a new ledger without the updates' gradients, so a run can resume from there.
     pub fn is_settled(&self) -> bool {
-        self.books.is_settled()
+        self.state.is_settled()
     }
 
-    /// What an idle worker waits for; `None` if it works or is not there.
+    /// What an idle worker waits for; `None` if it works or has not joined.
     pub fn waits_for(&self, worker: WorkerId) -> Option<Until> {
-        self.books.hold(worker)
+        self.state.hold(worker)
     }
 }
 
-impl std::fmt::Display for Line {
+impl std::fmt::Display for HistoryLine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Line::Event(now, event) => write!(f, "{now}: {event:?}"),
-            Line::Decision(decision) => write!(f, "  {:?} ({})", decision.action, decision.reason),
+            HistoryLine::Event(now, event) => write!(f, "{now}: {event:?}"),
+            HistoryLine::Decision(decision) => write!(f, "  {:?} ({})", decision.action, decision.reason),
         }
     }
 }

@@ -1,14 +1,14 @@
-//! The books: who is there, what everyone does, where every sample went.
+//! The ledger's state: which workers have joined, what each of them does, and what became of every sample.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use super::law::{Law, Refusal};
 use crate::{Assignment, CommitStep, LocalLength, Report, Share, TaskId, Time, Until, Update, Version, Work, WorkerId};
 
-/// Where the samples of all assignments went. They always add up to `issued`.
+/// What became of the samples of all assignments. The other counts always add up to `issued`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SampleCounts {
-    /// Handed out.
+    /// Assigned.
     pub issued: u64,
     /// In committed updates.
     pub used: u64,
@@ -16,30 +16,31 @@ pub struct SampleCounts {
     pub stale: u64,
     /// Lost to interruptions, discarded updates and workers that left.
     pub dropped: u64,
-    /// Handed out again because work on them had not begun, or was broken off to send what was done before.
+    /// Assigned again, because work on them had not started or was stopped to send an earlier result.
     pub reissued: u64,
-    /// Being worked on, queued, or in updates that wait to be committed.
+    /// In running or queued tasks, or in updates that are neither committed nor discarded yet.
     pub outstanding: u64,
 }
 
+/// A task that a worker is computing.
 #[derive(Debug, Clone, Copy)]
-struct Running {
+struct RunningTask {
     assignment: Assignment,
     since: Time,
-    /// Iterations handed out.
-    handed_out: u32,
-    /// Iterations done, as far as they were asked about.
+    /// Iterations assigned so far.
+    assigned: u32,
+    /// Iterations done, as of the last question.
     done: u32,
-    /// It waits for an answer.
-    waits: bool,
-    /// It was told to send what it has.
+    /// The worker waits for an answer.
+    awaits_answer: bool,
+    /// The update was requested with [`collect`](LedgerState::collect).
     collected: bool,
 }
 
-impl Running {
+impl RunningTask {
     fn new(assignment: Assignment, since: Time) -> Self {
-        let handed_out = assignment.work.handed_out();
-        Running { assignment, since, handed_out, done: 0, waits: false, collected: false }
+        let assigned = assignment.work.assigned_iterations();
+        RunningTask { assignment, since, assigned, done: 0, awaits_answer: false, collected: false }
     }
 
     fn asks(&self) -> bool {
@@ -47,7 +48,7 @@ impl Running {
     }
 
     fn samples(&self) -> u64 {
-        samples_of(&self.assignment, self.handed_out)
+        samples_of(&self.assignment, self.assigned)
     }
 }
 
@@ -56,36 +57,38 @@ fn samples_of(assignment: &Assignment, iterations: u32) -> u64 {
 }
 
 fn queued_samples(assignment: &Assignment) -> u64 {
-    samples_of(assignment, assignment.work.handed_out())
+    samples_of(assignment, assignment.work.assigned_iterations())
 }
 
 fn update_samples(update: &Update) -> u64 {
     u64::from(update.samples) * u64::from(update.iterations)
 }
 
-/// An update that waits to be settled.
+/// An update that is neither committed nor discarded yet.
 #[derive(Debug, Clone, Copy)]
-struct Arrived {
+struct ArrivedUpdate {
     update: Update,
-    /// Newer work was queued behind it, so that the worker may have kept it.
+    /// A newer version was queued behind the task, so the worker may not have sent the update.
     withheld: bool,
 }
 
-/// One worker's page.
+/// What one worker does.
 #[derive(Debug, Default)]
-struct Seat {
+struct WorkerState {
     present: bool,
-    running: Option<Running>,
+    running: Option<RunningTask>,
     queued: Option<Assignment>,
-    arrived: Vec<Arrived>,
+    arrived: Vec<ArrivedUpdate>,
     hold: Option<Until>,
-    /// Workers that are held until this one reports or leaves. May name some that are held no longer.
+    /// Workers that are held until this one reports or leaves. Some of them may no longer be held.
     waiters: Vec<WorkerId>,
+    /// How many tasks were assigned.
     tasks: u64,
+    /// How many samples of the worker's stream are used.
     drawn: u64,
 }
 
-impl Seat {
+impl WorkerState {
     fn is_idle(&self) -> bool {
         self.present && self.running.is_none()
     }
@@ -93,7 +96,7 @@ impl Seat {
 
 #[derive(Debug, Default)]
 pub(super) struct LedgerState {
-    seats: Vec<Seat>,
+    workers: Vec<WorkerState>,
     pub(super) live: usize,
     working: usize,
     pub(super) version: Version,
@@ -103,52 +106,52 @@ pub(super) struct LedgerState {
     pub(super) timers: BTreeSet<Time>,
     /// Workers that became idle, or whose wait ended, in this turn.
     unsettled: VecDeque<WorkerId>,
-    /// Workers that were told to wait in this turn.
+    /// Workers that were held in this turn.
     newly_held: Vec<WorkerId>,
     /// The worker that asked in this turn.
     asker: Option<WorkerId>,
 }
 
 impl LedgerState {
-    fn seat(&mut self, worker: WorkerId) -> &mut Seat {
-        if worker.index() >= self.seats.len() {
-            self.seats.resize_with(worker.index() + 1, Seat::default);
+    fn worker_mut(&mut self, worker: WorkerId) -> &mut WorkerState {
+        if worker.index() >= self.workers.len() {
+            self.workers.resize_with(worker.index() + 1, WorkerState::default);
         }
-        &mut self.seats[worker.index()]
+        &mut self.workers[worker.index()]
     }
 
     pub(super) fn is_present(&self, worker: WorkerId) -> bool {
-        self.seats.get(worker.index()).is_some_and(|seat| seat.present)
+        self.workers.get(worker.index()).is_some_and(|state| state.present)
     }
 
     pub(super) fn is_idle(&self, worker: WorkerId) -> bool {
-        self.seats.get(worker.index()).is_some_and(Seat::is_idle)
+        self.workers.get(worker.index()).is_some_and(WorkerState::is_idle)
     }
 
     pub(super) fn running(&self, worker: WorkerId) -> Option<Assignment> {
-        self.seats.get(worker.index())?.running.map(|running| running.assignment)
+        self.workers.get(worker.index())?.running.map(|running| running.assignment)
     }
 
     pub(super) fn hold(&self, worker: WorkerId) -> Option<Until> {
-        self.seats.get(worker.index())?.hold
+        self.workers.get(worker.index())?.hold
     }
 
     pub(super) fn is_settled(&self) -> bool {
-        self.seats.iter().all(|seat| seat.arrived.is_empty())
+        self.workers.iter().all(|state| state.arrived.is_empty())
     }
 
     pub(super) fn slots(&self) -> u32 {
-        self.seats.len() as u32
+        self.workers.len() as u32
     }
 
     // --- what drivers report ---
 
     pub(super) fn join(&mut self, worker: WorkerId) -> Result<(), Refusal> {
-        let seat = self.seat(worker);
-        if seat.present {
-            return Err(Refusal::Present(worker));
+        let state = self.worker_mut(worker);
+        if state.present {
+            return Err(Refusal::AlreadyJoined(worker));
         }
-        seat.present = true;
+        state.present = true;
         self.live += 1;
         self.unsettled.push_back(worker);
         Ok(())
@@ -156,16 +159,16 @@ impl LedgerState {
 
     pub(super) fn leave(&mut self, worker: WorkerId) -> Result<(), Refusal> {
         if !self.is_present(worker) {
-            return Err(Refusal::Absent(worker));
+            return Err(Refusal::NotJoined(worker));
         }
         if self.running(worker).is_some() {
             self.stop_running(worker);
         }
-        let seat = self.seat(worker);
-        let queued = seat.queued.take().map_or(0, |assignment| queued_samples(&assignment));
-        let lost = queued + seat.arrived.drain(..).map(|arrived| update_samples(&arrived.update)).sum::<u64>();
-        seat.present = false;
-        seat.hold = None;
+        let state = self.worker_mut(worker);
+        let queued = state.queued.take().map_or(0, |assignment| queued_samples(&assignment));
+        let lost = queued + state.arrived.drain(..).map(|arrived| update_samples(&arrived.update)).sum::<u64>();
+        state.present = false;
+        state.hold = None;
         self.samples.outstanding -= lost;
         self.samples.dropped += lost;
         self.live -= 1;
@@ -178,48 +181,49 @@ impl LedgerState {
         if running.asks() && !running.collected {
             return Err(Refusal::NotCollected(task));
         }
-        let Running { assignment, since, handed_out, .. } = *running;
-        let iterations = if running.asks() { running.done } else { handed_out };
+        let RunningTask { assignment, since, assigned, .. } = *running;
+        let iterations = if running.asks() { running.done } else { assigned };
         let Assignment { version, work, samples, .. } = assignment;
         let update = Update { task, version, work, samples, iterations, started: since, report };
-        // What was begun after the last question came to nothing: those samples are still to be used.
-        let void = samples_of(&assignment, handed_out - iterations);
-        self.samples.outstanding -= void;
-        self.samples.reissued += void;
-        let seat = self.seat(task.worker);
-        seat.drawn -= void;
-        let withheld = seat.queued.is_some_and(|queued| queued.version > version);
-        seat.arrived.push(Arrived { update, withheld });
-        self.vacate(now, task.worker);
+        // The iteration started after the last question was dropped: its samples are used again.
+        let unused = samples_of(&assignment, assigned - iterations);
+        self.samples.outstanding -= unused;
+        self.samples.reissued += unused;
+        let state = self.worker_mut(task.worker);
+        state.drawn -= unused;
+        let withheld = state.queued.is_some_and(|queued| queued.version > version);
+        state.arrived.push(ArrivedUpdate { update, withheld });
+        self.end_running(now, task.worker);
         self.release_waiters(task.worker);
         Ok(update)
     }
 
-    /// A worker has done local iterations, one more than it last said or, if it repeats itself, as many.
+    /// A worker asks after a local iteration. `iterations` is one more than in its last question, or the same if the
+    /// question is repeated.
     pub(super) fn ask(&mut self, task: TaskId, iterations: u32) -> Result<(), Refusal> {
         let running = self.running_task(task)?;
-        let refuse = |expected| Refusal::NoQuestion { task, iterations, expected };
-        let course = running.assignment.work.length();
+        let refuse = |expected| Refusal::UnexpectedQuestion { task, iterations, expected };
+        let length = running.assignment.work.length();
         if !running.asks() {
-            return Err(refuse("it is not to ask"));
+            return Err(refuse("no question, since its number of iterations is fixed"));
         }
-        if iterations != running.done && iterations != running.handed_out {
-            return Err(refuse("it is to ask after each, and to go on when it may"));
+        if iterations != running.done && iterations != running.assigned {
+            return Err(refuse("a question after each assigned iteration"));
         }
         if iterations == 0 {
-            return Err(refuse("none is done"));
+            return Err(refuse("at least 1"));
         }
         running.done = iterations;
-        running.waits = course == Some(LocalLength::AskAndWait);
-        if course == Some(LocalLength::AskAndContinue) {
-            self.hand_out_next(task.worker);
+        running.awaits_answer = length == Some(LocalLength::AskAndWait);
+        if length == Some(LocalLength::AskAndContinue) {
+            self.assign_next_iteration(task.worker);
         }
         self.asker = Some(task.worker);
         Ok(())
     }
 
-    fn running_task(&mut self, task: TaskId) -> Result<&mut Running, Refusal> {
-        let running = self.seats.get_mut(task.worker.index()).and_then(|seat| seat.running.as_mut());
+    fn running_task(&mut self, task: TaskId) -> Result<&mut RunningTask, Refusal> {
+        let running = self.workers.get_mut(task.worker.index()).and_then(|state| state.running.as_mut());
         running.filter(|running| running.assignment.task == task).ok_or(Refusal::NotRunning(task))
     }
 
@@ -235,37 +239,37 @@ impl LedgerState {
 
     pub(super) fn assign(&mut self, now: Time, worker: WorkerId, work: Work, samples: u32) -> Result<Assignment, Law> {
         if !self.is_present(worker) {
-            return Err(Law::AssignedToNobody { worker });
+            return Err(Law::AssignedToAbsent { worker });
         }
-        if samples == 0 || work.handed_out() == 0 {
+        if samples == 0 || work.assigned_iterations() == 0 {
             return Err(Law::NoSamples { worker });
         }
         let version = self.version;
-        let seat = self.seat(worker);
-        if seat.running.is_some_and(|running| running.asks()) {
+        let state = self.worker_mut(worker);
+        if state.running.is_some_and(|running| running.asks()) {
             return Err(Law::QueuedBehindQuestions { worker });
         }
-        // An assignment that was never started gives its samples back.
-        let replaced = seat.queued.take();
+        // The samples of an assignment that was never started are used again.
+        let replaced = state.queued.take();
         if let Some(replaced) = replaced {
-            seat.drawn = replaced.offset;
+            state.drawn = replaced.offset;
         }
         let assignment = Assignment {
-            task: TaskId { worker, number: seat.tasks },
+            task: TaskId { worker, number: state.tasks },
             version,
             work,
             samples,
-            offset: seat.drawn,
-            queued: seat.running.is_some(),
+            offset: state.drawn,
+            queued: state.running.is_some(),
         };
         let issued = queued_samples(&assignment);
-        seat.tasks += 1;
-        seat.drawn += issued;
-        seat.hold = None;
+        state.tasks += 1;
+        state.drawn += issued;
+        state.hold = None;
         if assignment.queued {
-            seat.queued = Some(assignment);
+            state.queued = Some(assignment);
         } else {
-            seat.running = Some(Running::new(assignment, now));
+            state.running = Some(RunningTask::new(assignment, now));
             self.working += 1;
         }
         if let Some(replaced) = replaced {
@@ -277,46 +281,46 @@ impl LedgerState {
         Ok(assignment)
     }
 
-    /// Which task goes on because it was told so; `None` if it does by itself.
-    pub(super) fn go_on(&mut self, worker: WorkerId) -> Result<Option<TaskId>, Law> {
-        let asked = self.seat(worker).running.as_mut().filter(|running| running.asks() && running.done > 0);
+    /// The task to send [`Continue`](crate::Action::Continue) to; `None` if the worker continues without an answer.
+    pub(super) fn continue_task(&mut self, worker: WorkerId) -> Result<Option<TaskId>, Law> {
+        let asked = self.worker_mut(worker).running.as_mut().filter(|running| running.asks() && running.done > 0);
         let running = asked.ok_or(Law::NothingAsked { worker })?;
         if running.assignment.work.length() == Some(LocalLength::AskAndContinue) {
             return Ok(None);
         }
-        if !running.waits || running.collected {
+        if !running.awaits_answer || running.collected {
             return Err(Law::NothingAsked { worker });
         }
-        running.waits = false;
+        running.awaits_answer = false;
         let task = running.assignment.task;
-        self.hand_out_next(worker);
+        self.assign_next_iteration(worker);
         Ok(Some(task))
     }
 
     pub(super) fn collect(&mut self, worker: WorkerId) -> Result<TaskId, Law> {
-        let seat = self.seat(worker);
-        let asked = seat.running.as_mut().filter(|running| running.asks() && running.done > 0);
+        let state = self.worker_mut(worker);
+        let asked = state.running.as_mut().filter(|running| running.asks() && running.done > 0);
         let running = asked.ok_or(Law::NothingAsked { worker })?;
         let task = running.assignment.task;
         running.collected = true;
-        if std::mem::take(&mut running.waits) && running.handed_out > running.done {
-            // It was told to go on, did not hear it and asked again: the next batch was never begun.
-            running.handed_out = running.done;
+        if std::mem::take(&mut running.awaits_answer) && running.assigned > running.done {
+            // The worker did not receive the last answer and asked again: it never started the next batch.
+            running.assigned = running.done;
             let samples = u64::from(running.assignment.samples);
-            seat.drawn -= samples;
+            state.drawn -= samples;
             self.samples.reissued += samples;
             self.samples.outstanding -= samples;
         }
         Ok(task)
     }
 
-    /// Makes sure that one iteration more is handed out than is done.
-    fn hand_out_next(&mut self, worker: WorkerId) {
-        let seat = self.seat(worker);
-        let Some(running) = seat.running.as_mut().filter(|running| running.handed_out == running.done) else { return };
+    /// Ensures that one more iteration is assigned than is done.
+    fn assign_next_iteration(&mut self, worker: WorkerId) {
+        let state = self.worker_mut(worker);
+        let Some(running) = state.running.as_mut().filter(|running| running.assigned == running.done) else { return };
         let samples = u64::from(running.assignment.samples);
-        running.handed_out += 1;
-        seat.drawn += samples;
+        running.assigned += 1;
+        state.drawn += samples;
         self.samples.issued += samples;
         self.samples.outstanding += samples;
     }
@@ -331,8 +335,8 @@ impl LedgerState {
         Ok(assignment.task)
     }
 
-    /// Takes the updates out of the books and says with which weights, proportional to the samples of an iteration and
-    /// adding up to one, they form the next version.
+    /// Removes the updates and returns their weights in the next version. Weights are proportional to the samples of an
+    /// iteration and add up to one.
     pub(super) fn commit(&mut self, tasks: &[TaskId], step: CommitStep) -> Result<Vec<Share>, Law> {
         if tasks.is_empty() {
             return Err(Law::EmptyCommit);
@@ -340,7 +344,7 @@ impl LedgerState {
         let mut total = 0_u64;
         let mut taken = Vec::with_capacity(tasks.len());
         for &task in tasks {
-            let Arrived { update, withheld } = self.take_arrived(task)?;
+            let ArrivedUpdate { update, withheld } = self.take_arrived(task)?;
             if withheld {
                 return Err(Law::Withheld { task });
             }
@@ -374,11 +378,11 @@ impl LedgerState {
         if !self.is_idle(worker) {
             return Err(Law::HeldWhileNotIdle { worker });
         }
-        self.seat(worker).hold = Some(until);
+        self.worker_mut(worker).hold = Some(until);
         match until {
             Until::Commit => self.commit_waiters.push(worker),
             Until::Timer => self.timer_waiters.push(worker),
-            Until::Worker(other) => self.seat(other).waiters.push(worker),
+            Until::Worker(other) => self.worker_mut(other).waiters.push(worker),
         }
         self.newly_held.push(worker);
         Ok(())
@@ -401,13 +405,13 @@ impl LedgerState {
         None
     }
 
-    /// The laws that must hold between turns: nobody forgotten, nobody waiting for what can't come.
+    /// Checks the laws that hold between turns: no worker is left idle, and none waits for what can't happen.
     pub(super) fn close_turn(&mut self) -> Result<(), Law> {
         if let Some(worker) = self.next_unsettled() {
-            return Err(Law::Forgotten { worker });
+            return Err(Law::LeftIdle { worker });
         }
         if let Some(worker) = self.asker.take()
-            && self.seat(worker).running.is_some_and(|running| running.waits)
+            && self.worker_mut(worker).running.is_some_and(|running| running.awaits_answer)
         {
             return Err(Law::Unanswered { worker });
         }
@@ -436,15 +440,15 @@ impl LedgerState {
 
     // --- common steps ---
 
-    /// The worker's task is off its hands: on to the queued one, or idle.
-    fn vacate(&mut self, now: Time, worker: WorkerId) {
-        self.seat(worker).running = None;
+    /// Ends the worker's task. The queued task starts, or the worker becomes idle.
+    fn end_running(&mut self, now: Time, worker: WorkerId) {
+        self.worker_mut(worker).running = None;
         self.working -= 1;
         self.start_queued(now, worker);
     }
 
     fn stop_running(&mut self, worker: WorkerId) {
-        if let Some(running) = self.seat(worker).running.take() {
+        if let Some(running) = self.worker_mut(worker).running.take() {
             self.working -= 1;
             self.samples.outstanding -= running.samples();
             self.samples.dropped += running.samples();
@@ -452,9 +456,9 @@ impl LedgerState {
     }
 
     fn start_queued(&mut self, now: Time, worker: WorkerId) {
-        let seat = self.seat(worker);
-        if let Some(assignment) = seat.queued.take() {
-            seat.running = Some(Running::new(assignment, now));
+        let state = self.worker_mut(worker);
+        if let Some(assignment) = state.queued.take() {
+            state.running = Some(RunningTask::new(assignment, now));
             self.working += 1;
         } else {
             self.unsettled.push_back(worker);
@@ -462,22 +466,22 @@ impl LedgerState {
     }
 
     fn release_waiters(&mut self, worker: WorkerId) {
-        let mut waiters = std::mem::take(&mut self.seat(worker).waiters);
+        let mut waiters = std::mem::take(&mut self.worker_mut(worker).waiters);
         self.end_waits(waiters.drain(..), Until::Worker(worker));
-        self.seat(worker).waiters = waiters;
+        self.worker_mut(worker).waiters = waiters;
     }
 
     fn end_waits(&mut self, waiters: impl IntoIterator<Item = WorkerId>, until: Until) {
         for waiter in waiters {
             if self.hold(waiter) == Some(until) {
-                self.seat(waiter).hold = None;
+                self.worker_mut(waiter).hold = None;
                 self.unsettled.push_back(waiter);
             }
         }
     }
 
-    fn take_arrived(&mut self, task: TaskId) -> Result<Arrived, Law> {
-        let arrived = self.seats.get_mut(task.worker.index()).map(|seat| &mut seat.arrived);
+    fn take_arrived(&mut self, task: TaskId) -> Result<ArrivedUpdate, Law> {
+        let arrived = self.workers.get_mut(task.worker.index()).map(|state| &mut state.arrived);
         let arrived = arrived.and_then(|arrived| {
             let position = arrived.iter().position(|arrived| arrived.update.task == task)?;
             Some(arrived.remove(position))

@@ -1,16 +1,16 @@
-//! A scheme's turn: what it can see and do while it answers one event.
+//! A scheme's turn: what it can see and do while it handles one event.
 
 use super::law::Law;
 use super::state::LedgerState;
 use crate::{Action, Assignment, CommitStep, Decision, Reason, Span, TaskId, Time, Until, Version, Work, WorkerId};
 
-/// What a [`Scheme`](crate::Scheme) can see and do while it answers one event.
+/// What a [`Scheme`](crate::Scheme) can see and do while it handles one event.
 ///
-/// Actions take effect at once, so that later looks see them. After the first broken law nothing has effect any more.
+/// Actions take effect at once, so later calls see them. After the first broken law no action has an effect.
 #[derive(Debug)]
 pub struct Turn<'a> {
     pub(super) now: Time,
-    pub(super) books: &'a mut LedgerState,
+    pub(super) state: &'a mut LedgerState,
     pub(super) decisions: &'a mut Vec<Decision>,
     pub(super) broken: Option<Law>,
 }
@@ -23,36 +23,36 @@ impl Turn<'_> {
 
     /// The newest version of the model.
     pub fn version(&self) -> Version {
-        self.books.version
+        self.state.version
     }
 
-    /// How many workers there are.
+    /// The number of joined workers.
     pub fn live(&self) -> usize {
-        self.books.live
+        self.state.live
     }
 
-    /// The workers that are there, by rank.
+    /// The joined workers, by rank.
     pub fn workers(&self) -> impl Iterator<Item = WorkerId> + '_ {
-        (0..self.books.slots()).map(WorkerId).filter(|&worker| self.books.is_present(worker))
+        (0..self.state.slots()).map(WorkerId).filter(|&worker| self.state.is_present(worker))
     }
 
-    /// Whether the worker is there and has nothing to do.
+    /// Whether the worker has joined and has no task.
     pub fn is_idle(&self, worker: WorkerId) -> bool {
-        self.books.is_idle(worker)
+        self.state.is_idle(worker)
     }
 
-    /// What the worker is working on.
+    /// The worker's present task.
     pub fn running(&self, worker: WorkerId) -> Option<Assignment> {
-        self.books.running(worker)
+        self.state.running(worker)
     }
 
-    /// The next worker that needs an answer: it became idle in this turn, or what it waited for came, and it has been
-    /// given neither work nor something to wait for since.
+    /// The next worker that needs a decision: it became idle in this turn, or its wait ended, and it has since got
+    /// neither work nor something to wait for.
     pub fn next_unsettled(&mut self) -> Option<WorkerId> {
         if self.broken.is_some() {
             return None;
         }
-        self.books.next_unsettled()
+        self.state.next_unsettled()
     }
 
     /// Steps the model by these arrived gradients, each weighted by its samples.
@@ -60,68 +60,68 @@ impl Turn<'_> {
         self.commit_by(CommitStep::Optimizer, updates, reason);
     }
 
-    /// Makes a version of these arrived updates in the way of `step`. Each is weighted by its samples, or if it comes
-    /// of local iterations, by those of one.
+    /// Makes a new version from these arrived updates with `step`. Each update is weighted by its samples per
+    /// iteration.
     pub fn commit_by(&mut self, step: CommitStep, updates: &[TaskId], reason: Reason) {
-        let shares = self.attempt(|books, _| books.commit(updates, step));
+        let shares = self.attempt(|state, _| state.commit(updates, step));
         if let Some(shares) = shares {
-            self.decide(Action::Commit { version: self.books.version, updates: shares.into(), step }, reason);
+            self.decide(Action::Commit { version: self.state.version, updates: shares.into(), step }, reason);
         }
     }
 
-    /// Throws an arrived update away.
+    /// Discards an arrived update.
     pub fn discard(&mut self, update: TaskId, reason: Reason) {
-        if self.attempt(|books, _| books.discard(update)).is_some() {
+        if self.attempt(|state, _| state.discard(update)).is_some() {
             self.decide(Action::Discard { task: update }, reason);
         }
     }
 
-    /// Has a worker compute the gradient of `samples` of its samples at the newest model: at once if it is idle, else
-    /// after its present task. What was queued for it before is replaced.
+    /// Assigns the gradient of `samples` samples at the newest version: started at once if the worker is idle, else
+    /// after its present task. Replaces an assignment that is already queued.
     pub fn assign(&mut self, worker: WorkerId, samples: u32, reason: Reason) {
         self.assign_work(worker, Work::Gradient, samples, reason);
     }
 
-    /// As [`assign`](Turn::assign), for any kind of work. Nothing can be queued behind work that asks.
+    /// As [`assign`](Turn::assign), for any kind of work. No work can be queued behind work that asks.
     pub fn assign_work(&mut self, worker: WorkerId, work: Work, samples: u32, reason: Reason) {
-        if let Some(assignment) = self.attempt(|books, now| books.assign(now, worker, work, samples)) {
+        if let Some(assignment) = self.attempt(|state, now| state.assign(now, worker, work, samples)) {
             self.decide(Action::Assign(assignment), reason);
         }
     }
 
-    /// Answers a worker that asked: one more local iteration. Where it goes on [by itself](crate::LocalLength::AskAndContinue)
-    /// there is nothing to be said.
-    pub fn go_on(&mut self, worker: WorkerId, reason: Reason) {
-        if let Some(Some(task)) = self.attempt(|books, _| books.go_on(worker)) {
+    /// Answers a worker that asked: one more local iteration. A worker that
+    /// [continues without an answer](crate::LocalLength::AskAndContinue) is sent nothing.
+    pub fn continue_task(&mut self, worker: WorkerId, reason: Reason) {
+        if let Some(Some(task)) = self.attempt(|state, _| state.continue_task(worker)) {
             self.decide(Action::Continue { task }, reason);
         }
     }
 
-    /// Has a worker send what its local iterations have come to; at least one must be done.
+    /// Makes a worker send the update of its local iterations. At least one iteration must be done.
     pub fn collect(&mut self, worker: WorkerId, reason: Reason) {
-        if let Some(task) = self.attempt(|books, _| books.collect(worker)) {
+        if let Some(task) = self.attempt(|state, _| state.collect(worker)) {
             self.decide(Action::Collect { task }, reason);
         }
     }
 
-    /// Has a worker drop its present task.
+    /// Makes a worker drop its present task.
     pub fn interrupt(&mut self, worker: WorkerId, reason: Reason) {
-        if let Some(task) = self.attempt(|books, now| books.interrupt(now, worker)) {
+        if let Some(task) = self.attempt(|state, now| state.interrupt(now, worker)) {
             self.decide(Action::Interrupt { task }, reason);
         }
     }
 
-    /// Leaves an idle worker idle until something happens.
+    /// Keeps an idle worker idle until `until` happens.
     pub fn hold(&mut self, worker: WorkerId, until: Until, reason: Reason) {
-        if self.attempt(|books, _| books.hold_until(worker, until)).is_some() {
+        if self.attempt(|state, _| state.hold_until(worker, until)).is_some() {
             self.decide(Action::Hold { worker, until }, reason);
         }
     }
 
-    /// Asks for a turn after `delay`, which must not be zero.
+    /// Requests a turn after `delay`, which must not be zero.
     pub fn wake(&mut self, delay: Span, reason: Reason) {
         let at = self.now + delay;
-        if self.attempt(|books, now| books.wake(now, at)).is_some() {
+        if self.attempt(|state, now| state.wake(now, at)).is_some() {
             self.decide(Action::Wake { at }, reason);
         }
     }
@@ -130,7 +130,7 @@ impl Turn<'_> {
         if self.broken.is_some() {
             return None;
         }
-        action(self.books, self.now).map_err(|law| self.broken = Some(law)).ok()
+        action(self.state, self.now).map_err(|law| self.broken = Some(law)).ok()
     }
 
     fn decide(&mut self, action: Action, reason: Reason) {

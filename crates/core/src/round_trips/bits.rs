@@ -1,4 +1,4 @@
-//! Searching a set of small integers kept as bits, in both directions.
+//! A set of small integers stored as bits, with searches in both directions.
 
 /// How many words hold `bits` bits.
 pub(super) fn words(bits: usize) -> usize {
@@ -10,7 +10,7 @@ pub(super) fn insert(set: &mut [u64], bit: usize) {
     set[bit / 64] |= 1 << (bit % 64);
 }
 
-/// Takes `bit` out of the set.
+/// Removes `bit` from the set.
 pub(super) fn remove(set: &mut [u64], bit: usize) {
     set[bit / 64] &= !(1 << (bit % 64));
 }

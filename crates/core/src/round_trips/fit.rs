@@ -1,15 +1,15 @@
 //! The least-squares fit of (17), kept as blocks of cells with one value and repaired after new samples.
 //!
 //! A partition into blocks is the optimum if every block is one by itself (`region`) and no block is above one that it
-//! may not exceed. So a sample only sets back its own block: that is fitted anew, may come apart, and is then joined
-//! with the blocks that it violates, fitted again, and so on until nothing is violated. The blocks far away from the new
-//! samples are never looked at.
+//! may not exceed. So a sample affects only its own block. That block is fitted again, may split, and is then joined
+//! with the blocks that it violates, fitted again, and so on until no constraint is violated. Blocks far from the new
+//! samples are never visited.
 
 use std::ops::Range;
 
 use super::{
     grid::Grid,
-    region::{Cell, Run, Splitter},
+    region::{CellRun, CellSamples, Splitter},
 };
 
 /// A block may exceed another by this share of its value before they are joined: values agree to about 1e-15, so a
@@ -21,7 +21,7 @@ const NONE: u32 = u32::MAX;
 
 /// A run of a block, kept at the run's first cell.
 #[derive(Clone, Copy, Debug, Default)]
-struct Link {
+struct BlockLink {
     /// The number of cells in the run.
     length: u32,
     /// The first cell of the block's next run, in ascending order.
@@ -32,21 +32,21 @@ struct Link {
 #[derive(Clone, Debug)]
 pub(super) struct Fit {
     grid: Grid,
-    cells: Vec<Cell>,
+    cells: Vec<CellSamples>,
     /// The fitted value; not a number where a cell takes no part, so that comparisons with it find nothing.
     values: Vec<f64>,
     blocks: Vec<u32>,
-    links: Vec<Link>,
+    links: Vec<BlockLink>,
     /// Whether a block, by name, has still to be compared with its neighbours.
     is_unchecked: Vec<bool>,
     unchecked: Vec<u32>,
     /// Cells whose samples changed since the last repair.
     touched: Vec<u32>,
     splitter: Splitter,
-    /// Scratch: the regions still to be fitted, the one in hand last.
-    runs: Vec<Run>,
-    lower: Vec<Run>,
-    upper: Vec<Run>,
+    /// Scratch: the regions still to be fitted, the present one last.
+    runs: Vec<CellRun>,
+    lower: Vec<CellRun>,
+    upper: Vec<CellRun>,
     region_starts: Vec<usize>,
     violated: Vec<u32>,
 }
@@ -56,10 +56,10 @@ impl Fit {
         let cells = workers * workers;
         Self {
             grid: Grid::new(workers),
-            cells: vec![Cell::default(); cells],
+            cells: vec![CellSamples::default(); cells],
             values: vec![f64::NAN; cells],
             blocks: vec![NONE; cells],
-            links: vec![Link::default(); cells],
+            links: vec![BlockLink::default(); cells],
             is_unchecked: vec![false; cells],
             unchecked: Vec::new(),
             touched: Vec::new(),
@@ -81,7 +81,7 @@ impl Fit {
         for (waited_for, rank, sum, weight) in self.samples() {
             if waited_for <= workers && rank <= workers {
                 let cell = fit.grid.cell(rank - 1, workers - waited_for);
-                fit.cells[cell] = Cell { sum, weight };
+                fit.cells[cell] = CellSamples { sum, weight };
             }
         }
         // Positions count from the last row, so they move.
@@ -93,12 +93,12 @@ impl Fit {
             }
             self.gather(block);
             let kept = self.runs.iter().filter(|run| (run.column as usize) < workers && run.end > dropped);
-            fit.runs.extend(kept.map(|run| Run {
+            fit.runs.extend(kept.map(|run| CellRun {
                 column: run.column,
                 start: run.start.max(dropped) - dropped + added,
                 end: run.end - dropped + added,
             }));
-            let length = |runs: &[Run]| runs.iter().map(|run| run.end - run.start).sum::<u32>();
+            let length = |runs: &[CellRun]| runs.iter().map(|run| run.end - run.start).sum::<u32>();
             if length(&fit.runs) == length(&self.runs) {
                 fit.store(0, self.values[block as usize]);
                 fit.runs.clear();
@@ -118,7 +118,7 @@ impl Fit {
         let index = self.grid.cell(column, position);
         let cell = &mut self.cells[index];
         cell.weight += weight;
-        // Taking samples away leaves rounding behind, which must neither count as a sample nor make a sum negative.
+        // Removing samples leaves rounding errors, which must neither count as a sample nor make a sum negative.
         cell.sum = if cell.weight > 0.0 { (cell.sum + sum).max(0.0) } else { 0.0 };
         self.touched.push(index as u32);
     }
@@ -131,17 +131,18 @@ impl Fit {
             let cell = self.grid.cell(column, position);
             let next = if column + 1 < added.end { self.grid.cell(column + 1, position) as u32 } else { NONE };
             self.blocks[cell] = block;
-            self.links[cell] = Link { length: 1, next };
+            self.links[cell] = BlockLink { length: 1, next };
         }
     }
 
-    /// Multiplies every weight by `factor`, a power of two. A cell that then weighs less than `least` loses its samples.
+    /// Multiplies every weight by `factor`, a power of two. A cell that then weighs less than `least` loses its
+    /// samples.
     pub(super) fn scale(&mut self, factor: f64, least: f64) {
         for (index, cell) in self.cells.iter_mut().enumerate().filter(|(_, cell)| cell.weight > 0.0) {
             cell.sum *= factor;
             cell.weight *= factor;
             if cell.weight < least {
-                *cell = Cell::default();
+                *cell = CellSamples::default();
                 self.touched.push(index as u32);
             }
         }
@@ -155,7 +156,7 @@ impl Fit {
     }
 
     /// For each k the largest fitted value among the sampled cells that (17) puts at or below the diagonal cell (k, k):
-    /// its own where it has samples, else its lower bound, or 0 where there is none.
+    /// its own value if it has samples, else its lower bound, or 0 without one.
     pub(super) fn diagonal(&self, expected: &mut [f64]) {
         let mut bound = 0.0_f64;
         for (column, expected) in expected.iter_mut().enumerate() {
@@ -178,7 +179,7 @@ impl Fit {
         let has_changed = !self.touched.is_empty();
         while let Some(cell) = self.touched.pop() {
             let block = self.blocks[cell as usize];
-            // A block that waits for its check was fitted in this repair, with all new samples.
+            // An unchecked block was already fitted in this repair, with all new samples.
             if !self.is_unchecked[block as usize] {
                 self.gather(block);
                 self.fit_gathered();
@@ -201,20 +202,20 @@ impl Fit {
         has_changed
     }
 
-    /// Appends the runs of a block to the region in hand.
+    /// Appends the runs of a block to the present region.
     fn gather(&mut self, block: u32) {
         self.is_unchecked[block as usize] = false;
         let workers = self.grid.workers() as u32;
         let mut first = block;
         while first != NONE {
-            let Link { length, next } = self.links[first as usize];
+            let BlockLink { length, next } = self.links[first as usize];
             let (column, start) = (first / workers, first % workers);
-            self.runs.push(Run { column, start, end: start + length });
+            self.runs.push(CellRun { column, start, end: start + length });
             first = next;
         }
     }
 
-    /// Fits the region in hand: splits it until every part is a block, each of which is then to be checked.
+    /// Fits the present region: splits it until every part is a block. Each block is then unchecked.
     fn fit_gathered(&mut self) {
         self.region_starts.push(0);
         while let Some(start) = self.region_starts.pop() {
@@ -243,7 +244,7 @@ impl Fit {
             }
             let cells = run.cells(workers);
             let next = following.peek().map_or(NONE, |next| next.cells(workers).start as u32);
-            self.links[cells.start] = Link { length: cells.len() as u32, next };
+            self.links[cells.start] = BlockLink { length: cells.len() as u32, next };
             self.blocks[cells.clone()].fill(block);
             self.values[cells].fill(value);
         }
@@ -259,7 +260,7 @@ impl Fit {
         let (is_too_low, is_too_high) = (|other| other < low, |other| other > high);
         let mut first = block;
         while first != NONE {
-            let Link { length, next } = self.links[first as usize];
+            let BlockLink { length, next } = self.links[first as usize];
             let (start, end) = (first as usize, (first + length) as usize);
             let (column, bottom) = (start / workers, start % workers);
             let top = bottom + end - start - 1;
@@ -302,7 +303,7 @@ impl Fit {
     fn collect(&mut self, cells: Range<usize>, is_violation: impl Fn(f64) -> bool) {
         let chunks = self.values[cells.clone()].chunks(16).zip(self.blocks[cells].chunks(16));
         for (values, blocks) in chunks {
-            // Violations are rare: look for any without branching, then for which.
+            // Violations are rare: first test without branches whether there is any, then find it.
             if values.iter().fold(false, |any, &value| any | is_violation(value)) {
                 let violations = values.iter().zip(blocks).filter(|(value, _)| is_violation(**value));
                 self.violated.extend(violations.map(|(_, block)| *block));
@@ -320,14 +321,14 @@ mod tests {
     use super::*;
     use crate::round_trips::oracle;
 
-    /// Sums and weights row by row, as the oracles want them.
-    struct Samples {
+    /// Sums and weights row by row, the input of the oracles.
+    struct SampleTable {
         workers: usize,
         sums: Vec<f64>,
         weights: Vec<f64>,
     }
 
-    impl Samples {
+    impl SampleTable {
         fn of(fit: &Fit) -> Self {
             let workers = fit.grid.workers();
             let (mut sums, mut weights) = (vec![0.0; workers * workers], vec![0.0; workers * workers]);
@@ -342,7 +343,7 @@ mod tests {
             (0..self.sums.len()).filter(|&cell| self.weights[cell] > 0.0).collect()
         }
 
-        /// How far a fit is from the cells' means; (17)'s objective is this plus what no fit can change.
+        /// The weighted squared distance of a fit from the cells' means: (17)'s objective up to a constant.
         fn distance(&self, fitted: &[f64]) -> f64 {
             let cells = self.sampled().into_iter();
             cells.map(|cell| self.weights[cell] * (self.sums[cell] / self.weights[cell] - fitted[cell]).powi(2)).sum()
@@ -364,8 +365,9 @@ mod tests {
             (0..self.workers).map(|k| k * self.workers + k).map(|cell| (low[cell], high[cell])).collect()
         }
 
-        /// The fit of the given cells by the min–max formula: a cell's value is the largest over the upper sets it is in
-        /// of the smallest over the lower sets it is in of the mean of what both share. 0 for a cell without samples.
+        /// The fit of the given cells by the max–min formula: the maximum over the upper sets that contain a cell of
+        /// the minimum over the lower sets that contain it of the mean of their intersection. 0 for a cell without
+        /// samples.
         fn enumerate(&self, cells: &[usize]) -> Vec<f64> {
             let mut order: Vec<u32> = (0..self.sums.len()).map(|cell| 1 << cell).collect();
             for _ in 0..2 * self.workers {
@@ -414,13 +416,13 @@ mod tests {
         values
     }
 
-    /// The fit of all cells as one region, from nothing.
+    /// The fit of all cells as one region, from scratch.
     fn fitted_cold(fit: &Fit) -> Vec<f64> {
         let mut cold = fit.clone();
         let takes_part = |cell: &usize| !fit.values[*cell].is_nan();
         cold.runs.extend((0..fit.values.len()).filter(takes_part).map(|cell| {
             let (column, start) = (cell / fit.grid.workers(), (cell % fit.grid.workers()) as u32);
-            Run { column: column as u32, start, end: start + 1 }
+            CellRun { column: column as u32, start, end: start + 1 }
         }));
         if !cold.runs.is_empty() {
             cold.fit_gathered();
@@ -460,13 +462,13 @@ mod tests {
                 fit.add(row % workers + 1, column % workers + 1, seconds * weight, weight);
             }
             fit.repair();
-            let samples = Samples::of(&fit);
+            let samples = SampleTable::of(&fit);
             let all: Vec<usize> = (0..workers * workers).collect();
             let exact = samples.enumerate(&all);
             assert_close(&fitted(&fit), &exact, 1e-9);
             // Cells without samples change nothing.
             assert_close(&samples.enumerate(&samples.sampled()), &exact, 1e-9);
-            // Where the diagonal is free, it is at its lower end.
+            // A diagonal cell without samples is at its lower bound.
             let (low, high): (Vec<f64>, Vec<f64>) = samples.diagonal_ranges(&exact).into_iter().unzip();
             assert_close(&diagonal(&fit), &low, 1e-9);
             prop_assert!(low.iter().zip(&high).all(|(low, high)| *low <= high * (1.0 + 1e-9)));
@@ -483,7 +485,7 @@ mod tests {
                 let (waited_for, rank) = (row % workers + 1, column % workers + 1);
                 fit.add(waited_for, rank, seconds, 1.0);
                 kept.push((waited_for, rank, seconds));
-                // Samples also go away again, down to none.
+                // Samples are also removed, down to none.
                 for _ in 0..if ends == 0 { kept.len().min(3) } else { 0 } {
                     let (waited_for, rank, seconds) = kept.remove(0);
                     fit.add(waited_for, rank, -seconds, -1.0);
@@ -516,7 +518,7 @@ mod tests {
         }
     }
 
-    /// Iterations of a cluster: a row each, up to some rank, sorted.
+    /// Adds the arrivals of random iterations: one row each, sorted, up to a random rank.
     fn train(fit: &mut Fit, iterations: usize, random: &mut Xoshiro256PlusPlus) {
         let workers = fit.grid.workers();
         for _ in 0..iterations {
@@ -540,7 +542,7 @@ mod tests {
             train(&mut fit, iterations, &mut Xoshiro256PlusPlus::seed_from_u64(7));
             assert_close(&fitted(&fit), &fitted_cold(&fit), 1e-9);
 
-            let samples = Samples::of(&fit);
+            let samples = SampleTable::of(&fit);
             let solution = oracle::solve(workers, &samples.sums, &samples.weights).expect("the solver converges");
             let (ours, theirs) = (samples.distance(&fitted(&fit)), samples.distance(&solution));
             assert!((ours - theirs).abs() <= 1e-6 * theirs, "{workers} workers: {ours} against {theirs}");

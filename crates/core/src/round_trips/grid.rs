@@ -1,13 +1,13 @@
-//! Where the cells of the table lie and which of them take part in the fit.
+//! The memory layout of the table, and which of its cells take part in the fit.
 //!
-//! A cell (h, k) is kept at column k − 1 and *position* n − h, columns one after another: going up in memory inside
-//! a column is going up in the order of (17), since x falls as h rises. Noise between rows is what pools cells, so
-//! pooled cells are neighbours in memory.
+//! A cell (h, k) is stored at column k − 1 and *position* n − h, one column after another. Positions inside a column
+//! ascend in the order of (17), since x falls as h rises. Cells are pooled because of noise between rows, so pooled
+//! cells are neighbours in memory.
 //!
-//! A row takes part once it has a sample, and then as the whole stretch from rank 1 up to its highest sampled rank or
-//! its diagonal cell, whichever is further; the cells in between that have no sample weigh nothing. With rows of that
-//! shape (17)'s constraints on the sampled cells are exactly those between next neighbours: in the row, in the column,
-//! and along the diagonal of the rows that take part. Any two cells that (17) orders are joined by such steps.
+//! A row takes part once it has a sample. It then takes part from rank 1 up to its highest sampled rank or its diagonal
+//! cell, whichever is further. Cells in between without samples have no weight. With rows of that shape (17)'s
+//! constraints on the sampled cells are exactly those between direct neighbours: in the row, in the column, and along
+//! the diagonal of the rows that take part. Any two cells that (17) orders are connected by such steps.
 
 use std::ops::Range;
 
@@ -26,7 +26,7 @@ pub(super) struct Grid {
 }
 
 impl Grid {
-    /// A grid of `workers` rows and columns of which nothing takes part yet.
+    /// A grid of `workers` rows and columns in which no cell takes part yet.
     pub(super) fn new(workers: usize) -> Self {
         let words = bits::words(workers);
         Self { workers, lengths: vec![0; workers], rows: vec![0; words], columns: vec![0; words * workers] }
@@ -47,7 +47,7 @@ impl Grid {
         self.workers - 1 - column
     }
 
-    /// Lets the row at `position` take part up to `column` at least; returns the columns that are new.
+    /// Extends the row at `position` at least up to `column`. Returns the new columns.
     pub(super) fn extend(&mut self, column: usize, position: usize) -> Range<usize> {
         let diagonal = self.workers - 1 - position;
         let before = self.lengths[position];
@@ -61,7 +61,7 @@ impl Grid {
         before..after
     }
 
-    /// This grid for another number of workers: the rows that both have take part as far as both reach.
+    /// This grid for another number of workers. Rows in both grids take part up to the columns in both.
     pub(super) fn resized(&self, workers: usize) -> Self {
         let mut grid = Self::new(workers);
         for (position, &length) in self.lengths.iter().enumerate() {

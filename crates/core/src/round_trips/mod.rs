@@ -1,9 +1,9 @@
-//! How long until k gradients are in? DBW's table of round trips, problem (17).
+//! Estimates the time until k gradients have arrived: DBW's table of round trips, problem (17).
 //!
-//! DBW measures, in every iteration, when the i-th gradient of the new model arrives, given that the server had waited
-//! for h gradients the time before: a sample of 𝒯[h, i]. The table fits all the means E[𝒯[h, i]] at once by least squares,
-//! under what is known about their order, and reads T̂[k] = E[𝒯[k, k]] off the diagonal. The fit is exact, and after new
-//! samples it is repaired rather than computed again.
+//! DBW measures, in every iteration, when the i-th gradient of the new version arrives, given that the server had
+//! waited for h gradients in the iteration before: a sample of 𝒯[h, i]. The table fits all means E[𝒯[h, i]] together by
+//! least squares, under the constraints on their order. T̂[k] = E[𝒯[k, k]] is on the diagonal. The fit is exact. After
+//! new samples it is repaired rather than computed again.
 
 mod bits;
 mod fit;
@@ -17,11 +17,11 @@ use std::str::FromStr;
 
 use fit::Fit;
 
-/// Cells are counted in 32 bits.
-const MOST_WORKERS: usize = u16::MAX as usize;
+/// Cells have 32-bit indices.
+const MAX_WORKERS: usize = u16::MAX as usize;
 
-/// The longest duration that [`RoundTripTable::observe`] accepts, in seconds: some 30,000 years. It keeps sums finite.
-const LONGEST: f64 = 1e12;
+/// The longest duration that [`RoundTripTable::observe`] accepts, in seconds: about 30,000 years. It keeps sums finite.
+const MAX_SECONDS: f64 = 1e12;
 
 /// Under [`Memory::Discount`], a cell that weighs less than this share of a fresh sample counts as unsampled.
 const FORGOTTEN: f64 = 1.0 / (1 << 20) as f64;
@@ -32,21 +32,21 @@ const LARGEST_FRESH_WEIGHT: f64 = 1024.0;
 /// How long a [`RoundTripTable`] keeps its samples. An iteration ends with [`RoundTripTable::advance`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Memory {
-    /// For ever, as in the paper. After a lasting slowdown the old samples dominate for as long as they did before it.
+    /// All samples are kept, as in the paper. After a lasting slowdown old samples dominate for a long time.
     #[default]
     All,
-    /// Those observed in the last so many iterations, the current one included; at least 1.
+    /// Samples of the last iterations are kept, including the current one; at least 1.
     Window(usize),
-    /// All, but with every iteration that ends each sample's weight is multiplied by this factor, more than 0 and less
-    /// than 1. A cell that weighs less than a millionth (2⁻²⁰) of a fresh sample counts as unsampled, so that an
-    /// abandoned k is tried again in the end; that is looked for once in ten halvings of the weights.
+    /// All samples are kept, but at the end of each iteration their weights are multiplied by this factor, above 0 and
+    /// below 1. A cell that weighs less than a millionth (2⁻²⁰) of a fresh sample counts as unsampled, so that an
+    /// unused k is eventually tried again. This is checked once per ten halvings of the weights.
     Discount(f64),
 }
 
 impl FromStr for Memory {
     type Err = &'static str;
 
-    /// Reads `all`, `window-N` or `discount-FACTOR`; the error says what is allowed.
+    /// Parses `all`, `window-N` or `discount-FACTOR`. The error names what is allowed.
     fn from_str(text: &str) -> Result<Self, &'static str> {
         let window = || text.strip_prefix("window-")?.parse().ok().filter(|iterations| *iterations > 0);
         let discount = || text.strip_prefix("discount-")?.parse().ok().filter(|&factor| factor > 0.0 && factor < 1.0);
@@ -56,12 +56,13 @@ impl FromStr for Memory {
     }
 }
 
-/// What a [`RoundTripTable`] refuses.
+/// Why a [`RoundTripTable`] refuses a sample, a memory or a number of workers.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum RoundTripError {
     /// The cell is not in the table.
     #[error(
-        "no cell for waiting for {waited_for} gradients and arrival rank {rank}: both count from 1 to {workers}, the number of workers"
+        "no cell for {waited_for} gradients waited for and arrival rank {rank}: expected 1 to {workers}, the number of \
+         workers"
     )]
     NoSuchCell {
         /// The number of gradients that the iteration before waited for.
@@ -71,23 +72,23 @@ pub enum RoundTripError {
         /// The number of workers.
         workers: usize,
     },
-    /// The sample is negative, too long or not a number.
-    #[error("{seconds} s is not a round trip: a duration from 0 to 1e12 s is")]
+    /// The sample is negative, too long or NaN.
+    #[error("{seconds} s is not a round trip: expected 0 to 1e12 s")]
     NotADuration {
         /// The sample.
         seconds: f64,
     },
-    /// The table has a cell for each pair of workers.
-    #[error("a table for {workers} workers: at most 65535")]
+    /// The number of workers is too large: the table has a cell for each pair of workers.
+    #[error("a round-trip table for {workers} workers is too large: expected at most 65535 workers")]
     TooManyWorkers {
         /// The number of workers.
         workers: usize,
     },
-    /// A window without an iteration keeps nothing.
-    #[error("a window of 0 iterations keeps no sample: at least 1")]
+    /// The window is zero.
+    #[error("a window of 0 iterations keeps no samples: expected at least 1")]
     EmptyWindow,
-    /// The discount is outside of its range.
-    #[error("a discount of {factor} per iteration: more than 0 and less than 1")]
+    /// The discount is out of range.
+    #[error("the discount per iteration is {factor}: expected a number above 0 and below 1")]
     Discount {
         /// The factor.
         factor: f64,
@@ -96,7 +97,7 @@ pub enum RoundTripError {
 
 /// A sample that a window will drop.
 #[derive(Clone, Copy, Debug)]
-struct Sample {
+struct RoundTripSample {
     iteration: u64,
     waited_for: usize,
     rank: usize,
@@ -105,21 +106,21 @@ struct Sample {
 
 /// DBW's estimator of iteration times: the solution of problem (17).
 ///
-/// In every iteration: [`observe`](Self::observe) each arrival, also the late ones; read
+/// In every iteration: [`observe`](Self::observe) each arrival, also late ones; read
 /// [`expected_all`](Self::expected_all); call [`advance`](Self::advance) when the iteration ends.
 ///
-/// A cell (h, i) without samples has no say in the fit; (17) only bounds it. Where the diagonal cell (k, k) has none, the
-/// estimate is the *lower* bound: the largest fitted value among the sampled cells that may not exceed it, and 0 where
-/// there is no such cell (so everywhere while there are no samples at all). That is optimistic, so an untried k looks
-/// attractive until it has been tried. Estimates never fall as k grows.
+/// A cell (h, i) without samples does not influence the fit; (17) only bounds it. If the diagonal cell (k, k) has no
+/// samples, the estimate is its *lower* bound: the largest fitted value among the sampled cells that may not exceed it,
+/// or 0 without such a cell. This is optimistic, so an untried k looks attractive until it has been tried. Estimates
+/// never decrease as k grows.
 ///
-/// Takes about 40 bytes for each of the `workers`² cells; scratch space is kept from call to call.
+/// Takes about 40 bytes for each of the `workers`² cells. Scratch space is kept between calls.
 ///
 /// ```
 /// use paceline_core::{Memory, RoundTripTable};
 ///
 /// let mut table = RoundTripTable::new(2, Memory::All)?;
-/// // The server had waited for both: the first gradient came after 1 s, the second after 3 s.
+/// // The server had waited for both: the first gradient arrived after 1 s, the second after 3 s.
 /// table.observe(2, 1, 1.0)?;
 /// table.observe(2, 2, 3.0)?;
 /// assert_eq!(table.expected_all(), [1.0, 3.0]);
@@ -131,15 +132,15 @@ pub struct RoundTripTable {
     fit: Fit,
     expected: Vec<f64>,
     iteration: u64,
-    /// What [`Memory::Window`] still has to drop, the oldest first; empty under other memories.
-    samples: VecDeque<Sample>,
-    /// The weight of a sample observed now. Under [`Memory::Discount`] it grows instead of all others shrinking: only
-    /// the ratio matters to the fit, so forgetting costs nothing and leaves the blocks as they are.
+    /// The samples that [`Memory::Window`] will drop, oldest first; empty with other memories.
+    samples: VecDeque<RoundTripSample>,
+    /// The weight of a sample observed now. Under [`Memory::Discount`] it grows instead of all others shrinking: the
+    /// fit depends on the ratio only, so discounting costs nothing and leaves the blocks unchanged.
     fresh_weight: f64,
 }
 
 impl RoundTripTable {
-    /// An empty table for up to 65,535 workers. Fails if there are more or if `memory` is out of its range.
+    /// An empty table for up to 65,535 workers. Fails if there are more or if `memory` is out of range.
     pub fn new(workers: usize, memory: Memory) -> Result<Self, RoundTripError> {
         Self::check_workers(workers)?;
         match memory {
@@ -164,25 +165,25 @@ impl RoundTripTable {
         self.expected.len()
     }
 
-    /// Takes in one arrival: the `rank`-th gradient of the current model (from 1) came in `seconds` after the update that
-    /// made that model, and the iteration before that update had waited for `waited_for` gradients. Arrivals may come in
-    /// any order and late. A refused sample leaves the table as it was.
+    /// Adds one arrival: the `rank`-th gradient (from 1) of a version arrived `seconds` after the commit that made the
+    /// version, and that commit had waited for `waited_for` gradients. Arrivals may be late and in any order. A refused
+    /// sample leaves the table unchanged.
     pub fn observe(&mut self, waited_for: usize, rank: usize, seconds: f64) -> Result<(), RoundTripError> {
         let workers = self.expected.len();
         if !(1..=workers).contains(&waited_for) || !(1..=workers).contains(&rank) {
             return Err(RoundTripError::NoSuchCell { waited_for, rank, workers });
         }
-        if !(0.0..=LONGEST).contains(&seconds) {
+        if !(0.0..=MAX_SECONDS).contains(&seconds) {
             return Err(RoundTripError::NotADuration { seconds });
         }
         if let Memory::Window(_) = self.memory {
-            self.samples.push_back(Sample { iteration: self.iteration, waited_for, rank, seconds });
+            self.samples.push_back(RoundTripSample { iteration: self.iteration, waited_for, rank, seconds });
         }
         self.fit.add(waited_for, rank, seconds * self.fresh_weight, self.fresh_weight);
         Ok(())
     }
 
-    /// Ends the iteration: forgets what [`Memory`] says.
+    /// Ends the iteration: drops or discounts samples according to [`Memory`].
     pub fn advance(&mut self) {
         self.iteration += 1;
         match self.memory {
@@ -206,9 +207,10 @@ impl RoundTripTable {
         }
     }
 
-    /// Changes the number of workers. The samples of cells (h, i) with h and i up to the new number stay, others are
-    /// dropped: what was measured with another number of workers is a guess now, but better than none, and [`Memory`]
-    /// says how fast it goes. Passes over the whole table once. Fails above 65,535 workers, and then changes nothing.
+    /// Changes the number of workers. Samples of cells (h, i) with h and i up to the new number are kept, others are
+    /// dropped. Samples measured with another number of workers are only approximate, but better than none, and
+    /// [`Memory`] sets how fast they lose weight. Visits the whole table once. Fails above 65,535 workers and then
+    /// changes nothing.
     pub fn resize(&mut self, workers: usize) -> Result<(), RoundTripError> {
         Self::check_workers(workers)?;
         self.fit.resize(workers);
@@ -220,10 +222,10 @@ impl RoundTripTable {
     }
 
     fn check_workers(workers: usize) -> Result<(), RoundTripError> {
-        if workers <= MOST_WORKERS { Ok(()) } else { Err(RoundTripError::TooManyWorkers { workers }) }
+        if workers <= MAX_WORKERS { Ok(()) } else { Err(RoundTripError::TooManyWorkers { workers }) }
     }
 
-    /// T̂ for every k, in seconds; entry 0 is k = 1. Takes in what was observed since the last call.
+    /// T̂ for every k, in seconds; entry 0 is k = 1. Repairs the fit if samples were added since the last call.
     pub fn expected_all(&mut self) -> &[f64] {
         if self.fit.repair() {
             self.fit.diagonal(&mut self.expected);
@@ -240,7 +242,7 @@ mod tests {
         RoundTripTable::new(workers, memory).expect("the memory is in range")
     }
 
-    /// One iteration that had waited for `waited_for` before, with its arrivals in order.
+    /// One iteration after a commit that waited for `waited_for` gradients, with its arrivals in order.
     fn iterate(table: &mut RoundTripTable, waited_for: usize, arrivals: &[f64]) {
         for (rank, &seconds) in (1..).zip(arrivals) {
             table.observe(waited_for, rank, seconds).expect("the arrival is in the table");
@@ -249,13 +251,13 @@ mod tests {
     }
 
     #[test]
-    fn knows_nothing_without_samples() {
+    fn estimates_without_samples_are_zero() {
         assert_eq!(table(3, Memory::All).expected_all(), [0.0; 3]);
         assert_eq!(table(0, Memory::All).expected_all(), [0.0; 0]);
     }
 
     #[test]
-    fn an_untried_k_is_at_its_lower_bound() {
+    fn the_estimate_of_an_untried_k_is_its_lower_bound() {
         let mut table = table(4, Memory::All);
         iterate(&mut table, 4, &[1.0, 2.0]);
         assert_eq!(table.expected_all(), [1.0, 2.0, 2.0, 2.0]);
@@ -265,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn pools_what_is_out_of_order() {
+    fn cells_out_of_order_are_pooled() {
         let mut table = table(2, Memory::All);
         iterate(&mut table, 1, &[4.0]);
         iterate(&mut table, 2, &[1.0, 2.0]);
@@ -277,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_keeps_the_last_iterations_only() {
+    fn a_window_keeps_only_the_last_iterations() {
         let mut windowed = table(3, Memory::Window(2));
         for seconds in [9.0, 9.0, 1.0] {
             iterate(&mut windowed, 2, &[seconds]);
@@ -293,13 +295,13 @@ mod tests {
     }
 
     #[test]
-    fn a_discount_weighs_samples_by_age_and_forgets() {
+    fn a_discount_weighs_samples_by_age_and_drops_old_ones() {
         let mut discounted = table(2, Memory::Discount(0.5));
         iterate(&mut discounted, 1, &[4.0]);
         iterate(&mut discounted, 1, &[1.0]);
         // (4 / 2 + 1) / (1 / 2 + 1)
         assert_eq!(discounted.expected_all(), [2.0; 2]);
-        // k = 1 is not tried for long: its weight falls through 2⁻²⁰, and it is at its lower bound again.
+        // k = 1 is not tried for long: its weight falls below 2⁻²⁰, and its estimate is its lower bound again.
         for _ in 0..40 {
             iterate(&mut discounted, 2, &[0.25, 3.0]);
         }
@@ -314,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_number_of_workers_keeps_the_cells_that_remain() {
+    fn resizing_keeps_the_cells_that_remain() {
         for memory in [Memory::All, Memory::Window(2), Memory::Discount(0.5)] {
             let mut resized = table(3, memory);
             iterate(&mut resized, 3, &[1.0, 2.0, 3.0]);
@@ -334,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_no_sample() {
+    fn invalid_samples_are_refused() {
         let mut table = table(2, Memory::All);
         for (waited_for, rank) in [(0, 1), (1, 0), (3, 1), (1, 3)] {
             let refused = table.observe(waited_for, rank, 1.0);
@@ -348,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_too_many_workers() {
+    fn too_many_workers_are_refused() {
         let refused = RoundTripError::TooManyWorkers { workers: 1 << 16 };
         assert_eq!(RoundTripTable::new(1 << 16, Memory::All).unwrap_err(), refused);
         let mut kept = table(1, Memory::All);
@@ -358,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_memory_is_read() {
+    fn a_memory_is_parsed() {
         assert_eq!("all".parse(), Ok(Memory::All));
         assert_eq!("window-20".parse(), Ok(Memory::Window(20)));
         assert_eq!("discount-0.9".parse(), Ok(Memory::Discount(0.9)));
@@ -368,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_a_memory_out_of_range() {
+    fn a_memory_out_of_range_is_refused() {
         assert_eq!(RoundTripTable::new(2, Memory::Window(0)).unwrap_err(), RoundTripError::EmptyWindow);
         for factor in [0.0, 1.0, -0.5, 1.5] {
             let refused = RoundTripTable::new(2, Memory::Discount(factor)).unwrap_err();

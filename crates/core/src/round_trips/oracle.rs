@@ -1,4 +1,4 @@
-//! Problem (17) as printed, handed to a general solver for quadratic programs.
+//! Problem (17) as printed, solved by a general solver for quadratic programs.
 
 use clarabel::{
     algebra::CscMatrix,
@@ -19,7 +19,7 @@ pub fn constraints(workers: usize) -> Vec<(usize, usize)> {
     pairs
 }
 
-/// Solves (17) for the sums and counts of the samples in each cell; `None` if the solver gives up.
+/// Solves (17) for the sums and counts of the samples in each cell; `None` if the solver does not converge.
 pub fn solve(workers: usize, sums: &[f64], counts: &[f64]) -> Option<Vec<f64>> {
     let cells = workers * workers;
     // ½ xᵀPx + qᵀx is half of (17)'s objective, less a constant.

@@ -1,30 +1,30 @@
-//! The exact fit of one region: is a set of cells one block, and if not, where does it come apart?
+//! The exact fit of one region: decides whether a set of cells is one block, and otherwise where it splits.
 //!
 //! (17)'s constraints are 2-D dominance. Give cell (h, k) the coordinates X = k and Y = −h below the diagonal (k < h),
 //! 0 on it, n + 1 − h above it: cell a may not exceed cell b exactly if X and Y of a are at most those of b. A set of
 //! cells with mean c is one block if no upper set of it has a mean above c, that is, if all the surplus Σy − c·w of the
-//! cells above c can be carried up the order to cells below c. One sweep over the columns does it greedily: surplus
-//! waits at its Y, and each deficit takes what waits nearest below it. What is left over at the end is the largest
-//! gain of any upper set, and where it was left says which set that is.
+//! cells above c can be moved up the order to cells below c. One sweep over the columns does this greedily: surplus is
+//! stored at its Y, and each deficit uses the nearest surplus below it. The surplus that remains at the end is the
+//! largest gain of any upper set, and its position determines that set.
 
 use super::bits;
 
 /// The samples of one cell: their sum in seconds and their weight (the count, unless samples are discounted).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Cell {
+pub(super) struct CellSamples {
     pub(super) sum: f64,
     pub(super) weight: f64,
 }
 
-/// A stretch of neighbouring positions `start..end` in one column.
+/// A run of neighbouring positions `start..end` in one column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Run {
+pub(super) struct CellRun {
     pub(super) column: u32,
     pub(super) start: u32,
     pub(super) end: u32,
 }
 
-impl Run {
+impl CellRun {
     /// The indices of the run's cells in arrays over all cells.
     pub(super) fn cells(self, workers: usize) -> std::ops::Range<usize> {
         let column = self.column as usize * workers;
@@ -32,26 +32,26 @@ impl Run {
     }
 }
 
-/// Gains below this share of the region's total are rounding. Splitting at a smaller one would be harmless, but could
-/// cut off cells without weight, which have no mean.
+/// Gains below this share of the region's total are rounding errors. A split at a smaller gain would be harmless, but
+/// could separate cells without weight, which have no mean.
 const ROUNDING: f64 = 1e-13;
 
-/// The runs of one column and the position from which on its cells belong to the upper part.
+/// The runs of one column and the first position that belongs to the upper part.
 #[derive(Clone, Copy, Debug)]
 struct Column {
     first_run: usize,
     threshold: usize,
 }
 
-/// Splits regions. Holds only scratch space, sized once for the table.
+/// Splits regions. Contains only scratch space, sized once for the table.
 #[derive(Clone, Debug)]
 pub(super) struct Splitter {
     workers: usize,
-    /// Surplus that waits, by Y counted from 0: positions below the diagonal, the diagonal, positions above it.
+    /// The stored surplus, by Y counted from 0: positions below the diagonal, the diagonal, positions above it.
     surplus: Vec<f64>,
-    /// The Y at which surplus waits.
+    /// The set of Y with stored surplus.
     waiting: Vec<u64>,
-    /// `waiting` after each column of the region, only the words that the region spans.
+    /// `waiting` after each column of the region; only the words that the region spans.
     history: Vec<u64>,
     columns: Vec<Column>,
 }
@@ -69,17 +69,17 @@ impl Splitter {
     }
 
     /// The value of the region if it is one block. Otherwise `None`, and its runs are appended to `lower` and `upper`
-    /// such that fitting the two apart fits the region. `runs` are sorted and so are the parts.
+    /// such that fitting the two separately fits the region. `runs` are sorted and so are the parts.
     pub(super) fn split(
         &mut self,
-        cells: &[Cell],
-        runs: &[Run],
-        lower: &mut Vec<Run>,
-        upper: &mut Vec<Run>,
+        cells: &[CellSamples],
+        runs: &[CellRun],
+        lower: &mut Vec<CellRun>,
+        upper: &mut Vec<CellRun>,
     ) -> Option<f64> {
         let (mut sum, mut weight) = (0.0, 0.0);
         for run in runs {
-            // Run by run, which keeps the rounding of large regions small.
+            // Summing run by run keeps rounding errors of large regions small.
             let (mut run_sum, mut run_weight) = (0.0, 0.0);
             for cell in &cells[run.cells(self.workers)] {
                 run_sum += cell.sum;
@@ -88,7 +88,7 @@ impl Splitter {
             sum += run_sum;
             weight += run_weight;
         }
-        // Cells without any sample: durations are not negative, so 0 is the lowest value that they may have.
+        // Cells without samples get 0, their lowest possible value, since durations are not negative.
         let level = if weight > 0.0 { sum / weight } else { 0.0 };
 
         self.columns.clear();
@@ -105,15 +105,15 @@ impl Splitter {
             for run in &runs[column.first_run..end] {
                 let threshold = (column.threshold as u32).clamp(run.start, run.end);
                 if run.start < threshold {
-                    lower.push(Run { end: threshold, ..*run });
+                    lower.push(CellRun { end: threshold, ..*run });
                 }
                 if threshold < run.end {
-                    upper.push(Run { start: threshold, ..*run });
+                    upper.push(CellRun { start: threshold, ..*run });
                 }
             }
         }
         if lower.is_empty() || upper.is_empty() {
-            // Rounding made the whole look better than itself.
+            // The gain was a rounding error: one part is empty.
             lower.clear();
             upper.clear();
             return Some(level);
@@ -121,8 +121,8 @@ impl Splitter {
         None
     }
 
-    /// One column: the upper sets are its upper ends.
-    fn is_column_whole(&mut self, cells: &[Cell], runs: &[Run], level: f64, rounding: f64) -> bool {
+    /// For one column, whose upper sets are its upper ends.
+    fn is_column_whole(&mut self, cells: &[CellSamples], runs: &[CellRun], level: f64, rounding: f64) -> bool {
         let (mut gain, mut best, mut threshold) = (0.0, rounding, 0);
         for run in runs.iter().rev() {
             for (offset, cell) in cells[run.cells(self.workers)].iter().enumerate().rev() {
@@ -137,8 +137,8 @@ impl Splitter {
         best <= rounding
     }
 
-    /// Several columns: the sweep. On false, `columns` holds where the best upper set begins.
-    fn is_whole(&mut self, cells: &[Cell], runs: &[Run], level: f64, rounding: f64) -> bool {
+    /// For several columns: the sweep. If it returns false, `columns` contains where the best upper set begins.
+    fn is_whole(&mut self, cells: &[CellSamples], runs: &[CellRun], level: f64, rounding: f64) -> bool {
         let (mut lowest, mut highest) = (usize::MAX, 0);
         for run in runs {
             lowest = lowest.min(self.height(run.column, run.start));
@@ -167,8 +167,8 @@ impl Splitter {
             return true;
         }
 
-        // From the last column back: the upper part begins at the lowest surplus left over after that column, but not
-        // below where it begins in the next one.
+        // From the last column back: the upper part begins at the lowest surplus that remains after that column, but
+        // not below where it begins in the next column.
         let words = last_word - first_word + 1;
         let mut floor = 0;
         for number in (0..self.columns.len()).rev() {
@@ -180,8 +180,8 @@ impl Splitter {
         false
     }
 
-    /// Takes one column into the sweep, from the top down.
-    fn sweep(&mut self, cells: &[Cell], runs: &[Run], level: f64) {
+    /// Adds one column to the sweep, from the top down.
+    fn sweep(&mut self, cells: &[CellSamples], runs: &[CellRun], level: f64) {
         let diagonal = self.workers - 1 - runs[0].column as usize;
         let mut deficit = 0.0;
         let mut done = self.surplus.len();
@@ -206,7 +206,7 @@ impl Splitter {
     }
 
     /// Adds neighbouring cells, the first of them at height `bottom`.
-    fn add(&mut self, deficit: &mut f64, cells: &[Cell], bottom: usize, level: f64) {
+    fn add(&mut self, deficit: &mut f64, cells: &[CellSamples], bottom: usize, level: f64) {
         for (offset, cell) in cells.iter().enumerate().rev() {
             let height = bottom + offset;
             let gain = cell.sum - level * cell.weight + self.surplus[height] - *deficit;
@@ -222,7 +222,7 @@ impl Splitter {
         }
     }
 
-    /// Covers the deficit from what waits at heights `from..to`, the nearest first.
+    /// Covers the deficit with the surplus at heights `from..to`, the nearest first.
     fn cover(&mut self, deficit: &mut f64, from: usize, to: usize) {
         while *deficit > 0.0
             && let Some(height) = bits::last_before(&self.waiting, to)

@@ -1,8 +1,8 @@
-//! Random numbers as a pure function of where they are needed.
+//! Random numbers as a pure function of a seed and a position.
 
-/// A stream of random numbers, the same for the same path: e.g. seed, iteration, worker.
+/// A stream of random numbers that depends on its path only, for example seed, iteration and worker.
 ///
-/// The generator is wyrand (Wang Yi): a counter, and a product of it with itself that is folded in half.
+/// The generator is wyrand (Wang Yi): a counter, and the folded product of it with a changed copy of itself.
 #[derive(Debug, Clone)]
 pub struct Draws {
     state: u64,
@@ -11,7 +11,7 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// The stream at a path.
+    /// The stream of a path.
     pub fn at(path: &[u64]) -> Self {
         let mut draws = Draws { state: 0, spare: None };
         for &step in path {
@@ -28,12 +28,12 @@ impl Draws {
         (product >> 64) as u64 ^ product as u64
     }
 
-    /// Uniform between 0 and 1, neither of them included.
+    /// A uniform number between 0 and 1, both excluded.
     pub fn unit(&mut self) -> f64 {
         ((self.word() >> 12) as f64 + 0.5) / (1u64 << 52) as f64
     }
 
-    /// Standard normal (Box and Muller, 1958).
+    /// A standard normal number (Box and Muller, 1958).
     pub fn normal(&mut self) -> f64 {
         if let Some(spare) = self.spare.take() {
             return spare;

@@ -1,20 +1,20 @@
-//! The normal distribution: its tail, its quantiles, and draws from what is left of it above a bound.
+//! The normal distribution: its tail, its quantiles, and draws from it truncated at a bound.
 
 use std::f64::consts::PI;
 
 use super::Draws;
 
-/// A normal distribution of seconds.
+/// A normal distribution of a time in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Normal {
-    /// Its mean.
+    /// The mean.
     pub mean: f64,
-    /// Its standard deviation; 0 for a value that is certain.
+    /// The standard deviation; 0 for a value that is certain.
     pub deviation: f64,
 }
 
 impl Normal {
-    /// A draw from what is left of the distribution above `bound`: its tail, scaled to be a distribution itself.
+    /// A draw from the distribution truncated below at `bound`.
     pub fn draw_above(&self, bound: f64, draws: &mut Draws) -> f64 {
         let Normal { mean, deviation } = *self;
         let from = (bound - mean) / deviation;
@@ -23,7 +23,7 @@ impl Normal {
             return mean.max(bound);
         }
         let left = upper_tail(from) * chance;
-        // Where the tail is too thin for numbers, it is exponential for all that can be told.
+        // If the tail underflows, it is approximated by an exponential distribution.
         let standard = if left > 0.0 { -quantile(left) } else { from - chance.ln() / from };
         (mean + deviation * standard).max(bound)
     }
@@ -40,7 +40,7 @@ pub(crate) fn upper_tail(x: f64) -> f64 {
         return 1.0 - upper_tail(-x);
     }
     if x < 3.0 {
-        // 1/2 − φ(x) (x + x³/3 + x⁵/(3·5) + …), whose terms shrink from the start or soon.
+        // 1/2 − φ(x) (x + x³/3 + x⁵/(3·5) + …), whose terms soon decrease.
         let mut term = x;
         let mut sum = x;
         let mut odd = 1.0;
@@ -56,7 +56,7 @@ pub(crate) fn upper_tail(x: f64) -> f64 {
     density(x) / fraction
 }
 
-/// Where a standard normal variable is below with probability `p`; infinite at 0 and 1.
+/// The value that a standard normal variable is below with probability `p`; infinite at 0 and 1.
 pub(crate) fn quantile(p: f64) -> f64 {
     if p > 0.5 {
         return -quantile(1.0 - p);
@@ -64,7 +64,7 @@ pub(crate) fn quantile(p: f64) -> f64 {
     if p <= 0.0 {
         return f64::NEG_INFINITY;
     }
-    // Abramowitz and Stegun 26.2.23: right to 4.5e-4, from where two of Halley's steps leave rounding errors only.
+    // Abramowitz and Stegun 26.2.23 is exact to 4.5e-4. Two steps of Halley's method leave rounding errors only.
     let t = (-2.0 * p.ln()).sqrt();
     let above = 2.515517 + t * (0.802853 + t * 0.010328);
     let below = 1.0 + t * (1.432788 + t * (0.189269 + t * 0.001308));
@@ -76,7 +76,7 @@ pub(crate) fn quantile(p: f64) -> f64 {
     -x
 }
 
-/// The mean and the deviation of several values; no deviation for less than two.
+/// The mean and the deviation of several values; a deviation of 0 for fewer than two.
 pub(crate) fn moments(values: impl Iterator<Item = f64> + Clone) -> Normal {
     let (count, sum) = values.clone().fold((0.0, 0.0), |(count, sum), value| (count + 1.0, sum + value));
     let mean = sum / count;
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tails_and_quantiles_are_as_tabulated() {
+    fn tails_and_quantiles_match_tables() {
         // Abramowitz and Stegun, tables 26.1 and 26.2.
         let known = [
             (0.0, 0.5),
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_above_a_bound_are_distributed_as_the_truncated_normal() {
+    fn draws_above_a_bound_follow_the_truncated_normal_distribution() {
         let normal = Normal { mean: 1.0, deviation: 0.2 };
         for bound in [0.2, 0.9, 1.0, 1.3, 2.0, 3.0] {
             let mut draws = Draws::at(&[7, 1]);
@@ -130,7 +130,7 @@ mod tests {
             let mut values: Vec<f64> = (0..count).map(|_| normal.draw_above(bound, &mut draws)).collect();
             values.sort_by(f64::total_cmp);
             assert!(values[0] >= bound);
-            // Kolmogorov and Smirnov: at the true distribution the distance is below 1.95/√count but once in a thousand.
+            // Kolmogorov and Smirnov: under the true distribution the distance exceeds 1.95/√count once in a thousand.
             let distance = values.iter().enumerate().fold(0.0f64, |distance, (index, &value)| {
                 let exact = truncated(normal, bound, value);
                 let (below, above) = (index as f64 / count as f64, (index + 1) as f64 / count as f64);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_far_out_and_certain_values_are_no_trouble() {
+    fn draws_above_distant_bounds_and_of_certain_values_are_exact() {
         let mut draws = Draws::at(&[1]);
         let normal = Normal { mean: 1.0, deviation: 0.01 };
         let far = normal.draw_above(2.0, &mut draws);

@@ -1,8 +1,8 @@
-//! How long all workers' next tasks will take, jointly (Cutoff SGD, section 3.1).
+//! Predicts the run-times of all workers' next tasks jointly (Cutoff SGD, section 3.1).
 //!
-//! A [`RunTimePredictor`] is told every worker's run-time after each iteration, and gives a [`Forecast`] of the next:
-//! [`IndependentNormal`] by order statistics, [`Amortized`] by a [`DeepMarkov`] model of the cluster, [`Oracle`] by knowing.
-//! Random numbers come from [`Draws`], a pure function.
+//! A [`RunTimePredictor`] observes every worker's run-time after each iteration, and returns a [`Forecast`] of the
+//! next: [`IndependentNormal`] by order statistics, [`Amortized`] by a [`DeepMarkov`] model of the cluster, [`Oracle`]
+//! from the simulator's true run-times. Random numbers come from [`Draws`], a pure function of a seed.
 
 mod deep_markov;
 mod draws;
@@ -18,24 +18,23 @@ pub use order_statistics::{IndependentNormal, elfving};
 
 use crate::WorkerId;
 
-/// The run-times of an iteration as predicted.
+/// The predicted run-times of an iteration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Forecast {
-    /// Each worker's own, by rank. A worker whose rank is beyond them is taken to be like the one at its rank modulo
-    /// their number.
+    /// Each worker's run-time, by rank. A worker with a higher rank counts as the one at its rank modulo their number.
     pub workers: Vec<Normal>,
-    /// The shortest, the second shortest, … (the paper's x̃) of those asked about.
+    /// The order statistics (the paper's x̃) of the requested workers: the shortest run-time, the second shortest, ….
     pub ranks: Vec<Normal>,
 }
 
 impl Forecast {
-    /// One worker's own.
+    /// One worker's run-time.
     pub fn worker(&self, worker: WorkerId) -> Normal {
         self.workers[worker.index() % self.workers.len()]
     }
 
-    /// How many to wait for so that the most gradients come in per time: argmax Ω(c), Ω(c) = c / x̃₍c₎ (section 3). All
-    /// that are expected at the same moment.
+    /// The number of workers to wait for with the most gradients per time: argmax Ω(c), Ω(c) = c / x̃₍c₎ (section 3);
+    /// the largest of equals.
     pub fn cutoff(&self) -> usize {
         let throughput = |index: usize| (index + 1) as f64 / self.ranks[index].mean;
         let best = (0..self.ranks.len()).max_by(|&one, &other| throughput(one).total_cmp(&throughput(other)));
@@ -43,13 +42,13 @@ impl Forecast {
     }
 }
 
-/// Predicts how long every worker's next task will take.
+/// Predicts the run-time of every worker's next task.
 pub trait RunTimePredictor: Send {
-    /// An iteration is over: its run-times in seconds, by rank, all above 0.
+    /// Adds the run-times of an iteration in seconds, by rank, all above 0.
     fn observe(&mut self, times: &[f64]);
 
-    /// The run-times of the iteration that begins now with these workers, who are one or more; `None` while too little is
-    /// known.
+    /// The run-times of the iteration that begins now with these workers, at least one; `None` until enough is
+    /// observed.
     fn predict(&mut self, workers: &[WorkerId]) -> Option<Forecast>;
 }
 

@@ -1,17 +1,17 @@
-//! What is to come, known exactly: the standard that predictors are measured by.
+//! The true run-times, known in advance: the reference that predictors are compared with.
 
 use std::sync::Arc;
 
 use super::{Forecast, Normal, RunTimePredictor};
 use crate::{Span, WorkerId};
 
-/// Knows how long tasks will take that are under way. The simulator does.
+/// Knows the run-times of tasks that are not finished. The simulator implements it.
 pub trait Foresight: Send + Sync {
-    /// How long the worker's present task takes from its beginning to its end; `None` if it has none.
+    /// The run-time of the worker's present task from start to end; `None` if it has no task.
     fn run_time(&self, worker: WorkerId) -> Option<Span>;
 }
 
-/// Predicts what will be.
+/// Predicts the true run-times.
 pub struct Oracle(pub Arc<dyn Foresight>);
 
 impl RunTimePredictor for Oracle {

@@ -14,19 +14,19 @@ pub fn elfving(n: usize) -> impl Iterator<Item = f64> {
     (1..=n).map(move |j| quantile((j as f64 - PI / 8.0) / (n as f64 - PI / 4.0 + 1.0)))
 }
 
-/// Predicts by the mean and the deviation of the last few iterations, whoever's times they are.
+/// Predicts by the mean and the deviation of the run-times of all workers in the last iterations.
 #[derive(Debug)]
 pub struct IndependentNormal {
     /// The last iterations' run-times.
     window: VecDeque<Vec<f64>>,
-    /// How many of them count.
+    /// The length of the window in iterations.
     lag: usize,
-    /// Elfving's values for as many workers as there were last.
+    /// Elfving's values for the last number of workers.
     standard: Vec<f64>,
 }
 
 impl IndependentNormal {
-    /// Looks back on `lag` iterations.
+    /// A predictor that uses the last `lag` iterations.
     pub fn new(lag: usize) -> Self {
         IndependentNormal { window: VecDeque::new(), lag, standard: Vec::new() }
     }
@@ -52,7 +52,7 @@ impl RunTimePredictor for IndependentNormal {
             // The deviation of a sample quantile (David and Johnson, 1954).
             let below = 1.0 - super::gaussian::upper_tail(standard);
             let spread = (below * (1.0 - below) / (n + 2.0)).sqrt() / density(standard);
-            // A wide normal distribution has times below 0 in it. Nobody was ever faster than `least`.
+            // A wide normal distribution includes negative times. No worker was faster than `least`.
             Normal { mean: (one.mean + one.deviation * standard).max(least), deviation: one.deviation * spread }
         };
         Some(Forecast { workers: vec![one], ranks: self.standard.iter().map(rank).collect() })
@@ -65,14 +65,14 @@ mod tests {
     use crate::run_times::Draws;
 
     #[test]
-    fn the_papers_slowest_worker_is_met() {
+    fn the_slowest_worker_matches_the_paper() {
         // Cutoff SGD, section 4.1.
         let slowest = 1.057 + 0.393 * elfving(158).last().unwrap();
         assert!((slowest - 2.106).abs() < 0.002, "{slowest}");
     }
 
     #[test]
-    fn order_statistics_are_those_of_sorted_draws() {
+    fn order_statistics_match_sorted_draws() {
         for n in [10, 40, 158, 600, 2175] {
             let repeats = 400;
             let mut sums = vec![(0.0, 0.0); n];
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn deviations_are_those_of_sorted_draws() {
+    fn deviations_match_sorted_draws() {
         let n = 158;
         let mut predictor = IndependentNormal::new(20);
         let sample = |repeat: u64| {
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn old_iterations_are_forgotten_and_no_time_is_below_all_seen() {
+    fn old_iterations_are_dropped_and_no_prediction_is_below_all_observed_times() {
         let workers: Vec<WorkerId> = (0..4).map(WorkerId).collect();
         let mut predictor = IndependentNormal::new(2);
         assert_eq!(predictor.predict(&workers), None);

@@ -1,21 +1,22 @@
-//! `adacomm`: `local-sgd` with ever fewer iterations per round as the loss falls (Wang & Joshi, 2019).
+//! `adacomm`: `local-sgd` with fewer iterations per round as the loss falls (Wang & Joshi, 2019).
 
 use super::{Settings, Setup, SpecError};
-use crate::local_rounds::{LocalRounds, Pace};
+use crate::local_rounds::{LocalPolicy, LocalRounds};
 use crate::{Aggregate, LocalLength, LocalWork, Reason, ReplicaStart, Scheme, Span, Time, WorkerId};
 
-struct Adaptive {
+struct AdaptiveIterations {
     /// τ₀.
     first: u32,
-    /// τ of the rounds that begin now.
+    /// The present τ.
     iterations: u32,
-    /// How often τ is reconsidered.
+    /// The time between changes of τ.
     interval: Span,
+    /// When τ is changed next.
     next: Time,
     first_loss: Option<f64>,
 }
 
-impl Pace for Adaptive {
+impl LocalPolicy for AdaptiveIterations {
     fn work(&mut self, _now: Time, _worker: WorkerId, reason: Reason) -> (LocalWork, Reason) {
         (LocalWork { start: ReplicaStart::Model, length: LocalLength::Iterations(self.iterations) }, reason)
     }
@@ -27,7 +28,7 @@ impl Pace for Adaptive {
             return;
         }
         self.next = now + self.interval;
-        // τₗ = ⌈√(F(wₗ)/F(w₀))·τ₀⌉, and where that is no fewer than before, half as many as before.
+        // τₗ = ⌈√(F(wₗ)/F(w₀))·τ₀⌉ if that is below the last τ, else half of the last τ.
         let by_loss = ((loss / first_loss).sqrt() * f64::from(self.first)).ceil() as u32;
         let halved = self.iterations.div_ceil(2);
         self.iterations = if by_loss < self.iterations { by_loss.max(1) } else { halved };
@@ -38,8 +39,8 @@ pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Sc
     let first = settings.optional("tau", 20, 1..=1_000_000)?;
     let interval = Span::from_seconds(settings.optional("interval", 60.0, 0.001..=1e9)?);
     let next = Time::START + interval;
-    let pace = Adaptive { first, iterations: first, interval, next, first_loss: None };
-    Ok(Box::new(LocalRounds::new(pace, settings.global_rate()?, setup.batch)))
+    let policy = AdaptiveIterations { first, iterations: first, interval, next, first_loss: None };
+    Ok(Box::new(LocalRounds::new(policy, settings.global_rate()?, setup.batch)))
 }
 
 #[cfg(test)]
@@ -47,17 +48,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn iterations_follow_the_loss_and_halve_where_it_stays() {
+    fn iterations_follow_the_loss_and_halve_if_it_does_not_fall() {
         let (first, interval) = (16, Span(10));
-        let mut pace = Adaptive { first, iterations: first, interval, next: Time(10), first_loss: None };
+        let mut policy = AdaptiveIterations { first, iterations: first, interval, next: Time(10), first_loss: None };
         let mut after = |now, loss| {
             let aggregate = Aggregate { loss, rate: 1.0, sum_of_squares: 1.0, square_of_sum: 1.0 };
-            pace.on_averaged(Time(now), Some(&aggregate));
-            pace.iterations
+            policy.on_averaged(Time(now), Some(&aggregate));
+            policy.iterations
         };
         assert_eq!(after(5, 4.0), 16);
         assert_eq!(after(10, 1.0), 8);
-        assert_eq!(after(15, 0.01), 8, "not reconsidered yet");
+        assert_eq!(after(15, 0.01), 8, "the interval is not over");
         assert_eq!(after(20, 1.0), 4);
         assert_eq!(after(30, 0.0), 1);
         assert_eq!(after(40, 4.0), 1);

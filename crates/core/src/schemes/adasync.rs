@@ -1,13 +1,14 @@
-//! `adasync`: k grows as the loss falls, by what is best for shifted-exponential times (Dutta, Wang and Joshi, 2020).
+//! `adasync`: k grows as the loss falls, in the way that is best for shifted-exponential run-times (Dutta, Wang and
+//! Joshi, 2020).
 
 use super::{Settings, Setup, SpecError};
 use crate::rounds::{Quorum, Rounds};
 use crate::{Aggregate, Reason, Scheme, Time};
 
-/// For exponential times the bound on the error over a stretch of time is least where K²/(n − K) is proportional to
-/// 1/F, with a factor of constants that nobody knows. The first k and the first loss stand for them:
+/// For exponential run-times the error bound over a period of time is least where K²/(n − K) is proportional to 1/F.
+/// The factor consists of constants that are not known in practice, so it is set by the first k and the first loss:
 /// K²/(n − K) = K₀²/(n − K₀) × F₀/F.
-struct LossLevel {
+struct LossLevelQuorum {
     /// K₀.
     first: usize,
     /// F₀: the first iteration's loss.
@@ -16,7 +17,7 @@ struct LossLevel {
     level: Option<f64>,
 }
 
-/// The solution of the quadratic equation, rounded; with a loss of nothing or less, everyone.
+/// The solution of the quadratic equation, rounded. All workers if the loss is zero or negative.
 fn solve(first: usize, level: f64, workers: usize) -> usize {
     if first >= workers || level <= 0.0 {
         return workers;
@@ -28,7 +29,7 @@ fn solve(first: usize, level: f64, workers: usize) -> usize {
     (k.round() as usize).clamp(1, workers)
 }
 
-impl Quorum for LossLevel {
+impl Quorum for LossLevelQuorum {
     fn choose(&mut self, _now: Time, live: usize) -> usize {
         self.level.map_or(self.first, |level| solve(self.first, level, live))
     }
@@ -50,8 +51,8 @@ impl Quorum for LossLevel {
 
 pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
     let first = settings.optional("first", 1, 1..=setup.workers)?;
-    let rule = LossLevel { first, first_loss: None, level: None };
-    Ok(Box::new(Rounds::new(rule, settings.dispatch(setup)?, setup.batch)))
+    let quorum = LossLevelQuorum { first, first_loss: None, level: None };
+    Ok(Box::new(Rounds::new(quorum, settings.dispatch(setup)?, setup.batch)))
 }
 
 #[cfg(test)]
@@ -74,12 +75,12 @@ mod tests {
 
     #[test]
     fn k_grows_as_the_loss_falls() {
-        let mut rule = LossLevel { first: 1, first_loss: None, level: None };
-        let mut chosen = vec![rule.choose(Time::START, 16)];
+        let mut quorum = LossLevelQuorum { first: 1, first_loss: None, level: None };
+        let mut chosen = vec![quorum.choose(Time::START, 16)];
         for loss in [2.3, 1.0, 0.3, 0.1, 0.03] {
             let aggregate = Aggregate { loss, rate: 0.1, sum_of_squares: 1.0, square_of_sum: 1.0 };
-            rule.on_committed(Time::START, 1, Some(&aggregate));
-            chosen.push(rule.choose(Time::START, 16));
+            quorum.on_committed(Time::START, 1, Some(&aggregate));
+            chosen.push(quorum.choose(Time::START, 16));
         }
         assert_eq!(chosen, [1, 1, 1, 3, 4, 7]);
     }

@@ -1,18 +1,18 @@
-//! `asp`: asynchronous parallel; nobody ever waits, in the manner of Hogwild.
+//! `asp`: asynchronous parallel; no worker ever waits, as in Hogwild.
 
 use super::{Settings, Setup, SpecError};
-use crate::free_running::{Clocks, FreeRunning, Gate, Verdict};
+use crate::free_running::{Admission, Clocks, FreeRunning, Gate};
 use crate::{Reason, Scheme, Time, WorkerId};
 
-/// Everyone may always go on.
-pub(super) struct Open;
+/// Admits every worker.
+pub(super) struct OpenGate;
 
-impl Gate for Open {
-    fn admit(&mut self, _worker: WorkerId, _clocks: &Clocks, _now: Time) -> Verdict {
-        Verdict::Go(Reason::NewVersion)
+impl Gate for OpenGate {
+    fn admit(&mut self, _worker: WorkerId, _clocks: &Clocks, _now: Time) -> Admission {
+        Admission::Start(Reason::NewVersion)
     }
 }
 
 pub(super) fn build(_settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
-    Ok(Box::new(FreeRunning::new(Open, setup.batch)))
+    Ok(Box::new(FreeRunning::new(OpenGate, setup.batch)))
 }

@@ -1,9 +1,9 @@
-//! `b-dbw`: blind DBW; the most gradients per unit of time, whatever they are worth.
+//! `b-dbw`: blind DBW; the most gradients per unit of time, regardless of their gain.
 
-use super::dbw::{Worth, build_dynamic};
+use super::dbw::{GainModel, build_dynamic};
 use super::{Settings, Setup, SpecError};
 use crate::Scheme;
 
 pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
-    build_dynamic(Worth::Blind, settings, setup)
+    build_dynamic(GainModel::Blind, settings, setup)
 }

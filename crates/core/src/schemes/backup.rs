@@ -4,10 +4,10 @@ use super::{Settings, Setup, SpecError};
 use crate::rounds::{Quorum, Rounds};
 use crate::{Scheme, Time};
 
-/// Always the same k.
-pub(super) struct Fixed(pub(super) usize);
+/// A constant k.
+pub(super) struct FixedQuorum(pub(super) usize);
 
-impl Quorum for Fixed {
+impl Quorum for FixedQuorum {
     fn choose(&mut self, _now: Time, _live: usize) -> usize {
         self.0
     }
@@ -16,5 +16,5 @@ impl Quorum for Fixed {
 pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
     let k = settings.required("k", 1..=setup.workers)?;
     let dispatch = settings.dispatch(setup)?;
-    Ok(Box::new(Rounds::new(Fixed(k), dispatch, setup.batch)))
+    Ok(Box::new(Rounds::new(FixedQuorum(k), dispatch, setup.batch)))
 }

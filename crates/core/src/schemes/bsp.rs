@@ -1,17 +1,17 @@
-//! `bsp`: bulk synchronous parallel, the baseline that waits for everyone.
+//! `bsp`: bulk synchronous parallel, the baseline that waits for every worker.
 
 use super::{Settings, Setup, SpecError};
 use crate::rounds::{Quorum, Rounds};
 use crate::{Scheme, Time};
 
-struct Everyone;
+struct AllWorkers;
 
-impl Quorum for Everyone {
+impl Quorum for AllWorkers {
     fn choose(&mut self, _now: Time, _live: usize) -> usize {
         usize::MAX
     }
 }
 
 pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
-    Ok(Box::new(Rounds::new(Everyone, settings.dispatch(setup)?, setup.batch)))
+    Ok(Box::new(Rounds::new(AllWorkers, settings.dispatch(setup)?, setup.batch)))
 }

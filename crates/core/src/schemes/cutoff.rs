@@ -1,59 +1,60 @@
-//! `cutoff`: wait for as many as are predicted to give the most gradients per time, and interrupt the others (Teng and
-//! Wood, 2018).
+//! `cutoff`: wait for the first k workers and interrupt the others; k is predicted to give the most gradients per time
+//! (Teng and Wood, 2018).
 
 use std::sync::Arc;
 
 use super::{Settings, Setup, SpecError};
 use crate::rounds::{Arrival, Quorum, Rounds};
 use crate::run_times::{Amortized, DeepMarkov, Draws, Forecast, IndependentNormal, Oracle, RunTimePredictor, SAMPLES};
-use crate::{Aggregate, Choice, Dispatch, Estimate, Reason, Scheme, Span, Time, WorkerId};
+use crate::{Aggregate, Dispatch, Estimate, QuorumChoice, Reason, Scheme, Span, Time, WorkerId};
 
-/// The shortest time there is: run-times are above 0.
-const LEAST: Span = Span(1);
+/// The shortest run-time: run-times are above 0.
+const MIN_RUN_TIME: Span = Span(1);
 
-/// Iterations that are looked back on (the paper's ℓ).
+/// The default number of iterations that the predictor `normal` uses (the paper's ℓ).
 const LAG: usize = 20;
 
-/// k is where the predicted throughput is largest.
+/// Chooses the k with the largest predicted throughput.
 struct Cutoff {
     predictor: Box<dyn RunTimePredictor>,
-    /// The seed of what is made up for run-times that nobody saw.
+    /// The seed of imputed run-times.
     seed: u64,
     iteration: u64,
-    /// When the iteration under way began, and who was there.
-    began: Time,
+    /// When the present iteration started.
+    started: Time,
+    /// The workers at that time, by rank.
     workers: Vec<WorkerId>,
-    /// What was predicted of it.
+    /// The forecast of the present iteration.
     forecast: Option<Forecast>,
-    /// Its run-times so far, in seconds by rank.
+    /// The run-times measured in the present iteration, in seconds by rank.
     seen: Vec<Option<f64>>,
 }
 
 impl Cutoff {
-    /// Of `workers` at first.
+    /// A quorum for a run that starts with `workers` workers.
     fn new(predictor: Box<dyn RunTimePredictor>, workers: usize, seed: u64) -> Self {
         let seen = vec![None; workers];
-        Cutoff { predictor, seed, iteration: 0, began: Time::START, workers: Vec::new(), forecast: None, seen }
+        Cutoff { predictor, seed, iteration: 0, started: Time::START, workers: Vec::new(), forecast: None, seen }
     }
 
-    /// All run-times of the iteration that ends `now`. Those that were cut off are drawn from what was predicted of them,
-    /// as far as it is above the time they had already taken (section 4.2); those of who was not there all the time, from
-    /// all of it.
+    /// All run-times of the iteration that ends `now`. Run-times that were cut off are drawn from their predicted
+    /// distribution, truncated below at the time already taken (section 4.2). For a worker that joined during the
+    /// iteration the distribution is not truncated.
     fn complete(&self, now: Time) -> Vec<f64> {
-        let cut = now.since(self.began).seconds();
+        let cut = now.since(self.started).seconds();
         let known = self.seen.iter().flatten();
         let mean = known.clone().sum::<f64>() / known.count().max(1) as f64;
         let time = |(rank, seen): (usize, &Option<f64>)| {
             let worker = WorkerId(rank as u32);
             let bound = if self.workers.binary_search(&worker).is_ok() { cut } else { 0.0 };
-            let made_up = || match &self.forecast {
+            let imputed = || match &self.forecast {
                 Some(forecast) => {
                     let mut draws = Draws::at(&[self.seed, self.iteration, rank as u64]);
                     forecast.worker(worker).draw_above(bound, &mut draws)
                 }
                 None => mean.max(bound),
             };
-            seen.unwrap_or_else(made_up).max(LEAST.seconds())
+            seen.unwrap_or_else(imputed).max(MIN_RUN_TIME.seconds())
         };
         self.seen.iter().enumerate().map(time).collect()
     }
@@ -62,13 +63,13 @@ impl Cutoff {
 impl Quorum for Cutoff {
     fn begin(&mut self, workers: &[WorkerId]) {
         self.workers = workers.to_vec();
-        let seats = workers.last().map_or(0, |last| last.index() + 1);
-        self.seen.resize(self.seen.len().max(seats), None);
+        let slots = workers.last().map_or(0, |last| last.index() + 1);
+        self.seen.resize(self.seen.len().max(slots), None);
         self.forecast = self.predictor.predict(workers);
     }
 
     fn choose(&mut self, now: Time, _live: usize) -> usize {
-        self.began = now;
+        self.started = now;
         self.forecast.as_ref().map_or(usize::MAX, Forecast::cutoff)
     }
 
@@ -76,12 +77,12 @@ impl Quorum for Cutoff {
         let ranks = self.forecast.as_ref().map(|forecast| &forecast.ranks);
         let expected = ranks.and_then(|ranks| ranks.get(waited_for - 1));
         let estimate = expected.map(|time| Estimate { gain: waited_for as f64, seconds: time.mean });
-        let choice = if self.forecast.is_some() { Choice::BestRate } else { Choice::NothingKnown };
+        let choice = if self.forecast.is_some() { QuorumChoice::BestRate } else { QuorumChoice::NothingKnown };
         Reason::Chosen { waited_for: waited_for as u32, workers: live as u32, choice, estimate }
     }
 
     fn on_arrival(&mut self, arrival: &Arrival) {
-        // What a worker has left over from an earlier iteration was made up for when that ended.
+        // The run-time of a late gradient was imputed when its iteration ended.
         if arrival.timely {
             let index = arrival.worker.index();
             self.seen.resize(self.seen.len().max(index + 1), None);
@@ -97,21 +98,25 @@ impl Quorum for Cutoff {
     }
 }
 
-/// Which predictor.
+/// The values of the setting `predictor`.
 #[derive(Clone, Copy)]
-enum Kind {
+enum PredictorChoice {
     Normal,
     DeepMarkov,
     Oracle,
 }
 
 pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
-    let kinds = [("normal", Kind::Normal), ("dmm", Kind::DeepMarkov), ("oracle", Kind::Oracle)];
+    let kinds = [
+        ("normal", PredictorChoice::Normal),
+        ("dmm", PredictorChoice::DeepMarkov),
+        ("oracle", PredictorChoice::Oracle),
+    ];
     let kind = settings.choice("predictor", &kinds)?;
     let seed = settings.optional("seed", 1, 0..=u64::MAX)?;
     let predictor: Box<dyn RunTimePredictor> = match kind {
-        Kind::Normal => Box::new(IndependentNormal::new(settings.optional("lag", LAG, 1..=100_000)?)),
-        Kind::DeepMarkov => {
+        PredictorChoice::Normal => Box::new(IndependentNormal::new(settings.optional("lag", LAG, 1..=100_000)?)),
+        PredictorChoice::DeepMarkov => {
             let pretrained = settings
                 .pretrained()
                 .ok_or_else(|| settings.missing("model", "FILE, as made by paceline predictor train"))?;
@@ -119,7 +124,7 @@ pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Sc
             let model = model.map_err(|error| settings.unfit("model", format!("a model of this cluster; {error}")))?;
             Box::new(Amortized::new(Arc::new(model), settings.optional("samples", SAMPLES, 2..=100_000)?, seed))
         }
-        Kind::Oracle => {
+        PredictorChoice::Oracle => {
             let foresight = settings.foresight().cloned();
             Box::new(Oracle(foresight.ok_or_else(|| {
                 settings.unfit("predictor", "normal or dmm here, since only the simulator knows the future".into())
@@ -138,10 +143,10 @@ mod tests {
     use crate::Version;
     use crate::run_times::Normal;
 
-    /// Predicts the same again and again, and remembers what it was told.
-    struct Told(Forecast, Arc<Mutex<Vec<Vec<f64>>>>);
+    /// Always predicts the same, and records what it observes.
+    struct FixedForecast(Forecast, Arc<Mutex<Vec<Vec<f64>>>>);
 
-    impl RunTimePredictor for Told {
+    impl RunTimePredictor for FixedForecast {
         fn observe(&mut self, times: &[f64]) {
             self.1.lock().unwrap().push(times.to_vec());
         }
@@ -151,14 +156,14 @@ mod tests {
         }
     }
 
-    fn arrive(rule: &mut Cutoff, worker: u32, seconds: f64) {
-        let now = rule.began + Span::from_seconds(seconds);
-        rule.on_arrival(&Arrival {
+    fn arrive(cutoff: &mut Cutoff, worker: u32, seconds: f64) {
+        let now = cutoff.started + Span::from_seconds(seconds);
+        cutoff.on_arrival(&Arrival {
             worker: WorkerId(worker),
             version: Version(0),
             timely: true,
             compute: Span::ZERO,
-            started: rule.began,
+            started: cutoff.started,
             now,
         });
     }
@@ -168,44 +173,48 @@ mod tests {
     }
 
     #[test]
-    fn what_was_cut_off_is_made_up_for_above_the_cut() {
+    fn run_times_that_were_cut_off_are_imputed_above_the_cut() {
         let slow = Normal { mean: 3.0, deviation: 0.2 };
         let fast = Normal { mean: 1.0, deviation: 0.1 };
         let forecast = Forecast { workers: vec![fast, fast, slow, slow], ranks: vec![fast, fast, slow, slow] };
-        let told = Arc::default();
-        let mut rule = Cutoff::new(Box::new(Told(forecast, Arc::clone(&told))), 4, 1);
+        let observed = Arc::default();
+        let mut cutoff = Cutoff::new(Box::new(FixedForecast(forecast, Arc::clone(&observed))), 4, 1);
         for iteration in 0..1000 {
-            // The last one comes too late to be cut off.
-            rule.begin(&ranks(3));
-            assert_eq!(rule.choose(Time(iteration * 10_000_000_000), 3), 2);
-            arrive(&mut rule, 0, 1.0);
-            arrive(&mut rule, 1, 2.9);
-            rule.on_committed(rule.began + Span::from_seconds(2.9), 2, None);
+            // Worker 3 has not joined when the iteration starts, so its run-time is not cut off.
+            cutoff.begin(&ranks(3));
+            assert_eq!(cutoff.choose(Time(iteration * 10_000_000_000), 3), 2);
+            arrive(&mut cutoff, 0, 1.0);
+            arrive(&mut cutoff, 1, 2.9);
+            cutoff.on_committed(cutoff.started + Span::from_seconds(2.9), 2, None);
         }
-        let told = told.lock().unwrap();
-        assert!(told.iter().all(|times| times[..2] == [1.0, 2.9]));
-        let mean = |rank: usize| told.iter().map(|times| times[rank]).sum::<f64>() / told.len() as f64;
-        assert!(told.iter().all(|times| times[2] >= 2.9));
+        let observed = observed.lock().unwrap();
+        assert!(observed.iter().all(|times| times[..2] == [1.0, 2.9]));
+        let mean = |rank: usize| observed.iter().map(|times| times[rank]).sum::<f64>() / observed.len() as f64;
+        assert!(observed.iter().all(|times| times[2] >= 2.9));
         // The mean of a normal variable above half a deviation below its mean: μ + σ φ(½)/Φ(½).
         assert!((mean(2) - (3.0 + 0.2 * 0.3521 / 0.6915)).abs() < 0.02, "{}", mean(2));
-        assert!((mean(3) - 3.0).abs() < 0.02 && told.iter().any(|times| times[3] < 2.8), "{}", mean(3));
+        assert!((mean(3) - 3.0).abs() < 0.02 && observed.iter().any(|times| times[3] < 2.8), "{}", mean(3));
     }
 
     #[test]
-    fn persistent_stragglers_are_left_behind() {
-        let mut rule = Cutoff::new(Box::new(IndependentNormal::new(LAG)), 8, 1);
-        rule.begin(&ranks(1));
-        assert_eq!(rule.choose(Time::START, 1), usize::MAX);
-        assert!(matches!(rule.reason(8, 8), Reason::Chosen { choice: Choice::NothingKnown, estimate: None, .. }));
+    fn persistent_stragglers_are_cut_off() {
+        let mut cutoff = Cutoff::new(Box::new(IndependentNormal::new(LAG)), 8, 1);
+        cutoff.begin(&ranks(1));
+        assert_eq!(cutoff.choose(Time::START, 1), usize::MAX);
+        assert!(matches!(
+            cutoff.reason(8, 8),
+            Reason::Chosen { choice: QuorumChoice::NothingKnown, estimate: None, .. }
+        ));
         for worker in 0..8 {
-            arrive(&mut rule, worker, if worker == 3 { 20.0 } else { 1.0 + 0.01 * f64::from(worker) });
+            arrive(&mut cutoff, worker, if worker == 3 { 20.0 } else { 1.0 + 0.01 * f64::from(worker) });
         }
-        rule.on_committed(Time(20_000_000_000), 8, None);
-        rule.begin(&ranks(8));
-        let k = rule.choose(Time(20_000_000_000), 8);
+        cutoff.on_committed(Time(20_000_000_000), 8, None);
+        cutoff.begin(&ranks(8));
+        let k = cutoff.choose(Time(20_000_000_000), 8);
         assert!((1..8).contains(&k), "{k}");
-        let Reason::Chosen { choice: Choice::BestRate, estimate: Some(estimate), .. } = rule.reason(k, 8) else {
-            panic!("{:?}", rule.reason(k, 8));
+        let Reason::Chosen { choice: QuorumChoice::BestRate, estimate: Some(estimate), .. } = cutoff.reason(k, 8)
+        else {
+            panic!("{:?}", cutoff.reason(k, 8));
         };
         assert_eq!(estimate.gain, k as f64);
     }

@@ -1,67 +1,67 @@
-//! `dbw`: dynamic backup workers; k is chosen anew in every iteration for the largest fall of the loss per unit of time
+//! `dbw`: dynamic backup workers; in every iteration k is chosen for the largest decrease of the loss per unit of time
 //! (Xu, Neglia and Sebastianelli, 2021).
 
 use super::{Settings, Setup, SpecError};
 use crate::gain::{Gain, GainEstimator, Smoothness};
-use crate::iteration_times::{IterationTimes, MOST_WORKERS};
+use crate::iteration_times::{IterationTimes, MAX_WORKERS};
 use crate::loss_guard::LossGuard;
-use crate::reason::{Choice, Estimate};
+use crate::reason::{Estimate, QuorumChoice};
 use crate::rounds::{Arrival, Quorum, Rounds};
 use crate::{Aggregate, Reason, Scheme, Time};
 
-/// Rates within this share of the best are as good: estimates of equal times differ in their last bits.
+/// Rates within this share of the best count as equal: estimates of equal times differ in their last bits.
 const TIE: f64 = 1e-9;
 
-/// What waiting for k gradients is worth.
-pub(super) enum Worth {
-    /// The expected fall of the loss.
+/// The gain of an iteration with k gradients.
+pub(super) enum GainModel {
+    /// The expected decrease of the loss.
     Estimated(GainEstimator),
-    /// k, whatever training has come to: blind DBW.
+    /// k itself: blind DBW.
     Blind,
 }
 
-impl Worth {
-    /// The gain as a function of k, once there is something to tell it from.
+impl GainModel {
+    /// The gain as a function of k; `None` until it can be estimated.
     fn gain(&self) -> Option<impl Fn(usize) -> f64> {
         let gain: Option<Gain> = match self {
-            Worth::Estimated(estimator) => Some(estimator.gain()?),
-            Worth::Blind => None,
+            GainModel::Estimated(estimator) => Some(estimator.gain()?),
+            GainModel::Blind => None,
         };
         Some(move |k: usize| gain.map_or(k as f64, |gain| gain.of(k)))
     }
 }
 
 /// Chooses k by (18) and (19).
-pub(super) struct Dynamic {
-    worth: Worth,
+pub(super) struct DynamicQuorum {
+    gain_model: GainModel,
     times: IterationTimes,
     guard: LossGuard,
-    /// What the last iteration waited for; `None` before its end.
+    /// k of the last iteration; `None` before the first commit.
     waited_for: Option<usize>,
-    choice: Choice,
+    choice: QuorumChoice,
     estimate: Option<Estimate>,
 }
 
-impl Dynamic {
-    fn new(worth: Worth, times: IterationTimes, guard: LossGuard) -> Self {
-        Dynamic { worth, times, guard, waited_for: None, choice: Choice::NothingKnown, estimate: None }
+impl DynamicQuorum {
+    fn new(gain_model: GainModel, times: IterationTimes, guard: LossGuard) -> Self {
+        DynamicQuorum { gain_model, times, guard, waited_for: None, choice: QuorumChoice::NothingKnown, estimate: None }
     }
 
-    /// (18) and (19): what to wait for, of `live`.
+    /// (18) and (19): k for `live` workers.
     fn decide(&mut self, live: usize) -> usize {
         self.estimate = None;
-        let (Some(waited_for), Some(gain)) = (self.waited_for, self.worth.gain()) else {
-            self.choice = Choice::NothingKnown;
+        let (Some(waited_for), Some(gain)) = (self.waited_for, self.gain_model.gain()) else {
+            self.choice = QuorumChoice::NothingKnown;
             return usize::MAX;
         };
         let expected = self.times.expected();
         let (mut k, mut choice) = match best_rate(&gain, expected) {
-            Some(k) => (k, Choice::BestRate),
-            None => (expected.len(), Choice::NoGain),
+            Some(k) => (k, QuorumChoice::BestRate),
+            None => (expected.len(), QuorumChoice::NoGain),
         };
         // DBW (19)
         if self.guard.rose() && waited_for < live && k <= waited_for {
-            (k, choice) = (waited_for + 1, Choice::LossRose);
+            (k, choice) = (waited_for + 1, QuorumChoice::LossRose);
         }
         self.choice = choice;
         self.estimate = expected.get(k - 1).map(|&seconds| Estimate { gain: gain(k), seconds });
@@ -73,7 +73,7 @@ impl Dynamic {
 fn best_rate(gain: impl Fn(usize) -> f64, expected: &[f64]) -> Option<usize> {
     let rates = || {
         let gains = (1..).zip(expected).map(|(k, seconds)| (k, gain(k), seconds));
-        // No gain takes no time: a rate of 0, not an undefined one.
+        // A gain of 0 has a rate of 0, even where the expected time is 0.
         gains
             .filter(|(_, gain, _)| *gain >= 0.0)
             .map(|(k, gain, &seconds)| (k, if gain > 0.0 { gain / seconds } else { 0.0 }))
@@ -82,7 +82,7 @@ fn best_rate(gain: impl Fn(usize) -> f64, expected: &[f64]) -> Option<usize> {
     rates().filter(|(_, rate)| *rate >= best * (1.0 - TIE)).map(|(k, _)| k).last()
 }
 
-impl Quorum for Dynamic {
+impl Quorum for DynamicQuorum {
     fn choose(&mut self, now: Time, live: usize) -> usize {
         match self.waited_for {
             None => self.times.start(now),
@@ -108,13 +108,13 @@ impl Quorum for Dynamic {
         self.waited_for = Some(updates);
         let Some(aggregate) = aggregate else { return };
         self.guard.observe(aggregate.loss);
-        if let Worth::Estimated(estimator) = &mut self.worth {
+        if let GainModel::Estimated(estimator) = &mut self.gain_model {
             estimator.observe(updates, aggregate);
         }
     }
 }
 
-/// Whether estimates are as printed, or hold out against noise.
+/// Whether estimates follow the paper as printed, or are robust against noise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Formulas {
     Robust,
@@ -127,7 +127,7 @@ impl Formulas {
     }
 }
 
-/// D if not given.
+/// The default of D.
 const WINDOW: usize = 5;
 
 pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
@@ -136,12 +136,12 @@ pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Sc
         Formulas::Robust => Smoothness::Rate,
         Formulas::Printed => Smoothness::Measured,
     };
-    build_dynamic(Worth::Estimated(GainEstimator::new(window, smoothness)), settings, setup)
+    build_dynamic(GainModel::Estimated(GainEstimator::new(window, smoothness)), settings, setup)
 }
 
-/// What DBW and blind DBW have in common.
+/// Builds DBW or blind DBW.
 pub(super) fn build_dynamic(
-    worth: Worth,
+    gain_model: GainModel,
     settings: &Settings<'_>,
     setup: &Setup,
 ) -> Result<Box<dyn Scheme>, SpecError> {
@@ -151,9 +151,9 @@ pub(super) fn build_dynamic(
         Formulas::Printed => LossGuard::printed(beta),
     };
     let memory = settings.parsed("memory", Default::default())?;
-    let times = (setup.workers <= MOST_WORKERS).then(|| IterationTimes::new(setup.workers, memory).ok()).flatten();
-    let times = times.ok_or_else(|| settings.too_many_workers(setup.workers, MOST_WORKERS))?;
-    Ok(Box::new(Rounds::new(Dynamic::new(worth, times, guard), settings.dispatch(setup)?, setup.batch)))
+    let times = (setup.workers <= MAX_WORKERS).then(|| IterationTimes::new(setup.workers, memory).ok()).flatten();
+    let times = times.ok_or_else(|| settings.too_many_workers(setup.workers, MAX_WORKERS))?;
+    Ok(Box::new(Rounds::new(DynamicQuorum::new(gain_model, times, guard), settings.dispatch(setup)?, setup.batch)))
 }
 
 #[cfg(test)]
@@ -161,21 +161,27 @@ mod tests {
     use super::*;
     use crate::{Memory, Span, Version, WorkerId};
 
-    fn dynamic(worth: Worth, workers: usize) -> Dynamic {
+    fn dynamic(gain_model: GainModel, workers: usize) -> DynamicQuorum {
         let times = IterationTimes::new(workers, Memory::All).unwrap();
-        Dynamic::new(worth, times, LossGuard::printed(1.01))
+        DynamicQuorum::new(gain_model, times, LossGuard::printed(1.01))
     }
 
-    fn estimating(workers: usize) -> Dynamic {
-        dynamic(Worth::Estimated(GainEstimator::new(5, Smoothness::Measured)), workers)
+    fn estimating(workers: usize) -> DynamicQuorum {
+        dynamic(GainModel::Estimated(GainEstimator::new(5, Smoothness::Measured)), workers)
     }
 
-    /// Runs an iteration whose gradients arrive at `arrivals` seconds after its begin, and gives the next k.
-    fn iterate(rule: &mut Dynamic, version: u64, arrivals: &[f64], updates: usize, shown: Option<&Aggregate>) -> usize {
+    /// Runs an iteration whose gradients arrive `arrivals` seconds after its start, and returns the next k.
+    fn iterate(
+        quorum: &mut DynamicQuorum,
+        version: u64,
+        arrivals: &[f64],
+        updates: usize,
+        aggregate: Option<&Aggregate>,
+    ) -> usize {
         let began = Time(version * 1_000_000_000_000);
         for seconds in arrivals {
             let now = began + Span::from_seconds(*seconds);
-            rule.on_arrival(&Arrival {
+            quorum.on_arrival(&Arrival {
                 worker: WorkerId(0),
                 version: Version(version),
                 timely: true,
@@ -185,18 +191,18 @@ mod tests {
             });
         }
         let end = Time((version + 1) * 1_000_000_000_000);
-        rule.on_committed(end, updates, shown);
-        rule.choose(end, arrivals.len())
+        quorum.on_committed(end, updates, aggregate);
+        quorum.choose(end, arrivals.len())
     }
 
     /// Gradients whose true norm is `signal` and whose noise is `noise`, aggregated with a rate of 0.1.
-    fn shown(loss: f64, k: usize, signal: f64, noise: f64) -> Aggregate {
+    fn aggregate(loss: f64, k: usize, signal: f64, noise: f64) -> Aggregate {
         let k = k as f64;
         Aggregate { loss, rate: 0.1, sum_of_squares: k * (signal + noise), square_of_sum: signal + noise / k }
     }
 
     #[test]
-    fn the_best_rate_is_that_of_the_largest_of_equals() {
+    fn of_equal_rates_the_largest_k_is_chosen() {
         assert_eq!(best_rate(|k| k as f64, &[1.0, 2.0, 3.0]), Some(3));
         assert_eq!(best_rate(|_| 1.0, &[1.0, 1.0 + 1e-12, 5.0]), Some(2));
         assert_eq!(best_rate(|k| k as f64 - 2.5, &[1.0, 1.0, 1.0, 9.0]), Some(3));
@@ -207,50 +213,54 @@ mod tests {
 
     #[test]
     fn the_first_two_iterations_wait_for_all() {
-        let mut rule = estimating(4);
-        assert_eq!(rule.choose(Time::START, 1), usize::MAX);
-        assert!(matches!(rule.reason(4, 4), Reason::Chosen { choice: Choice::NothingKnown, estimate: None, .. }));
-        assert_eq!(iterate(&mut rule, 0, &[1.0, 2.0, 3.0, 4.0], 4, Some(&shown(2.0, 4, 1.0, 0.1))), usize::MAX);
-        // Little noise and a late last gradient: fewer will do.
-        let k = iterate(&mut rule, 1, &[1.0, 2.0, 3.0, 40.0], 4, Some(&shown(1.95, 4, 1.0, 0.1)));
+        let mut quorum = estimating(4);
+        assert_eq!(quorum.choose(Time::START, 1), usize::MAX);
+        assert!(matches!(
+            quorum.reason(4, 4),
+            Reason::Chosen { choice: QuorumChoice::NothingKnown, estimate: None, .. }
+        ));
+        assert_eq!(iterate(&mut quorum, 0, &[1.0, 2.0, 3.0, 4.0], 4, Some(&aggregate(2.0, 4, 1.0, 0.1))), usize::MAX);
+        // Little noise and a late last gradient: a smaller k is better.
+        let k = iterate(&mut quorum, 1, &[1.0, 2.0, 3.0, 40.0], 4, Some(&aggregate(1.95, 4, 1.0, 0.1)));
         assert_eq!(k, 1);
-        let Reason::Chosen { choice: Choice::BestRate, estimate: Some(estimate), .. } = rule.reason(1, 4) else {
-            panic!("{:?}", rule.reason(1, 4));
+        let Reason::Chosen { choice: QuorumChoice::BestRate, estimate: Some(estimate), .. } = quorum.reason(1, 4)
+        else {
+            panic!("{:?}", quorum.reason(1, 4));
         };
         assert_eq!(estimate.seconds, 1.0);
         assert!(estimate.gain > 0.0);
     }
 
     #[test]
-    fn noise_asks_for_more_gradients_and_too_much_for_all() {
+    fn more_noise_gives_a_larger_k() {
         let after = |noise: f64, loss: f64| {
-            let mut rule = estimating(4);
-            rule.choose(Time::START, 4);
-            iterate(&mut rule, 0, &[1.0, 1.1, 1.2, 3.0], 4, Some(&shown(2.0, 4, 1.0, noise)));
-            let k = iterate(&mut rule, 1, &[1.0, 1.1, 1.2, 3.0], 4, Some(&shown(loss, 4, 1.0, noise)));
-            (k, rule.choice)
+            let mut quorum = estimating(4);
+            quorum.choose(Time::START, 4);
+            iterate(&mut quorum, 0, &[1.0, 1.1, 1.2, 3.0], 4, Some(&aggregate(2.0, 4, 1.0, noise)));
+            let k = iterate(&mut quorum, 1, &[1.0, 1.1, 1.2, 3.0], 4, Some(&aggregate(loss, 4, 1.0, noise)));
+            (k, quorum.choice)
         };
-        assert_eq!(after(0.01, 1.95), (1, Choice::BestRate));
-        assert_eq!(after(1.0, 1.95), (3, Choice::BestRate));
-        assert_eq!(after(1.0, 2.01), (4, Choice::NoGain));
+        assert_eq!(after(0.01, 1.95), (1, QuorumChoice::BestRate));
+        assert_eq!(after(1.0, 1.95), (3, QuorumChoice::BestRate));
+        assert_eq!(after(1.0, 2.01), (4, QuorumChoice::NoGain));
     }
 
     #[test]
-    fn k_rises_with_the_loss() {
-        let mut rule = dynamic(Worth::Blind, 4);
-        rule.choose(Time::START, 4);
+    fn k_grows_when_the_loss_rises() {
+        let mut quorum = dynamic(GainModel::Blind, 4);
+        quorum.choose(Time::START, 4);
         let arrivals = [1.0, 10.0, 20.0, 30.0];
-        assert_eq!(iterate(&mut rule, 0, &arrivals, 4, Some(&shown(1.0, 4, 1.0, 1.0))), 1);
-        assert_eq!(iterate(&mut rule, 1, &arrivals, 1, Some(&shown(1.005, 4, 1.0, 1.0))), 1);
-        assert_eq!(iterate(&mut rule, 2, &arrivals, 1, Some(&shown(1.1, 4, 1.0, 1.0))), 2);
-        assert_eq!(rule.choice, Choice::LossRose);
-        // Not beyond all.
-        assert_eq!(iterate(&mut rule, 3, &arrivals, 4, Some(&shown(1.2, 4, 1.0, 1.0))), 1);
+        assert_eq!(iterate(&mut quorum, 0, &arrivals, 4, Some(&aggregate(1.0, 4, 1.0, 1.0))), 1);
+        assert_eq!(iterate(&mut quorum, 1, &arrivals, 1, Some(&aggregate(1.005, 4, 1.0, 1.0))), 1);
+        assert_eq!(iterate(&mut quorum, 2, &arrivals, 1, Some(&aggregate(1.1, 4, 1.0, 1.0))), 2);
+        assert_eq!(quorum.choice, QuorumChoice::LossRose);
+        // k was already the number of workers.
+        assert_eq!(iterate(&mut quorum, 3, &arrivals, 4, Some(&aggregate(1.2, 4, 1.0, 1.0))), 1);
     }
 
     #[test]
-    fn without_a_model_the_blind_choose_and_the_others_wait_for_all() {
-        let mut blind = dynamic(Worth::Blind, 2);
+    fn without_a_model_only_blind_dbw_chooses_k() {
+        let mut blind = dynamic(GainModel::Blind, 2);
         blind.choose(Time::START, 1);
         assert_eq!(iterate(&mut blind, 0, &[1.0, 3.0], 2, None), 1);
         let mut estimating = estimating(2);
@@ -259,14 +269,14 @@ mod tests {
     }
 
     #[test]
-    fn k_follows_workers_that_come_and_go() {
-        let mut rule = dynamic(Worth::Blind, 4);
-        rule.choose(Time::START, 4);
-        assert_eq!(iterate(&mut rule, 0, &[1.0; 4], 4, None), 4);
-        // Two are gone, and what was measured with four idle workers with them.
-        assert_eq!(iterate(&mut rule, 1, &[1.0; 2], 2, None), 2);
-        // A table that knows nothing of the third lets it be tried.
-        assert_eq!(iterate(&mut rule, 2, &[1.0; 3], 2, None), 3);
-        assert_eq!(iterate(&mut rule, 3, &[1.0; 3], 3, None), 3);
+    fn k_follows_workers_that_join_and_leave() {
+        let mut quorum = dynamic(GainModel::Blind, 4);
+        quorum.choose(Time::START, 4);
+        assert_eq!(iterate(&mut quorum, 0, &[1.0; 4], 4, None), 4);
+        // Two workers left. What was measured with four idle workers no longer counts.
+        assert_eq!(iterate(&mut quorum, 1, &[1.0; 2], 2, None), 2);
+        // A table without samples for the third worker makes its k attractive.
+        assert_eq!(iterate(&mut quorum, 2, &[1.0; 3], 2, None), 3);
+        assert_eq!(iterate(&mut quorum, 3, &[1.0; 3], 3, None), 3);
     }
 }

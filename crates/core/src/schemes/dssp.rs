@@ -1,42 +1,42 @@
 //! `dssp`: dynamic stale synchronous parallel; the bound is chosen at run time from a range (Zhao et al., 2019).
 
 use super::{Settings, Setup, SpecError, ssp::admit_within};
-use crate::free_running::{Clocks, FreeRunning, Gate, Verdict};
+use crate::free_running::{Admission, Clocks, FreeRunning, Gate};
 use crate::{Scheme, Span, Time, WorkerId};
 
 /// The widest range; all of it is tried whenever a worker reaches the lower bound.
-const WIDEST: u64 = 10_000;
+const MAX_WIDTH: u64 = 10_000;
 
-/// When a worker pushed last and how long the iteration before took.
+/// When a worker pushed last, how long its last iteration took, and its present bound.
 #[derive(Debug, Clone, Copy, Default)]
-struct Pace {
+struct PushTimes {
     last: Option<Time>,
     interval: Option<Span>,
-    /// The bound this worker was granted until it is back within the lower one.
+    /// The bound granted to this worker, valid until its lead is within the lower bound again.
     granted: Option<u64>,
 }
 
-/// A worker that reaches the lower bound is granted as many further iterations, up to the upper bound, as make it
-/// finish closest to a push of the slowest worker: there its wait will be shortest.
-struct Range {
+/// A worker that reaches the lower bound is granted extra iterations, up to the upper bound. Their number is chosen so
+/// that the worker finishes closest to a push of the slowest worker, where its wait is shortest.
+struct StalenessRange {
     low: u64,
     high: u64,
-    paces: Vec<Pace>,
+    pushes: Vec<PushTimes>,
 }
 
-impl Range {
-    fn pace(&mut self, worker: WorkerId) -> &mut Pace {
-        if worker.index() >= self.paces.len() {
-            self.paces.resize(worker.index() + 1, Pace::default());
+impl StalenessRange {
+    fn push_times(&mut self, worker: WorkerId) -> &mut PushTimes {
+        if worker.index() >= self.pushes.len() {
+            self.pushes.resize(worker.index() + 1, PushTimes::default());
         }
-        &mut self.paces[worker.index()]
+        &mut self.pushes[worker.index()]
     }
 
     /// The number of extra iterations whose predicted end is closest to a predicted push of the slowest; the fewest of
-    /// equals. Without two pushes of each there is nothing to predict from, and none is granted.
+    /// equals. 0 before both workers have pushed twice, since their intervals are not known.
     fn extra_iterations(&mut self, worker: WorkerId, slowest: WorkerId, now: Time) -> u64 {
         let (Some(own), Some(last), Some(interval)) =
-            (self.pace(worker).interval, self.pace(slowest).last, self.pace(slowest).interval)
+            (self.push_times(worker).interval, self.push_times(slowest).last, self.push_times(slowest).interval)
         else {
             return 0;
         };
@@ -53,19 +53,19 @@ impl Range {
     }
 }
 
-impl Gate for Range {
-    fn admit(&mut self, worker: WorkerId, clocks: &Clocks, now: Time) -> Verdict {
+impl Gate for StalenessRange {
+    fn admit(&mut self, worker: WorkerId, clocks: &Clocks, now: Time) -> Admission {
         let lead = clocks.lead(worker);
         if lead <= self.low {
-            self.pace(worker).granted = None;
+            self.push_times(worker).granted = None;
             return admit_within(self.low, worker, clocks);
         }
-        let bound = match self.pace(worker).granted {
+        let bound = match self.push_times(worker).granted {
             Some(bound) => bound,
             None => {
                 let extra = self.extra_iterations(worker, clocks.slowest_after(worker), now);
                 let bound = (self.low + extra).min(self.high);
-                self.pace(worker).granted = Some(bound);
+                self.push_times(worker).granted = Some(bound);
                 bound
             }
         };
@@ -73,18 +73,18 @@ impl Gate for Range {
     }
 
     fn on_push(&mut self, worker: WorkerId, now: Time) {
-        let pace = self.pace(worker);
-        pace.interval = pace.last.map(|last| now.since(last));
-        pace.last = Some(now);
+        let times = self.push_times(worker);
+        times.interval = times.last.map(|last| now.since(last));
+        times.last = Some(now);
     }
 
     fn on_joined(&mut self, worker: WorkerId) {
-        *self.pace(worker) = Pace::default();
+        *self.push_times(worker) = PushTimes::default();
     }
 }
 
 pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
     let low = settings.optional("min", 3, 0..=u64::from(u32::MAX))?;
-    let high = settings.optional("max", low.max(15), low..=low + WIDEST)?;
-    Ok(Box::new(FreeRunning::new(Range { low, high, paces: Vec::new() }, setup.batch)))
+    let high = settings.optional("max", low.max(15), low..=low + MAX_WIDTH)?;
+    Ok(Box::new(FreeRunning::new(StalenessRange { low, high, pushes: Vec::new() }, setup.batch)))
 }

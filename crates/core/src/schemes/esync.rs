@@ -1,7 +1,7 @@
-//! `esync`: the fast iterate locally until the slowest is about to finish (Li, Zhou & Yu, 2020).
+//! `esync`: fast workers iterate locally until the slowest is about to finish (Li, Zhou & Yu, 2020).
 
 use super::{Settings, Setup, SpecError};
-use crate::local_rounds::{LocalRounds, Pace, Verdict};
+use crate::local_rounds::{LocalDecision, LocalPolicy, LocalRounds};
 use crate::{
     LocalLength, LocalWork, QueryMode, Question, Reason, ReplicaStart, Scheme, Span, StateServer, Time, Update,
     WorkerId,
@@ -12,7 +12,7 @@ struct Esync {
     state: StateServer,
 }
 
-impl Pace for Esync {
+impl LocalPolicy for Esync {
     fn on_start(&mut self, now: Time, worker: WorkerId) {
         self.state.start(now, worker);
     }
@@ -20,9 +20,9 @@ impl Pace for Esync {
     fn work(&mut self, now: Time, worker: WorkerId, reason: Reason) -> (LocalWork, Reason) {
         let (length, reason) = match self.mode {
             QueryMode::Blocking => (LocalLength::AskAndWait, reason),
-            // A slow worker would go on while its question is under way, only to drop that; what it would be told is
-            // known.
-            QueryMode::NonBlocking if self.state.foresees_ready(now, worker) => {
+            // The answer to a slow worker's first question is already known. Asking would only make the worker start an
+            // iteration that it must drop.
+            QueryMode::NonBlocking if self.state.predicts_ready(now, worker) => {
                 (LocalLength::Iterations(1), Reason::AmongTheSlowest)
             }
             QueryMode::NonBlocking => (LocalLength::AskAndContinue, reason),
@@ -30,15 +30,15 @@ impl Pace for Esync {
         (LocalWork { start: ReplicaStart::Model, length }, reason)
     }
 
-    fn on_asked(&mut self, now: Time, question: &Question) -> Verdict {
+    fn on_asked(&mut self, now: Time, question: &Question) -> LocalDecision {
         let worker = question.task.worker;
         let answer = self.state.query(now, worker, question.iterations, question.report.compute);
-        let Some((slowest, rest)) = answer.slowest else { return Verdict::Collect(Reason::AllReady) };
+        let Some((slowest, rest)) = answer.slowest else { return LocalDecision::Collect(Reason::AllReady) };
         let iteration = answer.iteration;
         if answer.ready {
-            Verdict::Collect(Reason::NoTimeForMore { iteration, slowest, rest })
+            LocalDecision::Collect(Reason::NoTimeForMore { iteration, slowest, rest })
         } else {
-            Verdict::GoOn(Reason::TimeForMore { iteration, slowest, rest })
+            LocalDecision::Continue(Reason::TimeForMore { iteration, slowest, rest })
         }
     }
 

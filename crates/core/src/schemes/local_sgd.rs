@@ -1,16 +1,16 @@
-//! `local-sgd`: everyone does τ local iterations, then the replicas are averaged.
+//! `local-sgd`: every worker does τ local iterations, then the replicas are averaged.
 
 use super::{Settings, Setup, SpecError};
-use crate::local_rounds::{LocalRounds, Pace};
+use crate::local_rounds::{LocalPolicy, LocalRounds};
 use crate::{LocalLength, LocalWork, Reason, ReplicaStart, Scheme, Time, WorkerId};
 
-/// As many iterations for everyone.
-pub(super) struct Fixed {
+/// The same number of iterations for every worker.
+pub(super) struct FixedIterations {
     pub(super) iterations: u32,
     pub(super) start: ReplicaStart,
 }
 
-impl Pace for Fixed {
+impl LocalPolicy for FixedIterations {
     fn work(&mut self, _now: Time, _worker: WorkerId, reason: Reason) -> (LocalWork, Reason) {
         (LocalWork { start: self.start, length: LocalLength::Iterations(self.iterations) }, reason)
     }
@@ -18,6 +18,6 @@ impl Pace for Fixed {
 
 pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
     let iterations = settings.required("tau", 1..=1_000_000)?;
-    let pace = Fixed { iterations, start: ReplicaStart::Model };
-    Ok(Box::new(LocalRounds::new(pace, settings.global_rate()?, setup.batch)))
+    let policy = FixedIterations { iterations, start: ReplicaStart::Model };
+    Ok(Box::new(LocalRounds::new(policy, settings.global_rate()?, setup.batch)))
 }

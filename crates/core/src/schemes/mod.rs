@@ -23,14 +23,14 @@ use crate::{Dispatch, Scheme};
 use settings::Settings;
 pub use settings::{BuildContext, SchemeSpec, SpecError};
 
-/// What a scheme is built for.
+/// The run that a scheme is built for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Setup {
     /// How many workers the run starts with.
     pub workers: usize,
     /// Samples per worker and iteration.
     pub batch: u32,
-    /// How work is handed out, if the user chose.
+    /// How work is dispatched; `None` for the scheme's default.
     pub dispatch: Option<Dispatch>,
 }
 
@@ -70,7 +70,7 @@ const MEMORY: (&str, &str) =
 const GLOBAL_RATE: (&str, &str) =
     ("rate", "global learning rate: how far the model moves towards the mean replica; default 1");
 
-/// All schemes there are.
+/// All schemes.
 pub const CATALOGUE: &[SchemeEntry] = &[
     SchemeEntry {
         name: "bsp",
@@ -88,7 +88,7 @@ pub const CATALOGUE: &[SchemeEntry] = &[
     },
     SchemeEntry {
         name: "dbw",
-        summary: "wait for as many as lower the loss fastest, chosen in every iteration",
+        summary: "wait for the first k workers; k is chosen in every iteration to lower the loss fastest",
         settings: &[
             ("window", "iterations that estimates of the gradient and its noise are averaged over; default 5"),
             FORMULAS,
@@ -100,21 +100,21 @@ pub const CATALOGUE: &[SchemeEntry] = &[
     },
     SchemeEntry {
         name: "b-dbw",
-        summary: "wait for as many as give the most gradients per time, chosen in every iteration",
+        summary: "wait for the first k workers; k is chosen in every iteration for the most gradients per second",
         settings: &[FORMULAS, BETA, MEMORY],
         dispatches: true,
         build: b_dbw::build,
     },
     SchemeEntry {
         name: "adasync",
-        summary: "wait for more and more as the loss falls",
+        summary: "wait for the first k workers; k grows as the loss falls",
         settings: &[("first", "gradients to wait for in the first iteration; default 1")],
         dispatches: true,
         build: adasync::build,
     },
     SchemeEntry {
         name: "cutoff",
-        summary: "wait for as many as are predicted to give the most gradients per time, interrupt the others",
+        summary: "wait for the first k workers, interrupt the others; k is predicted for the most gradients per second",
         settings: &[
             (
                 "predictor",
@@ -131,7 +131,7 @@ pub const CATALOGUE: &[SchemeEntry] = &[
     },
     SchemeEntry {
         name: "lb-bsp",
-        summary: "wait for every worker, but give each as many samples as it can do in the others' time",
+        summary: "wait for every worker, with batch sizes chosen so that all workers finish together",
         settings: &[
             ("mode", "cpu (predict speeds) or gpu (measure each device at first); default cpu"),
             ("predictor", "of speeds: narx, memoryless, ema, arima, rnn or lstm; default narx"),
@@ -155,14 +155,14 @@ pub const CATALOGUE: &[SchemeEntry] = &[
     },
     SchemeEntry {
         name: "ssp",
-        summary: "apply on arrival, but let nobody run too far ahead of the slowest",
+        summary: "apply updates on arrival, with a bound on how far a worker may be ahead of the slowest",
         settings: &[("staleness", "iterations a worker may be ahead; default 3")],
         dispatches: false,
         build: ssp::build,
     },
     SchemeEntry {
         name: "dssp",
-        summary: "like ssp, with the bound chosen at run time where waiting is predicted to be least",
+        summary: "like ssp, with the bound chosen at run time for the shortest predicted wait",
         settings: &[
             ("min", "lower end of the bound; default 3"),
             ("max", "upper end of the bound; default 15 or min, whichever is larger"),
@@ -172,7 +172,7 @@ pub const CATALOGUE: &[SchemeEntry] = &[
     },
     SchemeEntry {
         name: "elastic-bsp",
-        summary: "apply on arrival up to a barrier, which is put where waiting is predicted to be least",
+        summary: "apply updates on arrival up to a barrier, planned for the shortest predicted wait",
         settings: &[
             ("r", "iterations of each worker to look ahead for the barrier; default 15"),
             ("interval", "predict last (the last interval again), ema or median (of the last 5); default last"),
@@ -182,14 +182,14 @@ pub const CATALOGUE: &[SchemeEntry] = &[
     },
     SchemeEntry {
         name: "dc-asgd",
-        summary: "like asp, with stale gradients corrected for the steps made since",
+        summary: "like asp, with stale gradients corrected for the steps since",
         settings: &[("lambda", "strength of the correction; default 0.04")],
         dispatches: false,
         build: dc_asgd::build,
     },
     SchemeEntry {
         name: "esync",
-        summary: "the fast iterate locally until the slowest is about to finish, then replicas are averaged",
+        summary: "fast workers iterate locally until the slowest is about to finish, then replicas are averaged",
         settings: &[
             ("mode", "blocking (workers wait for the answer whether to go on) or non-blocking; default blocking"),
             ("margin", "seconds added to the time of an iteration when asking if one more fits in; default 0.001"),
@@ -200,14 +200,14 @@ pub const CATALOGUE: &[SchemeEntry] = &[
     },
     SchemeEntry {
         name: "local-sgd",
-        summary: "everyone iterates locally equally often, then replicas are averaged",
+        summary: "every worker does the same number of local iterations, then replicas are averaged",
         settings: &[("tau", "local iterations per round; required"), GLOBAL_RATE],
         dispatches: false,
         build: local_sgd::build,
     },
     SchemeEntry {
         name: "adacomm",
-        summary: "like local-sgd, with ever fewer iterations per round as the loss falls",
+        summary: "like local-sgd, with fewer local iterations per round as the loss falls",
         settings: &[
             ("tau", "local iterations per round at first; default 20"),
             ("interval", "seconds after which their number is reconsidered; default 60"),
@@ -218,7 +218,7 @@ pub const CATALOGUE: &[SchemeEntry] = &[
     },
     SchemeEntry {
         name: "easgd",
-        summary: "everyone goes on with its own replica, model and replicas drawing each other",
+        summary: "every worker keeps its own replica; model and replicas are pulled towards each other",
         settings: &[
             ("tau", "local iterations between exchanges; default 10"),
             ("beta", "how far the model moves towards the mean replica, 0.001 to 1; default 0.9"),

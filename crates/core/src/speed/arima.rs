@@ -1,23 +1,24 @@
-//! `arima`: ARIMA(2,2,1), fitted as it goes.
+//! `arima`: ARIMA(2,2,1), fitted online.
 
 use super::{Resources, SpeedPredictor};
 
-/// How uncertain the coefficients are at first: large against 1, so that data soon count for more than the start.
+/// The initial variance of the coefficients: much larger than 1, so that data soon outweigh the initial values.
 const UNCERTAINTY: f64 = 100.0;
 
-/// Predicts by the second differences z of the speeds: `zₖ = φ₁ zₖ₋₁ + φ₂ zₖ₋₂ + θ eₖ₋₁ + eₖ`, with e what the
-/// prediction was wrong by. φ and θ come from recursive maximum
-/// likelihood (Ljung): least squares on regressors that are filtered by the moving average.
+/// Predicts by the second differences z of the speeds: `zₖ = φ₁ zₖ₋₁ + φ₂ zₖ₋₂ + θ eₖ₋₁ + eₖ`, where e is the
+/// prediction error. φ and θ come from recursive maximum likelihood (Ljung): least squares on regressors that are
+/// filtered by the moving average.
 #[derive(Debug, Clone)]
 pub struct Arima {
-    /// The first speed, which all are divided by.
+    /// The first speed, by which all speeds are divided.
     scale: f64,
-    /// The last speeds, newest first, and how many there were.
+    /// The last speeds, newest first.
     speeds: [f64; 2],
+    /// The number of speeds observed.
     seen: u32,
     /// zₖ₋₁, zₖ₋₂ and eₖ₋₁.
     regressors: [f64; 3],
-    /// How the error changes with each coefficient, less the sign.
+    /// The derivatives of the error by each coefficient, with the opposite sign.
     filtered: [f64; 3],
     /// φ₁, φ₂ and θ.
     coefficients: [f64; 3],
@@ -38,7 +39,7 @@ fn dot(a: &[f64; 3], b: &[f64; 3]) -> f64 {
 }
 
 impl Arima {
-    /// Learns from the second difference that came after the regressors, and returns what the prediction was wrong by.
+    /// Fits the coefficients to the second difference that follows the regressors. Returns the prediction error.
     fn learn(&mut self, difference: f64) -> f64 {
         let error = difference - dot(&self.coefficients, &self.regressors);
         let theta = self.coefficients[2];
@@ -51,7 +52,7 @@ impl Arima {
                 self.covariance[row][column] -= spread[row] * spread[column] / certainty;
             }
         }
-        // A moving average that can't be inverted would make errors grow without end.
+        // With a moving average that is not invertible, errors would grow without bound.
         self.coefficients[2] = self.coefficients[2].clamp(-0.99, 0.99);
         difference - dot(&self.coefficients, &self.regressors)
     }
@@ -94,8 +95,8 @@ mod tests {
     }
 
     #[test]
-    fn alternating_speeds_are_learnt() {
-        // 10, 12, 10, 12, …: second differences alternate, which φ₁ = −1 says.
+    fn alternating_speeds_are_learned() {
+        // 10, 12, 10, 12, …: second differences alternate, as with φ₁ = −1.
         let mut arima = Arima::default();
         let speed = |step: i32| if step % 2 == 0 { 10.0 } else { 12.0 };
         (0..200).for_each(|step| arima.observe(speed(step), Resources::default()));

@@ -1,9 +1,9 @@
-//! Numbers that carry their derivatives along: automatic differentiation for networks of a dozen weights.
+//! Dual numbers: automatic differentiation for networks of a dozen weights.
 
 use std::array::from_fn;
 use std::ops::{Add, Mul};
 
-/// What a network is computed with: plain numbers to predict, [`Dual`]s to train.
+/// The numbers that a network computes with: `f64` to predict, [`Dual`]s to train.
 pub(super) trait Scalar: Copy + Add<Output = Self> + Mul<Output = Self> + Mul<f64, Output = Self> {
     /// A function of this number, given its value and its derivative here.
     fn map(self, value: f64, derivative: f64) -> Self;
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn derivatives_are_those_of_small_differences() {
+    fn derivatives_match_finite_differences() {
         let (x, y, step) = (0.7, -0.4, 1e-6);
         let [dual_x, dual_y] = Dual::weights(&[x, y]);
         let found = function(dual_x, dual_y);

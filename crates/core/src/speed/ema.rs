@@ -5,14 +5,14 @@ use super::{Resources, SpeedPredictor};
 /// The weight of the newest value (the paper's α).
 const ALPHA: f64 = 0.2;
 
-/// Predicts the mean of all speeds, those of long ago counting ever less.
+/// Predicts the exponential moving average of the speeds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Ema {
     mean: Option<f64>,
 }
 
 impl Ema {
-    /// Takes a value in.
+    /// Adds a value.
     pub fn push(&mut self, value: f64) {
         self.mean = Some(self.mean.map_or(value, |mean| mean + ALPHA * (value - mean)));
     }

@@ -11,25 +11,25 @@ const RNN: usize = 11;
 const LSTM: usize = 14;
 const NARX: usize = 17;
 
-/// A kind of predictor.
+/// A kind of speed predictor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PredictorKind {
-    /// The last speed again.
+    /// The last speed.
     Memoryless,
     /// An exponential moving average (α = 0.2).
     Ema,
-    /// ARIMA(2,2,1), fitted as it goes.
+    /// ARIMA(2,2,1), fitted online.
     Arima,
     /// A plain recurrent network over the last two speeds.
     Rnn,
     /// A long short-term memory over the last two speeds.
     Lstm,
-    /// A network over the last two speeds and the CPU and memory in use now and before.
+    /// A network over the last two speeds and the CPU and memory in use now and one iteration ago.
     Narx,
 }
 
 impl PredictorKind {
-    /// All of them, with the names they are written by.
+    /// Every kind with its name.
     pub const NAMES: [(&'static str, PredictorKind); 6] = [
         ("narx", PredictorKind::Narx),
         ("memoryless", PredictorKind::Memoryless),
@@ -39,7 +39,7 @@ impl PredictorKind {
         ("lstm", PredictorKind::Lstm),
     ];
 
-    /// How many weights it learns; 0 if it doesn't learn.
+    /// The number of trained weights; 0 for predictors that don't learn.
     pub fn weights(self) -> usize {
         match self {
             PredictorKind::Memoryless | PredictorKind::Ema | PredictorKind::Arima => 0,
@@ -49,8 +49,8 @@ impl PredictorKind {
         }
     }
 
-    /// A predictor. One that learns is served for by a moving average for `warm_up` iterations, or, with the `weights`
-    /// of another, almost not at all. Weights that are not of its size are passed over.
+    /// Builds a predictor. One that learns uses a moving average for the first `warm_up` iterations, or for at most 20
+    /// with trained `weights`. Weights of the wrong length are ignored.
     pub fn build(self, warm_up: usize, weights: Option<&[f64]>) -> Box<dyn SpeedPredictor> {
         match self {
             PredictorKind::Memoryless => Box::new(Memoryless::default()),

@@ -1,37 +1,38 @@
-//! Networks that learn a worker's speed as it goes (LB-BSP, section 4.2).
+//! Networks that are trained online to predict a worker's speed (LB-BSP, section 4.2).
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;
 
-use super::networks::{Network, Past};
+use super::networks::{SpeedHistory, SpeedNetwork};
 use super::{Ema, Resources, SpeedPredictor};
 
-/// How many iterations a network learns from: the latest.
+/// A network is trained on this number of the latest iterations.
 const WINDOW: usize = 1000;
 
-/// Training stops when the loss falls by less than this, so many times in a row …
+/// Training stops when the loss decreases by less than this, [`PATIENCE`] times in a row …
 const LEAST_GAIN: f64 = 1e-4;
 const PATIENCE: u32 = 4;
 
-/// … and is taken up again after so many further iterations.
+/// … and resumes after this number of further iterations.
 const RESUME_AFTER: u32 = 50;
 
-/// With weights learnt elsewhere, a network serves once it has seen enough to know how fast its own worker is.
+/// With pretrained weights, the warm-up lasts at most this number of iterations. It sets the scale of the worker's
+/// speed.
 const SETTLED_AFTER: usize = 20;
 
-/// A network that is trained on what its worker has shown lately. Until it has learnt, the moving average serves.
+/// A network that is trained on its worker's latest iterations. Until it is trained, it predicts the moving average.
 #[derive(Debug)]
 pub(super) struct Learner<const N: usize, M> {
     average: Ema,
     warm_up: usize,
-    /// What all speeds are divided by; chosen when training or serving begins.
+    /// The scale that all speeds are divided by; set at the end of the warm-up.
     scale: Option<f64>,
     weights: [f64; N],
-    /// Whether the weights were learnt, here or elsewhere.
-    pretrained: bool,
-    /// What was seen before each iteration, and how fast it then was.
-    window: VecDeque<(Past, f64)>,
-    past: Past,
+    /// Whether the weights are trained, here or in an earlier run.
+    trained: bool,
+    /// The latest iterations: the inputs before each and its speed.
+    window: VecDeque<(SpeedHistory, f64)>,
+    history: SpeedHistory,
     seen: usize,
     /// Levenberg and Marquardt's λ: small where the network is nearly linear in its weights.
     damping: f64,
@@ -40,8 +41,8 @@ pub(super) struct Learner<const N: usize, M> {
     network: PhantomData<M>,
 }
 
-impl<const N: usize, M: Network<N>> Learner<N, M> {
-    /// A network that serves after `warm_up` iterations, or, with weights learnt elsewhere, almost at once.
+impl<const N: usize, M: SpeedNetwork<N>> Learner<N, M> {
+    /// A network with a warm-up of `warm_up` iterations, or of at most [`SETTLED_AFTER`] with pretrained weights.
     pub(super) fn new(warm_up: usize, weights: Option<&[f64]>) -> Self {
         let given: Option<[f64; N]> = weights.and_then(|weights| weights.try_into().ok());
         Learner {
@@ -49,9 +50,9 @@ impl<const N: usize, M: Network<N>> Learner<N, M> {
             warm_up: if given.is_some() { warm_up.min(SETTLED_AFTER) } else { warm_up },
             scale: None,
             weights: given.unwrap_or(M::START),
-            pretrained: given.is_some(),
+            trained: given.is_some(),
             window: VecDeque::new(),
-            past: Past::default(),
+            history: SpeedHistory::default(),
             seen: 0,
             damping: 1e-2,
             small_gains: 0,
@@ -61,27 +62,27 @@ impl<const N: usize, M: Network<N>> Learner<N, M> {
     }
 
     /// The window's samples with speeds divided by the scale.
-    fn samples(&self, scale: f64) -> impl Iterator<Item = (Past, f64)> + '_ {
-        self.window.iter().map(move |(past, speed)| (divided(past, scale), speed / scale))
+    fn samples(&self, scale: f64) -> impl Iterator<Item = (SpeedHistory, f64)> + '_ {
+        self.window.iter().map(move |(history, speed)| (divided(history, scale), speed / scale))
     }
 
     fn loss(&self, weights: &[f64; N], scale: f64) -> f64 {
-        let square = |(past, speed): (Past, f64)| (M::output(weights, &past) - speed).powi(2);
+        let square = |(history, speed): (SpeedHistory, f64)| (M::output(weights, &history) - speed).powi(2);
         self.samples(scale).map(square).sum::<f64>() / self.window.len() as f64
     }
 
-    /// One step of Levenberg–Marquardt over the window. Returns how much the loss fell.
+    /// One step of Levenberg–Marquardt over the window. Returns the decrease of the loss.
     fn step(&mut self, scale: f64) -> f64 {
         let mut normal = [[0.0; N]; N];
         let mut slope = [0.0; N];
         let mut before = 0.0;
-        for (past, speed) in self.samples(scale) {
-            let (output, slopes) = M::gradient(&self.weights, &past);
+        for (history, speed) in self.samples(scale) {
+            let (output, slopes) = M::gradient(&self.weights, &history);
             let error = output - speed;
             before += error * error;
             for (row, by_row) in slopes.into_iter().enumerate() {
                 slope[row] += by_row * error;
-                // The upper half is not needed, but whole rows are faster.
+                // The upper half is not used, but computing whole rows is faster.
                 for column in 0..N {
                     normal[row][column] += by_row * slopes[column];
                 }
@@ -109,11 +110,11 @@ impl<const N: usize, M: Network<N>> Learner<N, M> {
     }
 }
 
-fn divided(past: &Past, scale: f64) -> Past {
-    Past { speeds: past.speeds.map(|speed| speed / scale), ..*past }
+fn divided(history: &SpeedHistory, scale: f64) -> SpeedHistory {
+    SpeedHistory { speeds: history.speeds.map(|speed| speed / scale), ..*history }
 }
 
-/// Solves `matrix · x = right` for a positive definite matrix of which the lower half is given (Cholesky).
+/// Solves `matrix · x = right` for a positive definite matrix, given its lower half (Cholesky).
 fn solve<const N: usize>(mut matrix: [[f64; N]; N], mut right: [f64; N]) -> Option<[f64; N]> {
     for row in 0..N {
         for column in 0..=row {
@@ -139,19 +140,19 @@ fn solve<const N: usize>(mut matrix: [[f64; N]; N], mut right: [f64; N]) -> Opti
     Some(right)
 }
 
-impl<const N: usize, M: Network<N> + Send> SpeedPredictor for Learner<N, M> {
+impl<const N: usize, M: SpeedNetwork<N> + Send> SpeedPredictor for Learner<N, M> {
     fn observe(&mut self, speed: f64, resources: Resources) {
         self.average.push(speed);
         if self.seen >= 2 {
             if self.window.len() == WINDOW {
                 self.window.pop_front();
             }
-            self.window.push_back((self.past, speed));
+            self.window.push_back((self.history, speed));
         }
-        self.past = Past {
-            speeds: [speed, self.past.speeds[0]],
-            cpu: [resources.cpu, self.past.cpu[0]],
-            memory: [resources.memory, self.past.memory[0]],
+        self.history = SpeedHistory {
+            speeds: [speed, self.history.speeds[0]],
+            cpu: [resources.cpu, self.history.cpu[0]],
+            memory: [resources.memory, self.history.memory[0]],
         };
         self.seen += 1;
         self.since_stopped += 1;
@@ -162,7 +163,7 @@ impl<const N: usize, M: Network<N> + Send> SpeedPredictor for Learner<N, M> {
 
     fn predict(&self) -> Option<f64> {
         match self.scale {
-            Some(scale) if self.pretrained => Some(scale * M::output(&self.weights, &divided(&self.past, scale))),
+            Some(scale) if self.trained => Some(scale * M::output(&self.weights, &divided(&self.history, scale))),
             _ => self.average.mean(),
         }
     }
@@ -177,14 +178,14 @@ impl<const N: usize, M: Network<N> + Send> SpeedPredictor for Learner<N, M> {
         let gain = self.step(scale);
         self.small_gains = if gain < LEAST_GAIN { self.small_gains + 1 } else { 0 };
         if self.small_gains >= PATIENCE {
-            self.pretrained = true;
+            self.trained = true;
             self.since_stopped = 0;
         }
         true
     }
 
     fn weights(&self) -> Option<&[f64]> {
-        self.pretrained.then_some(&self.weights)
+        self.trained.then_some(&self.weights)
     }
 }
 
@@ -196,8 +197,8 @@ mod tests {
     use super::super::PredictorKind;
     use super::*;
 
-    /// A worker whose speed follows the CPU that is left, which changes now and then, with noise and a rare slow
-    /// iteration: (speed, resources now) per iteration.
+    /// A worker whose speed follows the available CPU, which changes at random, with noise and rare slow iterations:
+    /// the speed and the present resources per iteration.
     fn history(seed: u64, iterations: usize) -> Vec<(f64, Resources)> {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
         let mut cpu = 0.0;
@@ -213,7 +214,7 @@ mod tests {
         (0..iterations).map(|_| iteration()).collect()
     }
 
-    /// Root mean square error over what comes after `warm_up`.
+    /// The root mean square error after twice `warm_up` iterations.
     fn error(kind: PredictorKind, history: &[(f64, Resources)], warm_up: usize) -> f64 {
         let mut predictor = kind.build(warm_up, None);
         let mut squares = Vec::new();
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sees_the_resources_predicts_best() {
+    fn narx_which_uses_the_resources_predicts_best() {
         for seed in 0..5 {
             let history = history(seed, 3_000);
             let [narx, ema] = [PredictorKind::Narx, PredictorKind::Ema].map(|kind| error(kind, &history, 500));
@@ -241,11 +242,11 @@ mod tests {
     }
 
     #[test]
-    fn training_stops_and_is_taken_up_again() {
+    fn training_stops_and_resumes() {
         let mut narx = PredictorKind::Narx.build(100, None);
         let history = history(1, 400);
         history[..99].iter().for_each(|&(speed, resources)| narx.observe(speed, resources));
-        assert!(!narx.train_step(), "nothing is trained before the warm-up is over");
+        assert!(!narx.train_step(), "no training during the warm-up");
         history[99..300].iter().for_each(|&(speed, resources)| narx.observe(speed, resources));
         let steps = (0..1_000).take_while(|_| narx.train_step()).count();
         assert!((4..200).contains(&steps), "stopped after {steps} steps");
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_learnt_elsewhere_serve_at_once() {
+    fn pretrained_weights_are_used_at_once() {
         let mut teacher = PredictorKind::Narx.build(500, None);
         for (speed, resources) in history(1, 2_000) {
             teacher.observe(speed, resources);
@@ -276,7 +277,7 @@ mod tests {
             sum
         };
         assert!(late_error(Some(&weights)) < 0.8 * late_error(None));
-        // Weights of another kind of network are of no use.
+        // Weights of another kind of network are ignored.
         assert_eq!(late_error(Some(&[1.0; 5])), late_error(None));
     }
 

@@ -1,8 +1,8 @@
-//! `memoryless`: as fast as last time.
+//! `memoryless`: the last speed.
 
 use super::{Resources, SpeedPredictor};
 
-/// Predicts the last speed again.
+/// Predicts the last speed.
 #[derive(Debug, Clone, Default)]
 pub struct Memoryless {
     last: Option<f64>,

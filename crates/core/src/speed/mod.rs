@@ -1,7 +1,7 @@
-//! How fast each worker will be in the next iteration (LB-BSP, section 3.2).
+//! Predicts each worker's speed in the next iteration (LB-BSP, section 3.2).
 //!
-//! A [`SpeedPredictor`] follows one worker; [`Speeds`] keeps one per worker, guards them against nonsense and trains
-//! those that learn, one at a time. [`PredictorKind`] names them all.
+//! A [`SpeedPredictor`] follows one worker. [`Speeds`] keeps one per worker, ignores invalid speeds and trains the
+//! predictors that learn, one at a time. [`PredictorKind`] lists them all.
 
 mod arima;
 mod dual;
@@ -18,31 +18,32 @@ pub use kind::PredictorKind;
 pub use memoryless::Memoryless;
 pub use speeds::Speeds;
 
-/// What other programs leave a worker, as shares from 0 to 1. A worker that does not say is taken to have all to itself.
+/// The use of a worker's machine, as shares from 0 to 1. The default, for a worker that reports nothing, is an idle
+/// machine.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Resources {
-    /// The share of its processors that others use.
+    /// The share of the processors' time that other programs use.
     pub cpu: f64,
-    /// The share of its memory that is in use.
+    /// The share of the memory that is in use.
     pub memory: f64,
 }
 
 /// Predicts one worker's speed, in samples per second.
 pub trait SpeedPredictor: Send {
-    /// The worker was so fast in the iteration that ended, and has these resources now that the next begins.
+    /// Adds the speed of the last iteration and the resources at the start of the next.
     fn observe(&mut self, speed: f64, resources: Resources);
 
-    /// How fast it will be in the next iteration; `None` before it was observed.
+    /// The speed in the next iteration; `None` before the first observation.
     fn predict(&self) -> Option<f64>;
 
-    /// Learns a little from what was observed: short enough, some tens of microseconds, never to be in the way of a
-    /// decision. Returns whether there was something to learn.
+    /// Does one training step of some tens of microseconds, short enough not to delay a decision. Returns whether
+    /// training was needed.
     fn train_step(&mut self) -> bool {
         false
     }
 
-    /// What was learnt, for another predictor of the same kind to start from; `None` for those that don't learn, and
-    /// before they have.
+    /// The trained weights, which another predictor of the same kind can start from. `None` before training is done,
+    /// and for predictors that don't learn.
     fn weights(&self) -> Option<&[f64]> {
         None
     }

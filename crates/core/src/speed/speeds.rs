@@ -1,82 +1,81 @@
-//! All workers' speeds.
+//! Predicts the speeds of all workers.
 
 use super::{PredictorKind, Resources, SpeedPredictor};
 use crate::WorkerId;
 
-/// One worker's predictor, and the range of what was observed.
-struct Seat {
+/// One worker's predictor and the range of its observed speeds.
+struct WorkerSpeed {
     predictor: Box<dyn SpeedPredictor>,
     slowest: f64,
     fastest: f64,
 }
 
-/// Predicts the speeds of all workers. What it knows of a worker outlasts its leaving.
+/// Predicts the speeds of all workers. A worker that leaves and rejoins keeps its history.
 ///
-/// Speeds that can't be (zero, negative, not a number) are passed over, and predictions are kept within what the worker
-/// has shown so far. A worker that comes when others have been learnt starts from the latest that was.
+/// Invalid speeds (zero, negative, not finite) are ignored, and predictions are clamped to the range of the worker's
+/// observed speeds. The predictor of a new worker starts from the weights that were trained last.
 pub struct Speeds {
     kind: PredictorKind,
     warm_up: usize,
-    seats: Vec<Option<Seat>>,
-    /// What the latest to finish its training learnt.
+    workers: Vec<Option<WorkerSpeed>>,
+    /// The weights that were trained last.
     latest: Option<Vec<f64>>,
-    /// Whose turn it is to be trained.
+    /// The worker that was trained last.
     turn: usize,
 }
 
 impl Speeds {
-    /// Speeds of workers that nothing is known of. Learning predictors are served for by a moving average for `warm_up`
-    /// iterations; with the `weights` of an earlier run they start from those.
+    /// Speeds without any history. Predictors that learn use a moving average for the first `warm_up` iterations. With
+    /// the `weights` of an earlier run they start from those.
     pub fn new(kind: PredictorKind, warm_up: usize, weights: Option<Vec<f64>>) -> Self {
-        Speeds { kind, warm_up, seats: Vec::new(), latest: weights, turn: 0 }
+        Speeds { kind, warm_up, workers: Vec::new(), latest: weights, turn: 0 }
     }
 
-    /// What predicts.
+    /// The kind of predictor.
     pub fn kind(&self) -> PredictorKind {
         self.kind
     }
 
-    /// What the latest to finish its training learnt, or what all started from; `None` if there is neither.
+    /// The weights that were trained last, or that all predictors started from. `None` without either.
     pub fn weights(&self) -> Option<&[f64]> {
         self.latest.as_deref()
     }
 
-    /// The worker was so fast in the iteration that ended, and has these resources now.
+    /// Adds a worker's speed in the last iteration, in samples per second, and its present resources.
     pub fn observe(&mut self, worker: WorkerId, speed: f64, resources: Resources) {
         if !speed.is_finite() || speed <= 0.0 {
             return;
         }
-        if worker.index() >= self.seats.len() {
-            self.seats.resize_with(worker.index() + 1, || None);
+        if worker.index() >= self.workers.len() {
+            self.workers.resize_with(worker.index() + 1, || None);
         }
         let (kind, warm_up, latest) = (self.kind, self.warm_up, self.latest.as_deref());
-        let seat = self.seats[worker.index()].get_or_insert_with(|| Seat {
+        let state = self.workers[worker.index()].get_or_insert_with(|| WorkerSpeed {
             predictor: kind.build(warm_up, latest),
             slowest: speed,
             fastest: speed,
         });
-        seat.slowest = seat.slowest.min(speed);
-        seat.fastest = seat.fastest.max(speed);
+        state.slowest = state.slowest.min(speed);
+        state.fastest = state.fastest.max(speed);
         let share = |share: f64| if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 };
         let resources = Resources { cpu: share(resources.cpu), memory: share(resources.memory) };
-        seat.predictor.observe(speed, resources);
+        state.predictor.observe(speed, resources);
     }
 
-    /// How fast the worker will be in the next iteration; `None` if it was never observed.
+    /// The worker's speed in the next iteration; `None` before the first observation.
     pub fn predict(&self, worker: WorkerId) -> Option<f64> {
-        let seat = self.seats.get(worker.index())?.as_ref()?;
-        let predicted = seat.predictor.predict().filter(|speed| speed.is_finite());
-        Some(predicted.unwrap_or(seat.slowest).clamp(seat.slowest, seat.fastest))
+        let state = self.workers.get(worker.index())?.as_ref()?;
+        let predicted = state.predictor.predict().filter(|speed| speed.is_finite());
+        Some(predicted.unwrap_or(state.slowest).clamp(state.slowest, state.fastest))
     }
 
-    /// Trains one worker's predictor by one step: whoever's turn it is and has something to learn. Returns whether
-    /// anyone had.
+    /// Trains one worker's predictor by one step, in turn. Returns whether any predictor needed training.
     pub fn train_step(&mut self) -> bool {
-        for _ in 0..self.seats.len() {
-            self.turn = (self.turn + 1) % self.seats.len();
-            let Some(seat) = &mut self.seats[self.turn] else { continue };
-            if seat.predictor.train_step() {
-                self.latest = seat.predictor.weights().map(<[f64]>::to_vec).or(self.latest.take());
+        for _ in 0..self.workers.len() {
+            self.turn = (self.turn + 1) % self.workers.len();
+            let Some(state) = &mut self.workers[self.turn] else { continue };
+            if state.predictor.train_step() {
+                self.latest = state.predictor.weights().map(<[f64]>::to_vec).or(self.latest.take());
                 return true;
             }
         }
@@ -91,27 +90,27 @@ mod tests {
     const WORKER: WorkerId = WorkerId(3);
 
     #[test]
-    fn nonsense_changes_nothing() {
+    fn invalid_speeds_are_ignored() {
         for (name, kind) in PredictorKind::NAMES {
             let mut speeds = Speeds::new(kind, 20, None);
             assert_eq!(speeds.predict(WORKER), None);
             for iteration in 0..200 {
                 speeds.observe(WORKER, 100.0 + f64::from(iteration % 7), Resources::default());
-                for nonsense in [0.0, -5.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-                    speeds.observe(WORKER, nonsense, Resources { cpu: nonsense, memory: nonsense });
+                for invalid in [0.0, -5.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+                    speeds.observe(WORKER, invalid, Resources { cpu: invalid, memory: invalid });
                 }
                 speeds.train_step();
                 let predicted = speeds.predict(WORKER).unwrap();
                 assert!((100.0..=106.0).contains(&predicted), "{name}: {predicted}");
             }
-            // Nonsense about the resources alone does no harm either.
+            // Invalid resources with a valid speed do no harm either.
             speeds.observe(WORKER, 103.0, Resources { cpu: f64::NAN, memory: -9.0 });
             assert!((100.0..=106.0).contains(&speeds.predict(WORKER).unwrap()), "{name}");
         }
     }
 
     #[test]
-    fn a_worker_known_only_by_nonsense_is_unknown() {
+    fn a_worker_with_only_invalid_speeds_has_no_prediction() {
         let mut speeds = Speeds::new(PredictorKind::Narx, 20, None);
         speeds.observe(WORKER, f64::NAN, Resources::default());
         assert_eq!(speeds.predict(WORKER), None);
@@ -119,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn everyone_is_trained_in_turn() {
+    fn workers_are_trained_in_turn() {
         let mut speeds = Speeds::new(PredictorKind::Narx, 20, None);
         for iteration in 0..40 {
             for worker in 0..3 {

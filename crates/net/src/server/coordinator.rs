@@ -213,7 +213,7 @@ impl<'a> Coordinator<'a> {
             return Ok(Some(StopReason::Goal(Goal::Time(limit.since(Time::START)))));
         }
         let deadline = self.deadlines.next();
-        if let Some((worker, waited)) = self.deadlines.give_up(now) {
+        if let Some((worker, waited)) = self.deadlines.take_expired(now) {
             let session = self.remotes.get(&worker).map(|remote| remote.session);
             let waited = waited.seconds();
             let timeout = waited - deadline.map_or(0.0, |deadline| now.since(deadline).seconds());
@@ -423,7 +423,7 @@ impl<'a> Coordinator<'a> {
     /// Feeds a worker's report to the scheme. Dismisses the worker if the report is impossible.
     fn feed_report(&mut self, session: u64, event: Event) -> Result<Option<StopReason>, ServerError> {
         if let Event::Reported { task, report } | Event::Asked { task, report, .. } = event
-            && self.deadlines.is_absurd(task.worker, self.now(), &report)
+            && self.deadlines.is_implausible(task.worker, self.now(), &report)
         {
             let reason = format!("{task} reports {} of computing, longer than it has been running", report.compute);
             return self.dismiss(session, reason, false);

@@ -241,7 +241,7 @@ fn a_worker_that_breaks_the_protocol_is_dismissed_and_the_others_continue() {
             },
             "task 0 of worker 1 reports 1000000.000 s of computing",
         ),
-        (|worker| worker.ask(0, 1), "task 0 of worker 1 asks after 1 iterations; it is not to ask"),
+        (|worker| worker.ask(0, 1), "task 0 of worker 1 asked after 1 iterations: expected no question"),
         (|worker| worker.send(&ToServer::Hello { rank: None, emulated: None, token: None }), "second hello"),
         (|worker| worker.values(3), "chunk of values outside a gradient"),
         (
@@ -271,14 +271,14 @@ fn a_worker_that_breaks_the_protocol_is_dismissed_and_the_others_continue() {
     let violations = violations.map(|(violation, expected)| ("bsp", violation, expected));
     let local_violations: [(Violation, &str); 4] = [
         (|worker| worker.ask(7, 1), "task 7, which was never assigned"),
-        (|worker| worker.ask(0, 2), "asks after 2 iterations; it is to ask after each"),
-        (|worker| worker.ask(0, 0), "asks after 0 iterations; none is done"),
+        (|worker| worker.ask(0, 2), "asked after 2 iterations: expected a question after each"),
+        (|worker| worker.ask(0, 0), "asked after 0 iterations: expected at least 1"),
         (
             |worker| {
                 worker.report(0, 1.0, GradientLocation::Follows);
                 worker.values(worker.length);
             },
-            "task 0 of worker 1 was not told to send what it has",
+            "task 0 of worker 1 reported before its update was collected",
         ),
     ];
     let local_violations = local_violations.map(|(violation, expected)| ("esync", violation, expected));

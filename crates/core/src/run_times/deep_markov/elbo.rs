@@ -1,30 +1,30 @@
-//! How well the model explains what was observed: the evidence lower bound, which training maximizes.
+//! The evidence lower bound: how well the model explains observations. Training maximizes it.
 
 use std::f64::consts::PI;
 
 use super::DeepMarkov;
 
-/// ELBO of a window and its parts, in nats.
+/// The parts of a window's ELBO, in nats.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Elbo {
-    /// How likely the observations are, given the states that the guide drew.
+    /// The log-likelihood of the observations, given the states that the guide drew.
     pub likelihood: f64,
-    /// How far the guide is from where the model would have gone by itself.
+    /// The Kullback–Leibler divergence of the guide from the model's transitions.
     pub divergence: f64,
 }
 
 impl Elbo {
-    /// The bound itself.
+    /// The ELBO.
     pub fn value(&self) -> f64 {
         self.likelihood - self.divergence
     }
 }
 
 impl DeepMarkov {
-    /// ELBO of a window of normalized run-times, with one draw of the states made of `noise`: as many standard normal
-    /// numbers as there are iterations × latent units.
+    /// The ELBO of a window of normalized run-times, with one draw of the states. `noise` contains a standard normal
+    /// number per iteration and latent unit.
     pub fn elbo(&self, window: &[Vec<f32>], noise: &[f32]) -> Elbo {
-        let seen: Vec<_> = window.iter().map(|times| self.see(times)).collect();
+        let seen: Vec<_> = window.iter().map(|times| self.encode(times)).collect();
         let context = self.context(seen.iter());
         let mut noise = noise.iter().copied();
         let mut state = self.start(1);

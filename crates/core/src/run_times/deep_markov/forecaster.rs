@@ -1,49 +1,48 @@
-//! The model at work: from the last observations to a forecast.
+//! Forecasts run-times with a deep Markov model from the last observations.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::model::{Seen, scale};
+use super::model::{EncodedTimes, scale};
 use super::{DeepMarkov, Size};
 use crate::WorkerId;
 use crate::run_times::gaussian::moments;
 use crate::run_times::{Draws, Forecast, Normal, RunTimePredictor};
 
-/// How many states to draw, if nobody says: then order statistics are right to a sixth of their deviation.
+/// The default number of drawn states. With it the error of order statistics is about a sixth of their deviation.
 pub const SAMPLES: usize = 32;
 
 /// Predicts by amortized inference in a [`DeepMarkov`] model (Cutoff SGD, (5)).
 ///
-/// Until as many iterations were observed as the guide looks back on, those that were stand for the missing ones, over and
-/// over.
+/// Until the guide's window is full, the observed iterations are repeated to fill it.
 #[derive(Debug)]
 pub struct Amortized {
     model: Arc<DeepMarkov>,
     /// How many states are drawn (the paper's K).
     samples: usize,
     seed: u64,
-    /// How many iterations were observed.
+    /// The number of observed iterations.
     observed: u64,
-    /// The first iterations, until there are enough of them to tell the scale.
+    /// The first iterations, up to the length of the window, which set the scale.
     first: Vec<Vec<f64>>,
     scale: f64,
-    /// The last iterations as the guide takes them in, each with its shortest time.
-    window: VecDeque<(Seen, f64)>,
+    /// The last iterations, encoded for the guide, each with its shortest run-time.
+    window: VecDeque<(EncodedTimes, f64)>,
 }
 
 impl Amortized {
-    /// Predicts with so many draws, which `seed` decides.
+    /// A predictor with this number of draws, which `seed` determines.
     pub fn new(model: Arc<DeepMarkov>, samples: usize, seed: u64) -> Self {
         Amortized { model, samples, seed, observed: 0, first: Vec::new(), scale: 1.0, window: VecDeque::new() }
     }
 
-    fn take_in(&mut self, times: &[f64]) {
+    fn push(&mut self, times: &[f64]) {
         let normalized: Vec<f32> = times.iter().map(|time| (time / self.scale) as f32).collect();
         if self.window.len() == self.model.size().lag {
             self.window.pop_front();
         }
         let shortest = times.iter().copied().fold(f64::INFINITY, f64::min);
-        self.window.push_back((self.model.see(&normalized), shortest));
+        self.window.push_back((self.model.encode(&normalized), shortest));
     }
 
     /// z_T from the guide, once per lane.
@@ -62,15 +61,15 @@ impl RunTimePredictor for Amortized {
         let times = &times[..workers.min(times.len())];
         self.observed += 1;
         if self.first.len() == lag {
-            self.take_in(times);
+            self.push(times);
             return;
         }
         self.first.push(times.to_vec());
         self.scale = scale(&self.first);
         let first = std::mem::take(&mut self.first);
-        // So many passed over, the newest comes last.
+        // Skip iterations so that the newest comes last.
         let over = (first.len() - lag % first.len()) % first.len();
-        first.iter().cycle().skip(over).take(lag).for_each(|times| self.take_in(times));
+        first.iter().cycle().skip(over).take(lag).for_each(|times| self.push(times));
         self.first = first;
     }
 
@@ -98,7 +97,7 @@ impl RunTimePredictor for Amortized {
                 *squares += time * time;
             }
         }
-        // A normal distribution reaches below what anybody was ever seen to need.
+        // A normal distribution includes shorter times than any observed.
         let shortest = self.window.iter().map(|&(_, shortest)| shortest).fold(f64::INFINITY, f64::min);
         let lanes = lanes as f64;
         let rank = |(sum, squares): (f64, f64)| {
@@ -111,7 +110,7 @@ impl RunTimePredictor for Amortized {
         };
         let lanes = self.samples;
         let worker = |(means, deviations): (&[f32], &[f32])| {
-            // The mixture of all draws' distributions as one.
+            // The mixture of all draws' distributions as one normal distribution.
             let between = moments(means.iter().map(|&mean| f64::from(mean)));
             let within = deviations.iter().map(|&deviation| f64::from(deviation).powi(2)).sum::<f64>() / lanes as f64;
             let deviation = (between.deviation.powi(2) + within).sqrt();
@@ -130,12 +129,12 @@ mod tests {
 
     const SIZE: Size = Size { workers: 50, lag: 4, latent: 2, hidden: 3 };
 
-    /// A model whose state has no influence: all times are 1 ± 0.1, once normalized by a mean of 1.
+    /// A model whose state has no influence: with a mean of 1, all run-times are 1 ± 0.1.
     fn constant() -> Pretrained {
         let tensor = |(name, shape): (String, Vec<usize>)| {
             let value: f32 = match name.as_str() {
                 "mean2.bias" => 0.5,
-                // softplus of this is 0.05, but for the least deviation.
+                // softplus of this plus the least deviation is 0.05.
                 "noise2.bias" => (0.05_f32 - super::super::LEAST_DEVIATION).exp_m1().ln(),
                 _ => 0.0,
             };
@@ -150,7 +149,7 @@ mod tests {
         let mut predictor = Amortized::new(model, samples, seed);
         let workers: Vec<WorkerId> = (0..50).map(WorkerId).collect();
         assert_eq!(predictor.predict(&workers), None);
-        // A time far below the others, for nothing is predicted to be shorter than what was seen.
+        // One time is far below the others, since no prediction is shorter than the shortest observed time.
         let mut times = vec![time; 50];
         (times[0], times[1]) = (0.2 * time, 1.8 * time);
         (0..6).for_each(|_| predictor.observe(&times));
@@ -158,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn independent_times_have_the_order_statistics_of_elfving() {
+    fn independent_times_have_elfvings_order_statistics() {
         let found = forecast(2_000, 1, 1.0);
         for (standard, rank) in elfving(50).zip(&found.ranks) {
             assert!((rank.mean - (1.0 + 0.1 * standard)).abs() < 0.006, "{standard}: {rank:?}");
@@ -168,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn forecasts_are_a_function_of_the_seed_and_scale_with_the_times() {
+    fn forecasts_depend_on_the_seed_and_scale_with_the_times() {
         assert_eq!(forecast(8, 1, 1.0), forecast(8, 1, 1.0));
         assert_ne!(forecast(8, 1, 1.0), forecast(8, 2, 1.0));
         let (short, long) = (forecast(8, 1, 1.0), forecast(8, 1, 7.0));
@@ -178,14 +177,14 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_start_does_not_spoil_the_scale() {
+    fn a_slow_start_does_not_change_the_scale() {
         let (usual, other) = (vec![1.0, 3.0], vec![2.0, 4.0]);
         assert_eq!(scale(&[vec![200.0, 400.0], usual.clone(), other.clone()]), 5.0);
         assert_eq!(scale(&[other, usual]), 5.0);
     }
 
     #[test]
-    fn what_is_no_whole_model_is_refused() {
+    fn invalid_models_are_refused() {
         let refused = |change: &dyn Fn(&mut Pretrained)| {
             let mut pretrained = constant();
             change(&mut pretrained);
@@ -194,18 +193,18 @@ mod tests {
         let noted = |note: &'static str, text: &'static str| {
             refused(&|pretrained: &mut Pretrained| drop(pretrained.notes.insert(note.into(), text.into())))
         };
-        assert_eq!(noted("kind", "narx"), "its kind is 'narx': expected deep-markov");
-        assert_eq!(noted("spread", "-1"), "its spread is '-1': expected a number above 0");
-        assert_eq!(noted("lag", "0"), "its lag is '0': expected 1 to 1048576");
+        assert_eq!(noted("kind", "narx"), "the note 'kind' is 'narx': expected deep-markov");
+        assert_eq!(noted("spread", "-1"), "the note 'spread' is '-1': expected a number above 0");
+        assert_eq!(noted("lag", "0"), "the note 'lag' is '0': expected 1 to 1048576");
         let other = noted("hidden", "4");
-        assert!(other.contains("of shape [2, 3]: expected [2, 4]"), "{other}");
-        assert_eq!(refused(&|pretrained| drop(pretrained.notes.remove("workers"))), "it does not say its workers");
-        assert_eq!(refused(&|pretrained| drop(pretrained.tensors.remove("start"))), "it has no tensor 'start'");
+        assert!(other.contains("has shape [2, 3]: expected [2, 4]"), "{other}");
+        assert_eq!(refused(&|pretrained| drop(pretrained.notes.remove("workers"))), "the note 'workers' is missing");
+        assert_eq!(refused(&|pretrained| drop(pretrained.tensors.remove("start"))), "the tensor 'start' is missing");
         let unknown = refused(&|pretrained| drop(pretrained.tensors.insert("more".into(), (vec![1], vec![0.0]))));
-        assert_eq!(unknown, "it has a tensor 'more', which is none of this model's");
+        assert_eq!(unknown, "the tensor 'more' is not part of this kind of model");
         let infinite =
             refused(&|pretrained| drop(pretrained.tensors.insert("start".into(), (vec![2], vec![0.0, f32::NAN]))));
-        assert_eq!(infinite, "its tensor 'start' holds a number that is not finite");
+        assert_eq!(infinite, "the tensor 'start' has a value that is not finite");
         let others = DeepMarkov::new(&constant()).unwrap().for_workers(8);
         assert_eq!(others, Err(PretrainedError::OtherWorkers { found: 50, expected: 8 }));
     }

@@ -1,6 +1,7 @@
-//! Layers of networks on several inputs at once.
+//! Network layers that process several inputs at once.
 //!
-//! Values are kept unit by unit, each with one number per *lane*: the inner loops go over lanes, which are independent.
+//! Values are stored unit by unit, each with one number per *lane*. The inner loops run over lanes, which are
+//! independent.
 
 use crate::pretrained::{PretrainedError, Tensors};
 
@@ -18,7 +19,7 @@ impl Dense {
         Ok(Dense { weight: take(tensors, &format!("{name}.weight"))?, bias: take(tensors, &format!("{name}.bias"))? })
     }
 
-    /// What comes out in each lane.
+    /// The output of each lane.
     pub(super) fn forward(&self, input: &[f32], lanes: usize) -> Vec<f32> {
         let outputs = self.bias.len();
         let mut out = vec![0.0; outputs * lanes];
@@ -30,7 +31,7 @@ impl Dense {
     }
 }
 
-/// Adds to each output the inputs by their weights.
+/// Adds the weighted inputs to each output.
 pub(super) fn multiply(weight: &[f32], input: &[f32], lanes: usize, out: &mut [f32]) {
     let outputs = out.len() / lanes;
     if lanes == 1 {
@@ -50,7 +51,7 @@ pub(super) fn multiply(weight: &[f32], input: &[f32], lanes: usize, out: &mut [f
     }
 }
 
-/// A tensor's numbers.
+/// A tensor's values.
 pub(super) fn take(tensors: &Tensors, name: &str) -> Result<Vec<f32>, PretrainedError> {
     let found = tensors.get(name).map(|(_, values)| values.clone());
     found.ok_or_else(|| PretrainedError::MissingTensor { name: name.into() })
@@ -69,10 +70,10 @@ pub(super) fn sigmoid(value: f32) -> f32 {
     1.0 / (1.0 + (-value).exp())
 }
 
-/// ln(1 + eˣ), kept above 0 by [`LEAST_DEVIATION`]: it is what deviations are made with.
+/// ln(1 + eˣ) plus [`LEAST_DEVIATION`]: the activation of deviations.
 pub(super) fn softplus(value: f32) -> f32 {
     value.max(0.0) + (-value.abs()).exp().ln_1p() + LEAST_DEVIATION
 }
 
-/// The smallest deviation there is. A model that is certain can't be right.
+/// The smallest deviation, so that no model is certain.
 pub const LEAST_DEVIATION: f32 = 1e-4;

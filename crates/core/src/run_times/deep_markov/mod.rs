@@ -1,8 +1,8 @@
-//! A deep Markov model of a cluster: its state moves on from iteration to iteration, and the state decides how long each
-//! worker takes (Cutoff SGD, sections 3.1.2 and 3.1.3).
+//! A deep Markov model of a cluster: its state changes from iteration to iteration and determines every worker's
+//! run-time (Cutoff SGD, sections 3.1.2 and 3.1.3).
 //!
-//! [`DeepMarkov`] is the model with its guide, which infers the state from what was observed; [`Amortized`] predicts with
-//! them. Here they only compute: they are trained elsewhere, from what [`DeepMarkov::elbo`] says of them.
+//! [`DeepMarkov`] is the model with its guide, which infers the state from observations. [`Amortized`] predicts with
+//! both. This crate only evaluates them. The crate `paceline-predictor` trains them to maximize [`DeepMarkov::elbo`].
 
 mod elbo;
 mod forecaster;

@@ -1,29 +1,29 @@
-//! The model and its guide: which tensors there are, and what they compute.
+//! The model and its guide: their tensors and what they compute.
 
 use super::layers::{Dense, map, multiply, relu, sigmoid, softplus, take};
 use crate::pretrained::{Pretrained, PretrainedError, Tensors};
 
-/// What the kind of a learnt deep Markov model is called.
+/// The value of the note `kind` in the file of a deep Markov model.
 pub const KIND: &str = "deep-markov";
 
-/// The most workers, units or iterations a model may have: enough, and no way to run out of memory.
-const MOST: usize = 1 << 20;
+/// The most workers, units or iterations of a model, so that an invalid file can't exhaust the memory.
+const MAX_SIZE: usize = 1 << 20;
 
-/// How large a model is.
+/// The size of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
-    /// How many workers it is of (the paper's n).
+    /// The number of workers (the paper's n).
     pub workers: usize,
-    /// How many iterations its guide looks back on (ℓ).
+    /// The length of the guide's window in iterations (ℓ).
     pub lag: usize,
-    /// How many numbers the cluster's state is.
+    /// The dimension of the cluster's state.
     pub latent: usize,
-    /// How many units hidden layers have.
+    /// The number of units in a hidden layer.
     pub hidden: usize,
 }
 
 impl Size {
-    /// The model's tensors by name: those of a dense layer are inputs × outputs.
+    /// The names and shapes of the model's tensors. The weights of a dense layer are inputs × outputs.
     pub fn shapes(&self) -> Vec<(String, Vec<usize>)> {
         let Size { workers, latent, hidden, .. } = *self;
         let dense = [
@@ -50,7 +50,7 @@ impl Size {
         layers.chain(states).chain([("start".into(), vec![latent])]).collect()
     }
 
-    /// What a file says of a model of this size with this [spread](DeepMarkov::spread).
+    /// The notes in the file of a model of this size with this [spread](DeepMarkov::spread).
     pub fn notes(&self, spread: f64) -> impl Iterator<Item = (String, String)> {
         let counts = [("workers", self.workers), ("lag", self.lag), ("latent", self.latent), ("hidden", self.hidden)];
         let counts = counts.map(|(note, count)| (note.into(), count.to_string()));
@@ -59,19 +59,19 @@ impl Size {
     }
 }
 
-/// How run-times are made independent of network and batch size: see [`scale`].
+/// The normalization that makes run-times independent of network and batch size: see [`scale`].
 const NORMALIZATION: &str = "2 x mean of the first lag";
 
-/// What run-times are divided by: twice the mean of the first iterations, as many as the guide looks back on (section
-/// 3.1.3). Iterations that are out of all proportion don't count: the very first, when real workers warm up, may take a
-/// hundred times as long as the others.
+/// The number that run-times are divided by: twice the mean of the first iterations, the length of the guide's window
+/// (section 3.1.3). Iterations that are much slower than the median are ignored: the first one, when real workers warm
+/// up, may take a hundred times as long as the others.
 pub fn scale(window: &[Vec<f64>]) -> f64 {
-    const OUT_OF_PROPORTION: f64 = 3.0;
+    const OUTLIER_FACTOR: f64 = 3.0;
     let mean = |times: &Vec<f64>| times.iter().sum::<f64>() / times.len() as f64;
     let mut means: Vec<f64> = window.iter().map(mean).collect();
     means.sort_by(f64::total_cmp);
-    let most = means.get(means.len() / 2).map_or(0.0, |median| OUT_OF_PROPORTION * median);
-    let usual = window.iter().filter(|times| mean(times) <= most);
+    let limit = means.get(means.len() / 2).map_or(0.0, |median| OUTLIER_FACTOR * median);
+    let usual = window.iter().filter(|times| mean(times) <= limit);
     let (count, sum) = usual.flatten().fold((0, 0.0), |(count, sum), time| (count + 1, sum + time));
     2.0 * sum / f64::from(count.max(1))
 }
@@ -85,9 +85,9 @@ pub(super) struct Normals {
 
 /// A deep Markov model of a cluster's run-times with the guide for it (Cutoff SGD, sections 3.1.2 and 3.1.3).
 ///
-/// Where the paper is silent or can't be meant as printed: the emission's mean is of zₜ, not zₜ₋₁; the guide sees xₜ from
-/// both sides, as in Krishnan et al. (2017), since otherwise z_T would know nothing of the newest observation; H, J and L
-/// are deviations; before the window the state is the same for all windows, and learnt.
+/// Where the paper is incomplete or misprinted: the emission's mean depends on zₜ, not zₜ₋₁; both directions of the
+/// guide include xₜ, as in Krishnan et al. (2017), since otherwise z_T would not depend on the newest observation; H, J
+/// and L are deviations; the state before a window is the same for all windows, and trained.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeepMarkov {
     size: Size,
@@ -108,18 +108,18 @@ pub struct DeepMarkov {
     start: Vec<f32>,
 }
 
-/// An observation as the guide's two recurrent networks take it in.
+/// An observation, encoded for the guide's two recurrent networks.
 #[derive(Debug, Clone)]
-pub(super) struct Seen {
+pub(super) struct EncodedTimes {
     left: Vec<f32>,
     right: Vec<f32>,
 }
 
 impl DeepMarkov {
-    /// The model that was learnt.
+    /// The model in a file.
     ///
     /// # Errors
-    /// If it is another kind of thing, or not whole.
+    /// If the file contains another kind of model, or is not complete.
     pub fn new(pretrained: &Pretrained) -> Result<Self, PretrainedError> {
         for (note, expected) in [("kind", KIND), ("normalization", NORMALIZATION)] {
             let found = pretrained.note(note)?;
@@ -128,10 +128,10 @@ impl DeepMarkov {
             }
         }
         let size = Size {
-            workers: pretrained.count("workers", MOST)?,
-            lag: pretrained.count("lag", MOST)?,
-            latent: pretrained.count("latent", MOST)?,
-            hidden: pretrained.count("hidden", MOST)?,
+            workers: pretrained.count("workers", MAX_SIZE)?,
+            lag: pretrained.count("lag", MAX_SIZE)?,
+            latent: pretrained.count("latent", MAX_SIZE)?,
+            hidden: pretrained.count("hidden", MAX_SIZE)?,
         };
         let text = pretrained.note("spread")?;
         let spread = text.parse().ok().filter(|spread: &f64| spread.is_finite() && *spread > 0.0);
@@ -144,10 +144,10 @@ impl DeepMarkov {
         DeepMarkov::of(size, &pretrained.tensors, spread)
     }
 
-    /// The model of these tensors with this [spread](DeepMarkov::spread).
+    /// The model with these tensors and this [spread](DeepMarkov::spread).
     ///
     /// # Errors
-    /// If one is missing, of another shape, not finite, or one too many.
+    /// If a tensor is missing or unknown, has another shape, or is not finite.
     pub fn of(size: Size, tensors: &Tensors, spread: f64) -> Result<Self, PretrainedError> {
         let shapes = size.shapes();
         for (name, expected) in &shapes {
@@ -185,22 +185,22 @@ impl DeepMarkov {
         })
     }
 
-    /// The model, if it is of so many workers.
+    /// The model, if it is for this number of workers.
     ///
     /// # Errors
-    /// If it is of others.
+    /// If it is for another number.
     pub fn for_workers(self, workers: usize) -> Result<Self, PretrainedError> {
         let found = self.size.workers;
         if found == workers { Ok(self) } else { Err(PretrainedError::OtherWorkers { found, expected: workers }) }
     }
 
-    /// How large it is.
+    /// The size of the model.
     pub fn size(&self) -> Size {
         self.size
     }
 
-    /// By how much order statistics deviate more from their forecasts than the model's draws do from each other; found where
-    /// it was validated.
+    /// The factor by which order statistics deviate more from their forecasts than the model's draws from each other;
+    /// measured on validation data.
     pub fn spread(&self) -> f64 {
         self.spread
     }
@@ -231,13 +231,16 @@ impl DeepMarkov {
         Normals { means, deviations }
     }
 
-    /// An observation, normalized, as the guide takes it in.
-    pub(super) fn see(&self, times: &[f32]) -> Seen {
-        Seen { left: self.left.forward(times, 1), right: self.right.forward(times, 1) }
+    /// Encodes a normalized observation for the guide.
+    pub(super) fn encode(&self, times: &[f32]) -> EncodedTimes {
+        EncodedTimes { left: self.left.forward(times, 1), right: self.right.forward(times, 1) }
     }
 
     /// h_left + h_right for each observation of a window.
-    pub(super) fn context<'a>(&self, window: impl DoubleEndedIterator<Item = &'a Seen> + Clone) -> Vec<Vec<f32>> {
+    pub(super) fn context<'a>(
+        &self,
+        window: impl DoubleEndedIterator<Item = &'a EncodedTimes> + Clone,
+    ) -> Vec<Vec<f32>> {
         let run = |weight: &[f32], inputs: &mut dyn Iterator<Item = &Vec<f32>>| {
             let mut state = vec![0.0; self.size.hidden];
             let step = |input: &Vec<f32>| {
@@ -248,8 +251,8 @@ impl DeepMarkov {
             };
             inputs.map(step).collect::<Vec<_>>()
         };
-        let left = run(&self.left_state, &mut window.clone().map(|seen| &seen.left));
-        let right = run(&self.right_state, &mut window.rev().map(|seen| &seen.right));
+        let left = run(&self.left_state, &mut window.clone().map(|times| &times.left));
+        let right = run(&self.right_state, &mut window.rev().map(|times| &times.right));
         let sum =
             |(left, right): (Vec<f32>, Vec<f32>)| left.iter().zip(right).map(|(left, right)| left + right).collect();
         left.into_iter().zip(right.into_iter().rev()).map(sum).collect()
@@ -268,7 +271,7 @@ impl DeepMarkov {
 }
 
 impl Normals {
-    /// A draw of each, with noise that is standard normal.
+    /// A draw of each, with standard normal noise.
     pub(super) fn draw(&self, mut noise: impl FnMut() -> f32) -> Vec<f32> {
         self.means.iter().zip(&self.deviations).map(|(mean, deviation)| mean + deviation * noise()).collect()
     }

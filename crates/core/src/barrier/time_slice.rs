@@ -1,31 +1,32 @@
-//! One stretch of the timeline, with what happens in it sorted only as far as needed.
+//! One slice of the timeline, whose events are sorted only as far as needed.
 //!
-//! Walk the possible starts of a window upwards. The shortest window from a start ends at the *reach*: the latest of
-//! the workers' next times. When a worker's time is passed, its following time counts from then on. A window that
-//! starts in a bucket ends no earlier than the reach before the bucket, so that nearly every bucket is ruled out by one
-//! comparison and its events are never looked at, let alone sorted.
+//! The search walks the possible starts of a window upwards. The shortest window from a start ends at the *reach*: the
+//! latest of the workers' next times. When the search passes a worker's time, that worker's following time counts. A
+//! window that starts in a bucket ends no earlier than the reach before the bucket. So one comparison rules out nearly
+//! every bucket, and its events are neither read nor sorted.
 
 use super::Window;
 
-/// How many events share a bucket: more buckets cost more to walk, fewer rule out less (measured; 2–8 are close).
+/// The expected number of events in a bucket. More buckets cost more to walk, fewer rule out less (measured; 2–8 are
+/// close).
 const EVENTS_PER_BUCKET: usize = 4;
 
-/// The fewest buckets, for few events, and the most: beyond it they would crowd the L1 cache.
+/// The fewest and the most buckets. More would not fit into the L1 cache.
 const BUCKETS: (usize, usize) = (16, 1024);
 
 /// The end of a bucket's list.
 const NONE: usize = usize::MAX;
 
-/// The events of a stretch of time: [`open`](Self::open) it, [`push`](Self::push) them in any order, then
+/// The events of a time slice: [`open`](Self::open) it, [`push`](Self::push) events in any order, then
 /// [`scan`](Self::scan).
 #[derive(Debug, Default)]
-pub(super) struct Epoch {
+pub(super) struct TimeSlice {
     start: u64,
     /// Buckets are `1 << shift` units of time wide.
     shift: u32,
     buckets: Vec<Bucket>,
-    events: Vec<Event>,
-    /// The events of the bucket at hand.
+    events: Vec<SliceEvent>,
+    /// The events of the present bucket.
     sorted: Vec<(u64, u64)>,
 }
 
@@ -38,15 +39,15 @@ struct Bucket {
 }
 
 #[derive(Debug)]
-struct Event {
+struct SliceEvent {
     time: u64,
     /// The same worker's following time.
     after: u64,
     older: usize,
 }
 
-impl Epoch {
-    /// Makes room for stretches of up to `events` events, so that they allocate nothing.
+impl TimeSlice {
+    /// Reserves memory for slices of up to `events` events, so that they do not allocate.
     pub fn reserve(&mut self, events: usize) {
         self.buckets.clear();
         self.buckets.reserve(BUCKETS.1);
@@ -56,7 +57,7 @@ impl Epoch {
         self.sorted.reserve(events);
     }
 
-    /// Begins the stretch from `start` to `last`, both included, for about `expected` events.
+    /// Opens the slice from `start` to `last`, both included, for about `expected` events.
     pub fn open(&mut self, start: u64, last: u64, expected: usize) {
         let wanted = (expected / EVENTS_PER_BUCKET).next_power_of_two().clamp(BUCKETS.0, BUCKETS.1);
         let length = last - start;
@@ -67,16 +68,16 @@ impl Epoch {
         self.events.clear();
     }
 
-    /// Adds a worker's `time`, which lies in the stretch, and the one `after` it.
+    /// Adds a worker's `time`, which lies in the slice, and its following time `after`.
     pub fn push(&mut self, time: u64, after: u64) {
         let bucket = &mut self.buckets[((time - self.start) >> self.shift) as usize];
         bucket.reach = bucket.reach.max(after);
-        self.events.push(Event { time, after, older: bucket.newest });
+        self.events.push(SliceEvent { time, after, older: bucket.newest });
         bucket.newest = self.events.len() - 1;
     }
 
-    /// Walks the starts upwards from a `reach` that holds at the first. Hands every event from which a window shorter
-    /// than `best` may start to `offer`, with its time and the reach, and returns the reach after the stretch.
+    /// Walks the starts upwards; `reach` is the reach at the first. Calls `offer` with the time and the reach of every
+    /// event from which a window shorter than `best` may start. Returns the reach after the slice.
     pub fn scan(&mut self, mut reach: u64, best: &mut Window, mut offer: impl FnMut(&mut Window, u64, u64)) -> u64 {
         let mut latest_start = self.start.saturating_add((1 << self.shift) - 1);
         for bucket in &self.buckets {
