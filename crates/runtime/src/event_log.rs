@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, Write};
 
-use paceline_core::{Decision, Dispatch, Event, Ledger, LedgerError, SchemeSpec, Setup, SpecError, Time, WorkerId};
+use paceline_core::{Decision, Dispatch, Event, Ledger, LedgerError, SchemeError, SchemeSpec, Setup, Time, WorkerId};
 use paceline_store::TensorFileError;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -152,7 +152,7 @@ pub enum ReplayError {
     },
     /// The recorded scheme can't be built.
     #[error("line 1: {0}")]
-    Scheme(#[from] SpecError),
+    Scheme(#[from] SchemeError),
     /// The scheme's pretrained model can't be read.
     #[error("line 1: {0}")]
     Pretrained(#[from] TensorFileError),

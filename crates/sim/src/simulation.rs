@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use paceline_core::{
-    Action, Decision, Event, Ledger, LedgerError, Scheme, SchemeSpec, Setup, SpecError, Time, WorkerId,
+    Action, Decision, Event, Ledger, LedgerError, Scheme, SchemeError, SchemeSpec, Setup, Time, WorkerId,
 };
 use paceline_runtime::{Goal, Goals, Monitor, Observer, RunInfo, Summary};
 use paceline_store::{OptimizerSpec, Schedule};
@@ -80,7 +80,7 @@ pub struct Outcome {
 pub enum SimulationError {
     /// The scheme can't be built.
     #[error(transparent)]
-    Scheme(#[from] SpecError),
+    Scheme(#[from] SchemeError),
     /// The scheme broke a law.
     #[error(transparent)]
     Ledger(#[from] LedgerError),
@@ -117,13 +117,13 @@ impl Simulation {
     ///
     /// # Errors
     /// If it does not suit the setup.
-    pub fn check(scheme: &SchemeSpec, setup: &Setup) -> Result<(), SpecError> {
+    pub fn check(scheme: &SchemeSpec, setup: &Setup) -> Result<(), SchemeError> {
         build(scheme, setup, Arc::default()).map(drop)
     }
 }
 
 /// Makes a scheme that may know as much of the future as the world does.
-fn build(scheme: &SchemeSpec, setup: &Setup, under_way: Arc<UnderWay>) -> Result<Box<dyn Scheme>, SpecError> {
+fn build(scheme: &SchemeSpec, setup: &Setup, under_way: Arc<UnderWay>) -> Result<Box<dyn Scheme>, SchemeError> {
     let mut scheme = scheme.clone();
     scheme.context.foresight = Some(under_way);
     scheme.build(setup)

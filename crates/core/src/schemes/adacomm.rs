@@ -1,6 +1,6 @@
 //! `adacomm`: `local-sgd` with fewer iterations per round as the loss falls (Wang & Joshi, 2019).
 
-use super::{Settings, Setup, SpecError};
+use super::{SchemeError, Settings, Setup};
 use crate::local_rounds::{LocalPolicy, LocalRounds};
 use crate::{Aggregate, LocalLength, LocalWork, Reason, ReplicaStart, Scheme, Span, Time, WorkerId};
 
@@ -35,7 +35,7 @@ impl LocalPolicy for AdaptiveIterations {
     }
 }
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
+pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
     let first = settings.optional("tau", 20, 1..=1_000_000)?;
     let interval = Span::from_seconds(settings.optional("interval", 60.0, 0.001..=1e9)?);
     let next = Time::START + interval;

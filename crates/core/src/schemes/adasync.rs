@@ -1,7 +1,7 @@
 //! `adasync`: k grows as the loss falls, in the way that is best for shifted-exponential run-times (Dutta, Wang and
 //! Joshi, 2020).
 
-use super::{Settings, Setup, SpecError};
+use super::{SchemeError, Settings, Setup};
 use crate::rounds::{Quorum, Rounds};
 use crate::{Aggregate, Reason, Scheme, Time};
 
@@ -49,7 +49,7 @@ impl Quorum for LossLevelQuorum {
     }
 }
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
+pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
     let first = settings.optional("first", 1, 1..=setup.workers)?;
     let quorum = LossLevelQuorum { first, first_loss: None, level: None };
     Ok(Box::new(Rounds::new(quorum, settings.dispatch(setup)?, setup.batch)))

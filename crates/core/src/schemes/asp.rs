@@ -1,6 +1,6 @@
 //! `asp`: asynchronous parallel; no worker ever waits, as in Hogwild.
 
-use super::{Settings, Setup, SpecError};
+use super::{SchemeError, Settings, Setup};
 use crate::free_running::{Admission, Clocks, FreeRunning, Gate};
 use crate::{Reason, Scheme, Time, WorkerId};
 
@@ -13,6 +13,6 @@ impl Gate for OpenGate {
     }
 }
 
-pub(super) fn build(_settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
+pub(super) fn build(_settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
     Ok(Box::new(FreeRunning::new(OpenGate, setup.batch)))
 }

@@ -1,6 +1,6 @@
 //! `backup`: static backup workers; the first k of n gradients make an iteration (Chen et al., 2016).
 
-use super::{Settings, Setup, SpecError};
+use super::{SchemeError, Settings, Setup};
 use crate::rounds::{Quorum, Rounds};
 use crate::{Scheme, Time};
 
@@ -13,7 +13,7 @@ impl Quorum for FixedQuorum {
     }
 }
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
+pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
     let k = settings.required("k", 1..=setup.workers)?;
     let dispatch = settings.dispatch(setup)?;
     Ok(Box::new(Rounds::new(FixedQuorum(k), dispatch, setup.batch)))

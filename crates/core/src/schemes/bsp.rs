@@ -1,6 +1,6 @@
 //! `bsp`: bulk synchronous parallel, the baseline that waits for every worker.
 
-use super::{Settings, Setup, SpecError};
+use super::{SchemeError, Settings, Setup};
 use crate::rounds::{Quorum, Rounds};
 use crate::{Scheme, Time};
 
@@ -12,6 +12,6 @@ impl Quorum for AllWorkers {
     }
 }
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
+pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
     Ok(Box::new(Rounds::new(AllWorkers, settings.dispatch(setup)?, setup.batch)))
 }

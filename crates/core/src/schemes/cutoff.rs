@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{Settings, Setup, SpecError};
+use super::{SchemeError, Settings, Setup};
 use crate::rounds::{Arrival, Quorum, Rounds};
 use crate::run_times::{Amortized, DeepMarkov, Draws, Forecast, IndependentNormal, Oracle, RunTimePredictor, SAMPLES};
 use crate::{Aggregate, Dispatch, Estimate, QuorumChoice, Reason, Scheme, Span, Time, WorkerId};
@@ -106,7 +106,7 @@ enum PredictorChoice {
     Oracle,
 }
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
+pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
     let kinds = [
         ("normal", PredictorChoice::Normal),
         ("dmm", PredictorChoice::DeepMarkov),

@@ -1,7 +1,7 @@
 //! `dbw`: dynamic backup workers; in every iteration k is chosen for the largest decrease of the loss per unit of time
 //! (Xu, Neglia and Sebastianelli, 2021).
 
-use super::{Settings, Setup, SpecError};
+use super::{SchemeError, Settings, Setup};
 use crate::gain::{Gain, GainEstimator, Smoothness};
 use crate::iteration_times::{IterationTimes, MAX_WORKERS};
 use crate::loss_guard::LossGuard;
@@ -122,7 +122,7 @@ enum Formulas {
 }
 
 impl Formulas {
-    fn of(settings: &Settings<'_>) -> Result<Self, SpecError> {
+    fn of(settings: &Settings<'_>) -> Result<Self, SchemeError> {
         settings.choice("formulas", &[("robust", Formulas::Robust), ("printed", Formulas::Printed)])
     }
 }
@@ -130,7 +130,7 @@ impl Formulas {
 /// The default of D.
 const WINDOW: usize = 5;
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
+pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
     let window = settings.optional("window", WINDOW, 1..=1_000_000)?;
     let smoothness = match Formulas::of(settings)? {
         Formulas::Robust => Smoothness::Rate,
@@ -144,7 +144,7 @@ pub(super) fn build_dynamic(
     gain_model: GainModel,
     settings: &Settings<'_>,
     setup: &Setup,
-) -> Result<Box<dyn Scheme>, SpecError> {
+) -> Result<Box<dyn Scheme>, SchemeError> {
     let beta = settings.optional("beta", 1.01, 1.0..=1000.0)?;
     let guard = match Formulas::of(settings)? {
         Formulas::Robust => LossGuard::clear(beta, WINDOW),

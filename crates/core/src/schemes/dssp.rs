@@ -1,6 +1,6 @@
 //! `dssp`: dynamic stale synchronous parallel; the bound is chosen at run time from a range (Zhao et al., 2019).
 
-use super::{Settings, Setup, SpecError, ssp::admit_within};
+use super::{SchemeError, Settings, Setup, ssp::admit_within};
 use crate::free_running::{Admission, Clocks, FreeRunning, Gate};
 use crate::{Scheme, Span, Time, WorkerId};
 
@@ -83,7 +83,7 @@ impl Gate for StalenessRange {
     }
 }
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
+pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
     let low = settings.optional("min", 3, 0..=u64::from(u32::MAX))?;
     let high = settings.optional("max", low.max(15), low..=low + MAX_WIDTH)?;
     Ok(Box::new(FreeRunning::new(StalenessRange { low, high, pushes: Vec::new() }, setup.batch)))

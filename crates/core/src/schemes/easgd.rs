@@ -5,11 +5,11 @@
 //! distance to the model. The model moves first: replicas are pulled towards its new position.
 
 use super::local_sgd::FixedIterations;
-use super::{Settings, Setup, SpecError};
+use super::{SchemeError, Settings, Setup};
 use crate::local_rounds::LocalRounds;
 use crate::{ReplicaStart, Scheme};
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
+pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
     let iterations = settings.optional("tau", 10, 1..=1_000_000)?;
     let beta: f32 = settings.optional("beta", 0.9, 0.001..=1.0)?;
     let pull = beta / setup.workers.max(1) as f32;

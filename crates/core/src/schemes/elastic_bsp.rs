@@ -13,7 +13,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Settings, Setup, SpecError};
+use super::{SchemeError, Settings, Setup};
 use crate::barrier::{Planner, Progression};
 use crate::free_running::{Admission, Clocks, FreeRunning, Gate, GateRequest};
 use crate::interval::{Interval, IntervalEstimator};
@@ -228,7 +228,7 @@ impl Gate for ElasticBsp {
     }
 }
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
+pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
     let horizon = settings.optional("r", 15, 1..=1_000_000)?;
     let estimators = [
         ("last", IntervalEstimator::Last),

@@ -1,6 +1,6 @@
 //! `esync`: fast workers iterate locally until the slowest is about to finish (Li, Zhou & Yu, 2020).
 
-use super::{Settings, Setup, SpecError};
+use super::{SchemeError, Settings, Setup};
 use crate::local_rounds::{LocalDecision, LocalPolicy, LocalRounds};
 use crate::{
     LocalLength, LocalWork, QueryMode, Question, Reason, ReplicaStart, Scheme, Span, StateServer, Time, Update,
@@ -53,7 +53,7 @@ impl LocalPolicy for Esync {
     }
 }
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
+pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
     let modes = [("blocking", QueryMode::Blocking), ("non-blocking", QueryMode::NonBlocking)];
     let mode = settings.choice("mode", &modes)?;
     let margin = Span::from_seconds(settings.optional("margin", 0.001, 0.0..=3600.0)?);

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use super::backup::FixedQuorum;
-use super::{Settings, Setup, SpecError};
+use super::{SchemeError, Settings, Setup};
 use crate::batching::{Cost, Devices, ProfilePoint, balance};
 use crate::recent::RecentValues;
 use crate::rounds::{Rounds, Sizing};
@@ -209,7 +209,7 @@ impl FromStr for NetworkWeights {
     }
 }
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
+pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
     let cpu = settings.choice("mode", &[("cpu", true), ("gpu", false)])?;
     let by_mode =
         if cpu { [("blocking", true), ("non-blocking", false)] } else { [("non-blocking", false), ("blocking", true)] };

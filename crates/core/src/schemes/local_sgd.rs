@@ -1,6 +1,6 @@
 //! `local-sgd`: every worker does τ local iterations, then the replicas are averaged.
 
-use super::{Settings, Setup, SpecError};
+use super::{SchemeError, Settings, Setup};
 use crate::local_rounds::{LocalPolicy, LocalRounds};
 use crate::{LocalLength, LocalWork, Reason, ReplicaStart, Scheme, Time, WorkerId};
 
@@ -16,7 +16,7 @@ impl LocalPolicy for FixedIterations {
     }
 }
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
+pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
     let iterations = settings.required("tau", 1..=1_000_000)?;
     let policy = FixedIterations { iterations, start: ReplicaStart::Model };
     Ok(Box::new(LocalRounds::new(policy, settings.global_rate()?, setup.batch)))

@@ -21,7 +21,7 @@ mod ssp;
 use crate::{Dispatch, Scheme};
 
 use settings::Settings;
-pub use settings::{BuildContext, SchemeSpec, SpecError};
+pub use settings::{BuildContext, SchemeError, SchemeSpec};
 
 /// The run that a scheme is built for.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -34,7 +34,7 @@ pub struct Setup {
     pub dispatch: Option<Dispatch>,
 }
 
-type Build = fn(&Settings<'_>, &Setup) -> Result<Box<dyn Scheme>, SpecError>;
+type Build = fn(&Settings<'_>, &Setup) -> Result<Box<dyn Scheme>, SchemeError>;
 
 /// A scheme in the catalogue.
 #[derive(Debug)]

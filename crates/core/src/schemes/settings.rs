@@ -15,7 +15,7 @@ use crate::{Dispatch, Pretrained, Scheme};
 
 /// Why a scheme can't be built.
 #[derive(Debug, Clone, PartialEq, Error)]
-pub enum SpecError {
+pub enum SchemeError {
     /// It is not written as a scheme is.
     #[error(transparent)]
     Spec(#[from] paceline_spec::SpecError),
@@ -94,19 +94,19 @@ impl SchemeSpec {
     ///
     /// # Errors
     /// If a value is not allowed, or not for `setup`.
-    pub fn build(&self, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
+    pub fn build(&self, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
         let entry = self.entry();
         if let (false, Some(dispatch)) = (entry.dispatches, setup.dispatch) {
-            return Err(SpecError::NoDispatch { scheme: self.name().into(), dispatch });
+            return Err(SchemeError::NoDispatch { scheme: self.name().into(), dispatch });
         }
         (entry.build)(&Settings { scheme: self }, setup)
     }
 }
 
 impl FromStr for SchemeSpec {
-    type Err = SpecError;
+    type Err = SchemeError;
 
-    fn from_str(text: &str) -> Result<Self, SpecError> {
+    fn from_str(text: &str) -> Result<Self, SchemeError> {
         let keys: Vec<Vec<&str>> = CATALOGUE.iter().map(SchemeEntry::keys).collect();
         let forms: Vec<Form<'_>> =
             CATALOGUE.iter().zip(&keys).map(|(entry, keys)| Form::new(entry.name, keys)).collect();
@@ -121,8 +121,8 @@ impl fmt::Display for SchemeSpec {
 }
 
 impl TryFrom<String> for SchemeSpec {
-    type Error = SpecError;
-    fn try_from(text: String) -> Result<Self, SpecError> {
+    type Error = SchemeError;
+    fn try_from(text: String) -> Result<Self, SchemeError> {
         text.parse()
     }
 }
@@ -144,7 +144,7 @@ impl Settings<'_> {
     }
 
     /// A number within a range that must be given.
-    pub(super) fn required<T>(&self, key: &'static str, allowed: RangeInclusive<T>) -> Result<T, SpecError>
+    pub(super) fn required<T>(&self, key: &'static str, allowed: RangeInclusive<T>) -> Result<T, SchemeError>
     where
         T: FromStr + PartialOrd + fmt::Display,
     {
@@ -153,7 +153,12 @@ impl Settings<'_> {
     }
 
     /// A number within a range that has a default.
-    pub(super) fn optional<T>(&self, key: &'static str, default: T, allowed: RangeInclusive<T>) -> Result<T, SpecError>
+    pub(super) fn optional<T>(
+        &self,
+        key: &'static str,
+        default: T,
+        allowed: RangeInclusive<T>,
+    ) -> Result<T, SchemeError>
     where
         T: FromStr + PartialOrd + fmt::Display,
     {
@@ -161,12 +166,12 @@ impl Settings<'_> {
     }
 
     /// One of several named values; the first is the default.
-    pub(super) fn choice<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Result<T, SpecError> {
+    pub(super) fn choice<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Result<T, SchemeError> {
         Ok(self.spec().choice(key, choices)?.unwrap_or(choices[0].1))
     }
 
     /// A value with a syntax of its own that has a default.
-    pub(super) fn parsed<T>(&self, key: &'static str, default: T) -> Result<T, SpecError>
+    pub(super) fn parsed<T>(&self, key: &'static str, default: T) -> Result<T, SchemeError>
     where
         T: FromStr<Err = &'static str>,
     {
@@ -177,17 +182,17 @@ impl Settings<'_> {
     }
 
     /// The scheme does not support this many workers.
-    pub(super) fn too_many_workers(&self, workers: usize, limit: usize) -> SpecError {
-        SpecError::TooManyWorkers { scheme: self.scheme.name().into(), workers, limit }
+    pub(super) fn too_many_workers(&self, workers: usize, limit: usize) -> SchemeError {
+        SchemeError::TooManyWorkers { scheme: self.scheme.name().into(), workers, limit }
     }
 
     /// The global learning rate: how far the model moves towards the mean replica; default 1.
-    pub(super) fn global_rate(&self) -> Result<f32, SpecError> {
+    pub(super) fn global_rate(&self) -> Result<f32, SchemeError> {
         self.optional("rate", 1.0, 0.001..=1000.0)
     }
 
     /// The value of a setting is not allowed, or does not go with the others.
-    pub(super) fn unfit(&self, key: &'static str, allowed: String) -> SpecError {
+    pub(super) fn unfit(&self, key: &'static str, allowed: String) -> SchemeError {
         self.spec().bad_value(key, &allowed).into()
     }
 
@@ -197,7 +202,7 @@ impl Settings<'_> {
     }
 
     /// A setting without a default is missing.
-    pub(super) fn missing(&self, key: &'static str, allowed: &str) -> SpecError {
+    pub(super) fn missing(&self, key: &'static str, allowed: &str) -> SchemeError {
         self.spec().missing(key, allowed).into()
     }
 
@@ -207,12 +212,12 @@ impl Settings<'_> {
     }
 
     /// How work is dispatched: the scheme's own setting, else the run's, else the default.
-    pub(super) fn dispatch(&self, setup: &Setup) -> Result<Dispatch, SpecError> {
+    pub(super) fn dispatch(&self, setup: &Setup) -> Result<Dispatch, SchemeError> {
         self.dispatch_or(Dispatch::default(), setup)
     }
 
     /// How work is dispatched: the scheme's own setting, else the run's, else `default`.
-    pub(super) fn dispatch_or(&self, default: Dispatch, setup: &Setup) -> Result<Dispatch, SpecError> {
+    pub(super) fn dispatch_or(&self, default: Dispatch, setup: &Setup) -> Result<Dispatch, SchemeError> {
         let own = self.spec().choice("dispatch", &Dispatch::NAMES)?;
         Ok(own.or(setup.dispatch).unwrap_or(default))
     }

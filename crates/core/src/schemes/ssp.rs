@@ -1,6 +1,6 @@
 //! `ssp`: stale synchronous parallel; a worker may be `staleness` iterations ahead of the slowest (Ho et al., 2013).
 
-use super::{Settings, Setup, SpecError};
+use super::{SchemeError, Settings, Setup};
 use crate::free_running::{Admission, Clocks, FreeRunning, Gate};
 use crate::{Reason, Scheme, Time, WorkerId};
 
@@ -23,7 +23,7 @@ pub(super) fn admit_within(bound: u64, worker: WorkerId, clocks: &Clocks) -> Adm
     }
 }
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SpecError> {
+pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
     let staleness = settings.optional("staleness", 3, 0..=u64::from(u32::MAX))?;
     Ok(Box::new(FreeRunning::new(StalenessBound(staleness), setup.batch)))
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use paceline_core::{LedgerError, SpecError, TaskId};
+use paceline_core::{LedgerError, SchemeError, TaskId};
 use thiserror::Error;
 
 use crate::address::Address;
@@ -33,7 +33,7 @@ pub enum ServerError {
     Keys(#[from] KeysError),
     /// The scheme can't be built.
     #[error(transparent)]
-    Scheme(#[from] SpecError),
+    Scheme(#[from] SchemeError),
     /// The scheme made an invalid decision.
     #[error(transparent)]
     Ledger(#[from] LedgerError),
