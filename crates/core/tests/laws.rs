@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use paceline_core::run_times::{Draws, Size};
 use paceline_core::{
-    Action, Aggregate, Assignment, Dispatch, Event, Ledger, LedgerError, LocalLength, Pretrained, Report, SampleCounts,
-    SchemeSpec, Setup, Span, TaskId, Time, Until, Version, WorkerId,
+    Action, Aggregate, Assignment, CATALOGUE, Dispatch, Event, Ledger, LedgerError, LocalLength, Pretrained, Report,
+    SampleCounts, SchemeSpec, Setup, Span, TaskId, Time, Until, Version, WorkerId,
 };
 use proptest::prelude::*;
 
@@ -391,6 +391,15 @@ impl LedgerDriver {
                 refused(self.feed(Event::Reported { task, report: Report { compute: Span(1), ..Report::default() } }))
             }
         }
+    }
+}
+
+#[test]
+fn every_scheme_is_driven() {
+    let driven: BTreeSet<String> =
+        specs().iter().map(|spec| spec.parse::<SchemeSpec>().unwrap().name().to_string()).collect();
+    for entry in CATALOGUE {
+        assert!(driven.contains(entry.name), "add {} to specs()", entry.name);
     }
 }
 
