@@ -1,4 +1,4 @@
-//! Histories: what happens to a run from outside, drawn from a seed.
+//! Fault schedules: the faults of a run, drawn from a seed.
 
 use std::fmt;
 
@@ -6,132 +6,132 @@ use paceline_core::{Span, Time, WorkerId};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-/// How many workers a run has at most.
-const WORKERS: usize = 6;
+/// The largest number of workers at the start of a run.
+const MAX_WORKERS: usize = 6;
 
-/// How many troubles it has at most.
-const TROUBLES: usize = 14;
+/// The largest number of faults.
+const MAX_FAULTS: usize = 14;
 
-/// When the last trouble may begin, in seconds.
-const HORIZON: f64 = 30.0;
+/// The latest start of a fault, in seconds.
+const LAST_START: f64 = 30.0;
 
-/// What may be wrong with the messages to and from a worker for a while.
+/// A fault of the messages to and from a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Link {
-    /// None arrives.
+pub enum LinkFault {
+    /// No message arrives.
     Cut,
-    /// Every third is lost.
+    /// A third of the messages is lost, at random.
     Lossy,
-    /// Each arrives twice.
+    /// Every message arrives twice.
     Repeating,
-    /// Each takes up to half a second more, so that they overtake each other.
+    /// Every message takes up to 0.5 s longer, so that messages overtake each other.
     Reordering,
 }
 
-/// What can happen.
+/// A fault, or a change of membership.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Trouble {
-    /// A process starts as this worker, where there is none.
+pub enum Fault {
+    /// A process of this worker starts, unless one is running.
     Start(WorkerId),
-    /// The worker says goodbye and ends.
+    /// The worker leaves: it notifies the server and ends.
     Leave(WorkerId),
-    /// The worker's process dies; its connection closes so much later.
+    /// The worker's process crashes; its connection closes after this time.
     Crash(WorkerId, Span),
-    /// The worker's process stands still for so long.
+    /// The worker's process is suspended for this time.
     Freeze(WorkerId, Span),
-    /// From now on the worker takes so many times as long.
+    /// The worker's tasks take this many times as long from now on.
     Slow(WorkerId, f64),
-    /// The worker's link is bad for so long.
-    Net(WorkerId, Link, Span),
-    /// For so long the worker reports absurd times and loads, tasks it never had, and everything twice.
-    Lie(WorkerId, Span),
-    /// The server's clock jumps so many nanoseconds.
-    Jump(i64),
-    /// Checkpoints can't be written for so long.
+    /// The worker's link has a fault for this time.
+    Network(WorkerId, LinkFault, Span),
+    /// For this time, the worker sends a false message with each true one: absurd times and loads, wrong tasks.
+    FalseReports(WorkerId, Span),
+    /// The server's clock jumps by this many nanoseconds.
+    ClockJump(i64),
+    /// Checkpoints can't be written for this time.
     DiskFull(Span),
-    /// The server is killed, and back from its last checkpoint so much later.
-    Restart(Span),
+    /// The server is killed, and resumes from its last checkpoint after this time.
+    ServerRestart(Span),
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Trouble::Start(worker) => write!(f, "{worker} starts"),
-            Trouble::Leave(worker) => write!(f, "{worker} leaves"),
-            Trouble::Crash(worker, after) => write!(f, "{worker} crashes; its connection closes after {after}"),
-            Trouble::Freeze(worker, span) => write!(f, "{worker} freezes for {span}"),
-            Trouble::Slow(worker, factor) => write!(f, "{worker} takes {factor:.1} times as long from now on"),
-            Trouble::Net(worker, link, span) => {
-                let how = match link {
-                    Link::Cut => "is cut off",
-                    Link::Lossy => "loses messages",
-                    Link::Repeating => "has messages repeated",
-                    Link::Reordering => "has messages reordered",
+            Fault::Start(worker) => write!(f, "{worker} starts"),
+            Fault::Leave(worker) => write!(f, "{worker} leaves"),
+            Fault::Crash(worker, after) => write!(f, "{worker} crashes; its connection closes after {after}"),
+            Fault::Freeze(worker, span) => write!(f, "{worker} freezes for {span}"),
+            Fault::Slow(worker, factor) => write!(f, "tasks of {worker} take {factor:.1} times as long from now on"),
+            Fault::Network(worker, link, span) => {
+                let effect = match link {
+                    LinkFault::Cut => "is cut",
+                    LinkFault::Lossy => "loses messages",
+                    LinkFault::Repeating => "repeats messages",
+                    LinkFault::Reordering => "reorders messages",
                 };
-                write!(f, "{worker} {how} for {span}")
+                write!(f, "the link of {worker} {effect} for {span}")
             }
-            Trouble::Lie(worker, span) => write!(f, "{worker} lies for {span}"),
-            Trouble::Jump(by) => write!(f, "the server's clock jumps by {:+.3} s", *by as f64 / 1e9),
-            Trouble::DiskFull(span) => write!(f, "the disk is full for {span}"),
-            Trouble::Restart(span) => write!(f, "the server is killed, and back after {span}"),
+            Fault::FalseReports(worker, span) => write!(f, "{worker} sends false reports for {span}"),
+            Fault::ClockJump(by) => write!(f, "the server's clock jumps by {:+.3} s", *by as f64 / 1e9),
+            Fault::DiskFull(span) => write!(f, "the disk is full for {span}"),
+            Fault::ServerRestart(span) => write!(f, "the server is killed, and resumes after {span}"),
         }
     }
 }
 
-/// A run's conditions and everything that happens to it.
+/// The setup of a run and its faults.
 #[derive(Debug, Clone, PartialEq)]
-pub struct History {
-    /// The seed it was drawn from, of which all chance in it comes.
+pub struct FaultSchedule {
+    /// The seed of the schedule and of all random numbers in the run.
     pub seed: u64,
-    /// How many workers start it.
+    /// Number of workers at the start.
     pub workers: usize,
     /// Samples per worker and iteration.
     pub batch: u32,
-    /// After how many versions the server takes a checkpoint.
+    /// Versions between two checkpoints of the server.
     pub checkpoint_every: u64,
-    /// What happens, by time.
-    pub troubles: Vec<(Time, Trouble)>,
+    /// The faults, ordered by time.
+    pub faults: Vec<(Time, Fault)>,
 }
 
-impl History {
-    /// The history of a seed.
-    pub fn of(seed: u64) -> Self {
+impl FaultSchedule {
+    /// Draws the schedule of a seed.
+    pub fn from_seed(seed: u64) -> Self {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
-        let workers = random.random_range(1..=WORKERS);
+        let workers = random.random_range(1..=MAX_WORKERS);
         let batch = random.random_range(1..=8);
         let checkpoint_every = random.random_range(1..=8);
-        let mut troubles: Vec<(Time, Trouble)> = (0..random.random_range(0..=TROUBLES))
+        let mut faults: Vec<(Time, Fault)> = (0..random.random_range(0..=MAX_FAULTS))
             .map(|_| {
-                let at = Time::START + Span::from_seconds(HORIZON * random.random::<f64>());
-                (at, trouble(&mut random, workers))
+                let at = Time::START + Span::from_seconds(LAST_START * random.random::<f64>());
+                (at, draw_fault(&mut random, workers))
             })
             .collect();
-        troubles.sort_by_key(|&(at, _)| at);
-        History { seed, workers, batch, checkpoint_every, troubles }
+        faults.sort_by_key(|&(at, _)| at);
+        FaultSchedule { seed, workers, batch, checkpoint_every, faults }
     }
 }
 
-fn trouble(random: &mut Xoshiro256PlusPlus, workers: usize) -> Trouble {
-    // Some ranks come late, beyond those that the run starts with.
+fn draw_fault(random: &mut Xoshiro256PlusPlus, workers: usize) -> Fault {
+    // The two ranks beyond the initial workers join later.
     let worker = WorkerId(random.random_range(0..workers as u32 + 2));
     let kind = random.random_range(0..18);
-    // Most things are over soon; some take a minute.
+    // Most faults are short; some last up to a minute.
     let mut span = |longest: f64| Span::from_seconds(longest * random.random::<f64>().powi(3));
     match kind {
-        0 | 1 => Trouble::Start(worker),
-        2 => Trouble::Leave(worker),
-        3 | 4 => Trouble::Crash(worker, span(40.0)),
-        5 | 6 => Trouble::Freeze(worker, span(60.0)),
-        7 => Trouble::Slow(worker, 0.1 + span(30.0).seconds()),
-        8 => Trouble::Net(worker, Link::Cut, span(60.0)),
-        9 => Trouble::Net(worker, Link::Lossy, span(60.0)),
-        10 => Trouble::Net(worker, Link::Repeating, span(60.0)),
-        11 => Trouble::Net(worker, Link::Reordering, span(60.0)),
-        12 => Trouble::Lie(worker, span(60.0)),
-        13 => Trouble::Jump(span(3_600.0).0 as i64),
-        14 => Trouble::Jump(-(span(60.0).0 as i64)),
-        15 => Trouble::DiskFull(span(60.0)),
-        _ => Trouble::Restart(span(30.0)),
+        0 | 1 => Fault::Start(worker),
+        2 => Fault::Leave(worker),
+        3 | 4 => Fault::Crash(worker, span(40.0)),
+        5 | 6 => Fault::Freeze(worker, span(60.0)),
+        7 => Fault::Slow(worker, 0.1 + span(30.0).seconds()),
+        8 => Fault::Network(worker, LinkFault::Cut, span(60.0)),
+        9 => Fault::Network(worker, LinkFault::Lossy, span(60.0)),
+        10 => Fault::Network(worker, LinkFault::Repeating, span(60.0)),
+        11 => Fault::Network(worker, LinkFault::Reordering, span(60.0)),
+        12 => Fault::FalseReports(worker, span(60.0)),
+        13 => Fault::ClockJump(span(3_600.0).0 as i64),
+        14 => Fault::ClockJump(-(span(60.0).0 as i64)),
+        15 => Fault::DiskFull(span(60.0)),
+        _ => Fault::ServerRestart(span(30.0)),
     }
 }
 
@@ -142,13 +142,13 @@ mod tests {
     use std::mem::discriminant;
 
     #[test]
-    fn a_seed_is_a_history_and_all_kinds_of_trouble_come() {
-        assert_eq!(History::of(7), History::of(7));
-        assert_ne!(History::of(7), History::of(8));
+    fn a_seed_gives_one_schedule_and_all_kinds_of_faults_occur() {
+        assert_eq!(FaultSchedule::from_seed(7), FaultSchedule::from_seed(7));
+        assert_ne!(FaultSchedule::from_seed(7), FaultSchedule::from_seed(8));
         let mut kinds = BTreeSet::new();
         for seed in 0..200 {
-            for (_, trouble) in History::of(seed).troubles {
-                kinds.insert(format!("{:?}", discriminant(&trouble)));
+            for (_, fault) in FaultSchedule::from_seed(seed).faults {
+                kinds.insert(format!("{:?}", discriminant(&fault)));
             }
         }
         assert_eq!(kinds.len(), 10);

@@ -1,4 +1,4 @@
-//! The world around the server: workers, network, and what happens to them.
+//! The simulation of a run under faults: server, workers and network on a virtual clock.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,165 +6,175 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use paceline_core::{LawBroken, Scheme, Setup, Span, Time, WorkerId};
 use thiserror::Error;
 
-use crate::history::{History, Link, Trouble};
+use crate::fault_schedule::{Fault, FaultSchedule, LinkFault};
 use crate::message::{Envelope, ToServer, ToWorker};
-use crate::server::Server;
-use crate::worker::{Effect, Process, TICK};
+use crate::server::MockServer;
+use crate::worker::{Effect, HEARTBEAT_INTERVAL, WorkerProcess};
 
-/// How long everyone may take to find together again after the last trouble.
-const SETTLED: Span = Span(90_000_000_000);
+/// The time that workers and server have to recover after the last fault.
+const RECOVERY_TIME: Span = Span(90_000_000_000);
 
-/// How long the model may take to move on from then, and how many versions show that it does.
-const STANDSTILL: Span = Span(300_000_000_000);
-const VERSIONS: u64 = 3;
+/// The number of new versions that the model must reach after the recovery, and the time limit for them.
+const PROGRESS_TIMEOUT: Span = Span(300_000_000_000);
+const PROGRESS_VERSIONS: u64 = 3;
 
-/// How a history ended badly.
+/// Why a scheme failed under a fault schedule.
 #[derive(Debug, Clone, PartialEq, Error)]
-pub enum Failure {
+pub enum TortureFailure {
     /// The scheme broke a law.
     #[error(transparent)]
     Law(Box<LawBroken>),
-    /// The books do not add up.
-    #[error("{what}; the latest events, oldest first:\n  {}", events.join("\n  "))]
-    Books {
-        /// What is wrong.
-        what: String,
-        /// What led to it.
+    /// The decisions or the ledger contradict the checker.
+    #[error("{problem}; the latest events, oldest first:\n  {}", events.join("\n  "))]
+    Inconsistent {
+        /// What is inconsistent.
+        problem: String,
+        /// The latest events.
         events: Vec<String>,
     },
-    /// The model no longer moves on though all workers are well.
-    #[error("the model stands still at version {version} though all has been well for {calm}")]
-    StandsStill {
+    /// The model makes no progress although all faults are over.
+    #[error("the model is stuck at version {version}, {since_last_fault} after the end of the last fault")]
+    Stalled {
         /// The last version.
         version: u64,
-        /// For how long there was no trouble.
-        calm: Span,
+        /// Time since the end of the last fault.
+        since_last_fault: Span,
     },
     /// The scheme panicked.
     #[error("the scheme panicked: {0}")]
     Panicked(String),
 }
 
-/// What there is to say of a history that was survived.
+/// The counts of a run without a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Survival {
-    /// How many events the scheme heard.
+pub struct TortureReport {
+    /// Events that the scheme handled.
     pub events: u64,
-    /// How many versions the model went through.
+    /// Versions of the model.
     pub versions: u64,
 }
 
-/// Lives through a history under the scheme that `build` makes; it is made anew when the server is restarted.
+/// Runs a scheme under a fault schedule. `build` makes the scheme at the start and at every restart of the server.
 ///
 /// # Errors
-/// If a law is broken, the books do not add up, or the model stands still when all is well again.
-pub fn torture(history: &History, build: &dyn Fn(&Setup) -> Box<dyn Scheme>) -> Result<Survival, Failure> {
-    let lived = catch_unwind(AssertUnwindSafe(|| World::new(history, build).live()));
-    lived.unwrap_or_else(|panic| {
+/// If the scheme breaks a law or panics, the ledger is inconsistent, or the model makes no progress after the last
+/// fault.
+pub fn torture(
+    schedule: &FaultSchedule,
+    build: &dyn Fn(&Setup) -> Box<dyn Scheme>,
+) -> Result<TortureReport, TortureFailure> {
+    let result = catch_unwind(AssertUnwindSafe(|| FaultSimulation::new(schedule, build).run()));
+    result.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| text.to_string()));
-        Err(Failure::Panicked(text.unwrap_or_default()))
+        Err(TortureFailure::Panicked(text.unwrap_or_default()))
     })
 }
 
-/// Something that will happen.
+/// An event in the queue.
 #[derive(Debug, Clone, Copy)]
-enum Coming {
-    Trouble(Trouble),
-    /// The server is back.
-    Back,
-    /// All is well from here on.
-    Calm,
-    /// All has been well for long enough.
-    Settled,
+enum ScheduledEvent {
+    Fault(Fault),
+    /// The server resumes.
+    ServerBack,
+    /// All faults are over.
+    FaultsOver,
+    /// The recovery time is over: progress is measured from here on.
+    Recovered,
     ToServer(Envelope<ToServer>),
     ToWorker(Envelope<ToWorker>),
     Closed(WorkerId, u64),
     Computed(WorkerId, u64),
-    Tick(WorkerId, u64),
+    Heartbeat(WorkerId, u64),
 }
 
-impl Coming {
-    /// The process that has to be awake for it.
+impl ScheduledEvent {
+    /// The worker whose process handles the event.
     fn process(&self) -> Option<WorkerId> {
         match *self {
-            Coming::ToWorker(Envelope { worker, .. }) | Coming::Computed(worker, _) | Coming::Tick(worker, _) => {
-                Some(worker)
-            }
+            ScheduledEvent::ToWorker(Envelope { worker, .. })
+            | ScheduledEvent::Computed(worker, _)
+            | ScheduledEvent::Heartbeat(worker, _) => Some(worker),
             _ => None,
         }
     }
 }
 
-struct World<'a> {
-    history: &'a History,
+struct FaultSimulation<'a> {
+    schedule: &'a FaultSchedule,
     now: Time,
-    coming: BTreeMap<(Time, u64), Coming>,
-    /// Counts what was put on the agenda, so that things of one moment happen in the order they were put there.
-    counted: u64,
-    server: Server<'a>,
-    processes: BTreeMap<WorkerId, Process>,
+    queue: BTreeMap<(Time, u64), ScheduledEvent>,
+    /// Number of events added to the queue, so that events at equal times keep their order.
+    queued: u64,
+    server: MockServer<'a>,
+    processes: BTreeMap<WorkerId, WorkerProcess>,
+    /// Slowdowns of the workers.
     factors: BTreeMap<WorkerId, f64>,
-    links: Vec<(WorkerId, Link, Time)>,
+    /// Link faults, and when they end.
+    link_faults: Vec<(WorkerId, LinkFault, Time)>,
     sessions: u64,
-    settled: Option<u64>,
+    /// The version at the end of the recovery time.
+    recovered_at: Option<u64>,
 }
 
-impl<'a> World<'a> {
-    fn new(history: &'a History, build: &'a dyn Fn(&Setup) -> Box<dyn Scheme>) -> Self {
-        World {
-            history,
+impl<'a> FaultSimulation<'a> {
+    fn new(schedule: &'a FaultSchedule, build: &'a dyn Fn(&Setup) -> Box<dyn Scheme>) -> Self {
+        FaultSimulation {
+            schedule,
             now: Time::START,
-            coming: BTreeMap::new(),
-            counted: 0,
-            server: Server::new(history, build),
+            queue: BTreeMap::new(),
+            queued: 0,
+            server: MockServer::new(schedule, build),
             processes: BTreeMap::new(),
             factors: BTreeMap::new(),
-            links: Vec::new(),
+            link_faults: Vec::new(),
             sessions: 0,
-            settled: None,
+            recovered_at: None,
         }
     }
 
-    fn live(mut self) -> Result<Survival, Failure> {
-        let mut calm = Time::START;
-        for &(at, trouble) in &self.history.troubles {
-            self.put(at, Coming::Trouble(trouble));
-            calm = calm.max(at + lasting(trouble));
+    fn run(mut self) -> Result<TortureReport, TortureFailure> {
+        let mut faults_over = Time::START;
+        for &(at, fault) in &self.schedule.faults {
+            self.enqueue(at, ScheduledEvent::Fault(fault));
+            faults_over = faults_over.max(at + duration(fault));
         }
-        for worker in 0..self.history.workers as u32 {
+        for worker in 0..self.schedule.workers as u32 {
             self.start(WorkerId(worker));
         }
-        self.put(calm, Coming::Calm);
-        self.put(calm + SETTLED, Coming::Settled);
-        let end = calm + SETTLED + STANDSTILL;
+        self.enqueue(faults_over, ScheduledEvent::FaultsOver);
+        self.enqueue(faults_over + RECOVERY_TIME, ScheduledEvent::Recovered);
+        let end = faults_over + RECOVERY_TIME + PROGRESS_TIMEOUT;
         loop {
-            let version = self.server.witness.version;
-            if self.settled.is_some_and(|settled| version >= settled + VERSIONS) {
-                return Ok(Survival { events: self.server.events, versions: version });
+            let version = self.server.checker.version;
+            if self.recovered_at.is_some_and(|recovered| version >= recovered + PROGRESS_VERSIONS) {
+                return Ok(TortureReport { events: self.server.events, versions: version });
             }
-            let queued = self.coming.first_key_value().map(|(&(at, _), _)| at);
+            let queued = self.queue.first_key_value().map(|(&(at, _), _)| at);
             let due = self.server.next(self.now);
             let Some(at) = [queued, due].into_iter().flatten().min().filter(|&at| at <= end) else { break };
             self.now = at;
             if due == Some(at) && queued != Some(at) {
                 self.server.wake(at)?;
-            } else if let Some((_, coming)) = self.coming.pop_first() {
-                self.happen(coming)?;
+            } else if let Some((_, event)) = self.queue.pop_first() {
+                self.handle(event)?;
             }
             self.send_outgoing();
         }
-        Err(Failure::StandsStill { version: self.server.witness.version, calm: SETTLED + STANDSTILL })
+        Err(TortureFailure::Stalled {
+            version: self.server.checker.version,
+            since_last_fault: RECOVERY_TIME + PROGRESS_TIMEOUT,
+        })
     }
 
-    fn put(&mut self, at: Time, coming: Coming) {
-        self.coming.insert((at, self.counted), coming);
-        self.counted += 1;
+    fn enqueue(&mut self, at: Time, event: ScheduledEvent) {
+        self.queue.insert((at, self.queued), event);
+        self.queued += 1;
     }
 
-    /// A number that depends on the seed and `salt` alone.
-    fn luck(&self, salt: [u64; 3]) -> u64 {
-        let mut mixed = self.history.seed;
+    /// A random number that depends only on the seed and `salt`.
+    fn random(&self, salt: [u64; 3]) -> u64 {
+        let mut mixed = self.schedule.seed;
         for part in salt {
             // SplitMix64's finalizer.
             mixed = mixed.wrapping_add(part).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -175,51 +185,51 @@ impl<'a> World<'a> {
         mixed
     }
 
-    fn happen(&mut self, coming: Coming) -> Result<(), Failure> {
+    fn handle(&mut self, event: ScheduledEvent) -> Result<(), TortureFailure> {
         let now = self.now;
-        let asleep =
-            coming.process().and_then(|worker| self.processes.get(&worker)).map(|process| process.frozen_until);
-        if let Some(thaws) = asleep.filter(|&thaws| thaws > now) {
-            self.put(thaws, coming);
+        let frozen_until =
+            event.process().and_then(|worker| self.processes.get(&worker)).map(|process| process.frozen_until);
+        if let Some(until) = frozen_until.filter(|&until| until > now) {
+            self.enqueue(until, event);
             return Ok(());
         }
-        match coming {
-            Coming::Trouble(trouble) => self.befall(trouble)?,
-            Coming::Back => {
+        match event {
+            ScheduledEvent::Fault(fault) => self.apply(fault)?,
+            ScheduledEvent::ServerBack => {
                 if !self.server.running {
                     self.server.resume(now)?;
                 }
             }
-            Coming::Calm => {
-                self.links.clear();
+            ScheduledEvent::FaultsOver => {
+                self.link_faults.clear();
                 self.factors.clear();
-                for worker in 0..self.history.workers as u32 {
+                for worker in 0..self.schedule.workers as u32 {
                     self.start(WorkerId(worker));
                 }
             }
-            Coming::Settled => self.settled = Some(self.server.witness.version),
-            Coming::ToServer(message) => self.server.hear(now, message)?,
-            Coming::ToWorker(Envelope { worker, session, words }) => {
-                let fresh = self.sessions;
+            ScheduledEvent::Recovered => self.recovered_at = Some(self.server.checker.version),
+            ScheduledEvent::ToServer(envelope) => self.server.on_message(now, envelope)?,
+            ScheduledEvent::ToWorker(Envelope { worker, session, message }) => {
+                let next_session = self.sessions;
                 let process = self.processes.get_mut(&worker).filter(|process| process.session == session);
                 if let Some(process) = process {
-                    let effects = process.hear(now, words, fresh);
-                    self.sessions += u64::from(process.session == fresh);
+                    let effects = process.on_message(now, message, next_session);
+                    self.sessions += u64::from(process.session == next_session);
                     self.carry_out(worker, effects);
                 }
             }
-            Coming::Closed(worker, session) => self.server.closed(now, worker, session)?,
-            Coming::Computed(worker, computation) => {
+            ScheduledEvent::Closed(worker, session) => self.server.on_closed(now, worker, session)?,
+            ScheduledEvent::Computed(worker, computation) => {
                 if let Some(process) = self.processes.get_mut(&worker) {
-                    let effects = process.computed(now, computation);
+                    let effects = process.on_computed(now, computation);
                     self.carry_out(worker, effects);
                 }
             }
-            Coming::Tick(worker, started) => {
-                // The process that this tick is of may have been followed by another.
+            ScheduledEvent::Heartbeat(worker, started) => {
+                // Another process of the worker may have replaced the one that scheduled this heartbeat.
                 if let Some(process) = self.processes.get(&worker).filter(|process| process.started == started) {
-                    let effect = process.tick();
-                    self.put(now + TICK, coming);
+                    let effect = process.heartbeat();
+                    self.enqueue(now + HEARTBEAT_INTERVAL, event);
                     self.carry_out(worker, vec![effect]);
                 }
             }
@@ -233,126 +243,125 @@ impl<'a> World<'a> {
         }
         let session = self.sessions;
         self.sessions += 1;
-        self.processes.insert(worker, Process::new(worker, session));
-        self.put(self.now, Coming::Tick(worker, session));
+        self.processes.insert(worker, WorkerProcess::new(worker, session));
+        self.enqueue(self.now, ScheduledEvent::Heartbeat(worker, session));
     }
 
-    fn befall(&mut self, trouble: Trouble) -> Result<(), Failure> {
+    fn apply(&mut self, fault: Fault) -> Result<(), TortureFailure> {
         let now = self.now;
-        match trouble {
-            Trouble::Start(worker) => self.start(worker),
-            Trouble::Leave(worker) => {
+        match fault {
+            Fault::Start(worker) => self.start(worker),
+            Fault::Leave(worker) => {
                 if self.processes.get(&worker).is_some_and(|process| process.frozen_until <= now) {
-                    self.carry_out(worker, vec![Effect::Say(ToServer::Bye)]);
+                    self.carry_out(worker, vec![Effect::Send(ToServer::Bye)]);
                     self.end(worker, Span::from_seconds(1.0));
                 }
             }
-            Trouble::Crash(worker, after) => self.end(worker, after),
-            Trouble::Freeze(worker, span) => {
+            Fault::Crash(worker, after) => self.end(worker, after),
+            Fault::Freeze(worker, span) => {
                 if let Some(process) = self.processes.get_mut(&worker) {
                     process.frozen_until = process.frozen_until.max(now + span);
                 }
             }
-            Trouble::Slow(worker, factor) => {
+            Fault::Slow(worker, factor) => {
                 self.factors.insert(worker, factor);
             }
-            Trouble::Net(worker, link, span) => self.links.push((worker, link, now + span)),
-            Trouble::Lie(worker, span) => {
+            Fault::Network(worker, fault, span) => self.link_faults.push((worker, fault, now + span)),
+            Fault::FalseReports(worker, span) => {
                 if let Some(process) = self.processes.get_mut(&worker) {
-                    process.lies_until = now + span;
+                    process.false_reports_until = now + span;
                 }
             }
-            Trouble::Jump(by) => self.server.jump(by),
-            Trouble::DiskFull(span) => self.server.disk_full_until = now + span,
-            Trouble::Restart(span) => {
+            Fault::ClockJump(by) => self.server.jump_clock(by),
+            Fault::DiskFull(span) => self.server.disk_full_until = now + span,
+            Fault::ServerRestart(span) => {
                 self.server.kill();
-                self.put(now + span, Coming::Back);
+                self.enqueue(now + span, ScheduledEvent::ServerBack);
             }
         }
         Ok(())
     }
 
-    /// The process is gone; the server's system sees its connection closed so much later.
+    /// Ends the worker's process; its connection closes after `noticed`.
     fn end(&mut self, worker: WorkerId, noticed: Span) {
         if let Some(process) = self.processes.remove(&worker) {
-            self.put(self.now + noticed, Coming::Closed(worker, process.session));
+            self.enqueue(self.now + noticed, ScheduledEvent::Closed(worker, process.session));
         }
     }
 
     fn carry_out(&mut self, worker: WorkerId, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
-                Effect::Say(words) => self.say(worker, words),
+                Effect::Send(message) => self.send(worker, message),
                 Effect::Compute { computation, assignment, iterations } => {
-                    let luck = self.luck([1, u64::from(worker.0), assignment.task.number]);
-                    let usual = self.luck([2, u64::from(worker.0), 0]);
-                    // Workers differ by a factor of eight, tasks of one by two.
-                    let seconds = 0.15 * 8.0_f64.powf(share(usual)) * (1.0 + share(luck));
-                    let size = f64::from(assignment.samples) / f64::from(self.history.batch) * f64::from(iterations);
+                    let of_worker = self.random([2, u64::from(worker.0), 0]);
+                    let of_task = self.random([1, u64::from(worker.0), assignment.task.number]);
+                    // The workers' speeds differ by up to a factor of 8, the tasks of one worker by up to 2.
+                    let seconds = 0.15 * 8.0_f64.powf(unit(of_worker)) * (1.0 + unit(of_task));
+                    let size = f64::from(assignment.samples) / f64::from(self.schedule.batch) * f64::from(iterations);
                     let factor = self.factors.get(&worker).copied().unwrap_or(1.0);
                     let span = Span::from_seconds(seconds * size * factor);
-                    self.put(self.now + span, Coming::Computed(worker, computation));
+                    self.enqueue(self.now + span, ScheduledEvent::Computed(worker, computation));
                 }
             }
         }
     }
 
-    fn say(&mut self, worker: WorkerId, words: ToServer) {
+    fn send(&mut self, worker: WorkerId, message: ToServer) {
         let Some(process) = self.processes.get(&worker) else { return };
         let session = process.session;
-        let lies = process.lies_until > self.now;
-        let truth = Envelope { worker, session, words };
-        if lies {
-            let words = process.twisted(words, self.luck([3, self.counted, 0]));
-            self.travel(worker, Coming::ToServer(Envelope { words, ..truth }));
+        let envelope = Envelope { worker, session, message };
+        if process.false_reports_until > self.now {
+            let message = process.falsified(message, self.random([3, self.queued, 0]));
+            self.transmit(worker, ScheduledEvent::ToServer(Envelope { message, ..envelope }));
         }
-        self.travel(worker, Coming::ToServer(truth));
+        self.transmit(worker, ScheduledEvent::ToServer(envelope));
     }
 
     fn send_outgoing(&mut self) {
-        for message in std::mem::take(&mut self.server.outgoing) {
-            self.travel(message.worker, Coming::ToWorker(message));
+        for envelope in std::mem::take(&mut self.server.outgoing) {
+            self.transmit(envelope.worker, ScheduledEvent::ToWorker(envelope));
         }
     }
 
-    /// Sends a message on its way, as the worker's link is at present.
-    fn travel(&mut self, worker: WorkerId, message: Coming) {
+    /// Sends a message over the worker's link, with its current faults.
+    fn transmit(&mut self, worker: WorkerId, message: ScheduledEvent) {
         let now = self.now;
-        self.links.retain(|&(_, _, until)| until > now);
-        let luck = self.luck([4, self.counted, u64::from(worker.0)]);
-        let mut delay = 0.001 + 0.004 * share(luck);
+        self.link_faults.retain(|&(_, _, until)| until > now);
+        let random = self.random([4, self.queued, u64::from(worker.0)]);
+        let mut delay = 0.001 + 0.004 * unit(random);
         let mut copies = 1;
-        for &(_, link, _) in self.links.iter().filter(|&&(bad, ..)| bad == worker) {
-            match link {
-                Link::Cut => copies = 0,
-                Link::Lossy if luck.is_multiple_of(3) => copies = 0,
-                Link::Lossy => {}
-                Link::Repeating => copies *= 2,
-                Link::Reordering => delay += 0.5 * share(luck.rotate_left(32)),
+        for &(_, fault, _) in self.link_faults.iter().filter(|&&(faulty, ..)| faulty == worker) {
+            match fault {
+                LinkFault::Cut => copies = 0,
+                LinkFault::Lossy if random.is_multiple_of(3) => copies = 0,
+                LinkFault::Lossy => {}
+                LinkFault::Repeating => copies *= 2,
+                LinkFault::Reordering => delay += 0.5 * unit(random.rotate_left(32)),
             }
         }
         for copy in 0..copies {
-            self.put(now + Span::from_seconds(delay * f64::from(1 + copy)), message);
+            self.enqueue(now + Span::from_seconds(delay * f64::from(1 + copy)), message);
         }
     }
 }
 
-/// A share, 0 to 1, out of a number.
-fn share(luck: u64) -> f64 {
-    (luck >> 11) as f64 / (1_u64 << 53) as f64
+/// Maps a random number to [0, 1).
+fn unit(random: u64) -> f64 {
+    (random >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// How long a trouble lasts before all is well again.
-fn lasting(trouble: Trouble) -> Span {
-    match trouble {
-        Trouble::Crash(_, span)
-        | Trouble::Freeze(_, span)
-        | Trouble::Net(_, _, span)
-        | Trouble::Lie(_, span)
-        | Trouble::DiskFull(span)
-        | Trouble::Restart(span) => span,
-        // The clock stands until the true time has caught up.
-        Trouble::Jump(by) if by < 0 => Span(by.unsigned_abs()),
-        Trouble::Start(_) | Trouble::Leave(_) | Trouble::Slow(..) | Trouble::Jump(_) => Span::ZERO,
+/// The time until a fault is over.
+fn duration(fault: Fault) -> Span {
+    match fault {
+        Fault::Crash(_, span)
+        | Fault::Freeze(_, span)
+        | Fault::Network(_, _, span)
+        | Fault::FalseReports(_, span)
+        | Fault::DiskFull(span)
+        | Fault::ServerRestart(span) => span,
+        // The clock stands still until the true time has caught up.
+        Fault::ClockJump(by) if by < 0 => Span(by.unsigned_abs()),
+        Fault::Start(_) | Fault::Leave(_) | Fault::Slow(..) | Fault::ClockJump(_) => Span::ZERO,
     }
 }

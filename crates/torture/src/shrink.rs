@@ -1,45 +1,55 @@
-//! Finding the shortest history that still fails.
+//! Shrinking: finding a smaller fault schedule that still fails.
 
 use std::mem::discriminant;
 
 use paceline_core::{Scheme, Setup};
 
-use crate::history::History;
-use crate::world::{Failure, torture};
+use crate::fault_schedule::FaultSchedule;
+use crate::fault_simulation::{TortureFailure, torture};
 
-/// Takes troubles and workers out of a history that fails, as long as it still fails in the same way. Returns what is
-/// left and how that fails.
-pub fn shorten(history: &History, failure: Failure, build: &dyn Fn(&Setup) -> Box<dyn Scheme>) -> (History, Failure) {
-    let mut shortest = (history.clone(), failure);
-    // Large parts first, then ever smaller ones, until nothing can be left out.
-    let mut part = shortest.0.troubles.len();
+/// Removes faults and workers from a failing schedule as long as it still fails in the same way. Returns the smallest
+/// schedule found and its failure.
+pub fn shrink(
+    schedule: &FaultSchedule,
+    failure: TortureFailure,
+    build: &dyn Fn(&Setup) -> Box<dyn Scheme>,
+) -> (FaultSchedule, TortureFailure) {
+    let mut smallest = (schedule.clone(), failure);
+    // Remove large parts first, then smaller ones, until no fault can be removed.
+    let mut part = smallest.0.faults.len();
     while part > 0 {
         let mut from = 0;
-        let mut shortened = false;
-        while from < shortest.0.troubles.len() {
-            let mut candidate = shortest.0.clone();
-            candidate.troubles.drain(from..(from + part).min(candidate.troubles.len()));
-            match fails_alike(&candidate, &shortest.1, build) {
+        let mut removed = false;
+        while from < smallest.0.faults.len() {
+            let mut candidate = smallest.0.clone();
+            candidate.faults.drain(from..(from + part).min(candidate.faults.len()));
+            match same_failure(&candidate, &smallest.1, build) {
                 Some(failure) => {
-                    shortest = (candidate, failure);
-                    shortened = true;
+                    smallest = (candidate, failure);
+                    removed = true;
                 }
                 None => from += part,
             }
         }
-        part = if shortened && part == 1 { 1 } else { part / 2 };
+        part = if removed && part == 1 { 1 } else { part / 2 };
     }
-    while shortest.0.workers > 1 {
-        let candidate = History { workers: shortest.0.workers - 1, ..shortest.0.clone() };
-        let Some(failure) = fails_alike(&candidate, &shortest.1, build) else { break };
-        shortest = (candidate, failure);
+    while smallest.0.workers > 1 {
+        let candidate = FaultSchedule { workers: smallest.0.workers - 1, ..smallest.0.clone() };
+        let Some(failure) = same_failure(&candidate, &smallest.1, build) else { break };
+        smallest = (candidate, failure);
     }
-    shortest
+    smallest
 }
 
-fn fails_alike(history: &History, failure: &Failure, build: &dyn Fn(&Setup) -> Box<dyn Scheme>) -> Option<Failure> {
-    torture(history, build).err().filter(|found| match (found, failure) {
-        (Failure::Law(found), Failure::Law(known)) => discriminant(&found.law) == discriminant(&known.law),
+fn same_failure(
+    schedule: &FaultSchedule,
+    failure: &TortureFailure,
+    build: &dyn Fn(&Setup) -> Box<dyn Scheme>,
+) -> Option<TortureFailure> {
+    torture(schedule, build).err().filter(|found| match (found, failure) {
+        (TortureFailure::Law(found), TortureFailure::Law(known)) => {
+            discriminant(&found.law) == discriminant(&known.law)
+        }
         _ => discriminant(found) == discriminant(failure),
     })
 }
