@@ -5,22 +5,22 @@ mod common;
 use common::{json, paceline, refused};
 
 #[test]
-fn seeds_are_survived_and_replay_whatever_the_threads() {
+fn a_campaign_replays_with_any_number_of_threads() {
     let run = |threads: &str| {
-        let mut told = json(&["torture", "--seeds", "3", "--threads", threads, "--json"]).remove(0);
-        told.as_object_mut().unwrap().remove("seconds");
-        told
+        let mut report = json(&["torture", "--seeds", "3", "--threads", threads, "--json"]).remove(0);
+        report.as_object_mut().unwrap().remove("seconds");
+        report
     };
-    let told = run("1");
-    assert_eq!(told["seeds"], 3);
-    assert!(told["histories"].as_u64().unwrap() > 3 * 20 && told["versions"].as_u64().unwrap() > 100, "{told}");
-    assert_eq!(told, run("3"));
+    let report = run("1");
+    assert_eq!(report["seeds"], 3);
+    assert!(report["histories"].as_u64().unwrap() > 3 * 20 && report["versions"].as_u64().unwrap() > 100, "{report}");
+    assert_eq!(report, run("3"));
     let one = ["torture", "--seed", "11", "--scheme", "backup:k=5", "--json"];
     assert_eq!(json(&one)[0]["events"], json(&one)[0]["events"]);
 }
 
 #[test]
-fn what_cannot_be_is_refused_in_a_line() {
+fn invalid_arguments_are_refused_in_one_line() {
     assert!(refused(&["torture", "--scheme", "backup:k=2000"]).contains("k=2000 in scheme 'backup'"));
     assert!(refused(&["torture", "--seeds", "0"]).contains("expected a whole number from 1 to 100000000"));
     assert!(refused(&["torture", "--seed", "-1"]).contains("'-1' for '--seed <SEED>': expected a whole number"));

@@ -145,8 +145,8 @@ fn bad_input_is_one_clear_line() {
     let (table, events) = (write("table.csv", "a,b\n1,x\n"), write("events.jsonl", "{}\n"));
     let cases: [(&[&str], &str); 10] = [
         (&["/no/such/trace.csv"], "/no/such/trace.csv"),
-        (&[&table], "row 2, column 'b': 'x' is not a number of seconds"),
-        (&[&spans], "there are no spans called 'ProfilerStep'; name others with --span"),
+        (&[&table], "row 2, column 'b': 'x'; expected a number of seconds"),
+        (&[&spans], "no span is named 'ProfilerStep': give another name with --span"),
         (&[&events], "line 1 is no line of an event stream"),
         (&[&good, &good], "good.csv is given twice"),
         (&[&good, "--workers", "3"], "the trace says how many there are"),

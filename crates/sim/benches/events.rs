@@ -1,7 +1,7 @@
-//! How fast the simulator is without a model: worker events per second, growth with the number of workers, memory.
+//! The simulator's speed without a model: worker events per second for 10 to 100,000 workers, and peak memory.
 //!
-//! `cargo bench -p paceline-sim --bench events`. With valgrind installed, instruction counts stand beside the times:
-//! they do not depend on what else the machine is doing.
+//! `cargo bench -p paceline-sim --bench events`. With valgrind installed, instruction counts are printed too. They do
+//! not depend on the load of the machine.
 
 use std::process::Command;
 use std::time::Instant;
@@ -13,11 +13,11 @@ use paceline_sim::{Script, Simulation, Slowness, Times};
 const SCHEMES: [&str; 6] =
     ["bsp", "backup:k=HALF", "backup:k=HALF,dispatch=push-interrupt", "asp", "ssp:staleness=3", "dssp:min=3,max=15"];
 
-/// Counts what workers do: reports, and tasks cut short.
+/// Counts the reports and interrupted tasks.
 #[derive(Default)]
-struct WorkerEvents(u64);
+struct WorkerEventCounter(u64);
 
-impl Observer for WorkerEvents {
+impl Observer for WorkerEventCounter {
     fn on_turn(&mut self, _now: Time, event: &Event, decisions: &[Decision]) {
         self.0 += u64::from(matches!(event, Event::Reported { .. }));
         let interrupted = |decision: &&Decision| matches!(decision.action, paceline_core::Action::Interrupt { .. });
@@ -25,20 +25,20 @@ impl Observer for WorkerEvents {
     }
 }
 
-/// Runs until there were about so many worker events; returns how many there were.
+/// Runs for about this number of worker events; returns their exact number.
 fn run(scheme: &str, workers: usize, events: u64) -> u64 {
     let simulation = Simulation {
         scheme: scheme.replace("HALF", &(workers / 2).max(1).to_string()).parse().expect("the schemes exist"),
         setup: Setup { workers, batch: 1, dispatch: None },
-        times: Times::load(&"shifted-exponential:0.3,0.7".parse().expect("a known law")).expect("no file to read"),
+        times: Times::load(&"shifted-exponential:0.3,0.7".parse().expect("valid times")).expect("no file is read"),
         slowness: Slowness::default(),
         script: Script::default(),
         network: None,
         training: None,
-        goals: format!("samples={}", events / 2).parse().expect("a goal"),
+        goals: format!("samples={}", events / 2).parse().expect("a valid goal"),
         seed: 1,
     };
-    let mut counted = WorkerEvents::default();
+    let mut counted = WorkerEventCounter::default();
     simulation.run(&mut counted).expect("no law is broken");
     counted.0
 }
@@ -60,8 +60,8 @@ fn instructions_per_event(scheme: &str, workers: usize) -> Option<f64> {
             .output()
             .ok()?;
         let done: f64 = String::from_utf8(output.stdout).ok()?.trim().parse().ok()?;
-        let said = String::from_utf8(output.stderr).ok()?;
-        let line = said.lines().find(|line| line.contains("Collected :"))?;
+        let log = String::from_utf8(output.stderr).ok()?;
+        let line = log.lines().find(|line| line.contains("Collected :"))?;
         Some((done, line.split_whitespace().last()?.parse::<f64>().ok()?))
     };
     let (few, many) = (count(20 * workers as u64)?, count(60 * workers as u64)?);
@@ -84,9 +84,9 @@ fn main() {
     println!("{:<38} {:>8} {:>12} {:>10} {:>14}", "scheme", "workers", "events/s", "ns/event", "instr./event");
     for scheme in SCHEMES {
         for workers in [10, 100, 1_000, 10_000, 100_000] {
-            let began = Instant::now();
+            let start = Instant::now();
             let events = run(scheme, workers, 2_000_000.max(10 * workers as u64));
-            let seconds = began.elapsed().as_secs_f64();
+            let seconds = start.elapsed().as_secs_f64();
             let instructions =
                 (valgrind && workers <= 10_000).then(|| instructions_per_event(scheme, workers)).flatten();
             println!(
@@ -98,6 +98,6 @@ fn main() {
         }
     }
     if let Some(mebibytes) = peak_memory_mib() {
-        println!("peak memory, n = 100,000 included: {mebibytes:.0} MiB");
+        println!("peak memory, including n = 100,000: {mebibytes:.0} MiB");
     }
 }

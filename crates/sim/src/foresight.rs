@@ -1,17 +1,17 @@
-//! What the simulator knows of tasks that are under way.
+//! Run times of the tasks under way, for the oracle predictor.
 
 use std::sync::{Mutex, PoisonError};
 
 use paceline_core::run_times::Foresight;
 use paceline_core::{Span, WorkerId};
 
-/// How long each worker's present task takes, by rank.
+/// The run time of each worker's current task, by rank.
 #[derive(Debug, Default)]
-pub(crate) struct UnderWay(Mutex<Vec<Option<Span>>>);
+pub(crate) struct TasksUnderWay(Mutex<Vec<Option<Span>>>);
 
-impl UnderWay {
-    /// The worker's task takes so long.
-    pub(crate) fn begun(&self, worker: WorkerId, run_time: Span) {
+impl TasksUnderWay {
+    /// Records the run time of the task that the worker starts.
+    pub(crate) fn start(&self, worker: WorkerId, run_time: Span) {
         let mut run_times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if worker.index() >= run_times.len() {
             run_times.resize(worker.index() + 1, None);
@@ -20,7 +20,7 @@ impl UnderWay {
     }
 }
 
-impl Foresight for UnderWay {
+impl Foresight for TasksUnderWay {
     fn run_time(&self, worker: WorkerId) -> Option<Span> {
         let run_times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         run_times.get(worker.index()).copied().flatten()

@@ -1,4 +1,4 @@
-//! Gradients and local updates, computed only when a commit needs them.
+//! Gradients and local updates, computed only when a commit uses them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,27 +7,27 @@ use paceline_runtime::{Contribution, LocalReplica, compensate};
 use paceline_store::OptimizerSpec;
 use paceline_workload::{Draw, Evaluation, Replica, Workload};
 
-/// What is needed to compute an update, should it ever be committed.
+/// The inputs of an update. The update itself is computed only if it is committed.
 #[derive(Debug, Clone)]
-pub(crate) struct Recipe {
+pub(crate) struct PendingUpdate {
     pub(crate) task: TaskId,
     pub(crate) work: Work,
     /// The assigned model.
     pub(crate) parameters: Arc<[f32]>,
-    /// Where local iterations start, if not at the assigned model.
+    /// Where local iterations start, if not from the assigned model.
     pub(crate) start: Option<Vec<f32>>,
-    /// The samples of the gradient, or of the first local iteration; the others' follow.
+    /// The samples of the gradient or of the first local iteration. Later iterations use the samples that follow.
     pub(crate) draw: Draw,
-    /// How many local iterations are done.
+    /// The number of local iterations done.
     pub(crate) iterations: u32,
     /// The learning rate of local iterations.
     pub(crate) rate: f32,
 }
 
-/// Computes updates on several threads. The results are the same for any number of them.
+/// Computes updates on several threads. The results do not depend on the number of threads.
 pub(crate) struct Gradients {
     workload: Arc<dyn Workload>,
-    /// The workers' own, for local iterations.
+    /// The optimizer of local iterations.
     optimizer: OptimizerSpec,
     replicas: Vec<Box<dyn Replica>>,
     buffers: Vec<Vec<f32>>,
@@ -40,53 +40,53 @@ impl Gradients {
         Gradients { workload, optimizer, replicas, buffers: Vec::new(), losses: Vec::new() }
     }
 
-    /// The updates of `recipes`, in their order, with these weights. The `newest` parameters are those that `step` is
-    /// to be made from.
+    /// Computes the `pending` updates, in order, with their weights. `newest` are the parameters that `step` starts
+    /// from.
     pub(crate) fn compute(
         &mut self,
-        recipes: &[(Recipe, f32)],
+        pending: &[(PendingUpdate, f32)],
         step: CommitStep,
         newest: &[f32],
     ) -> Vec<Contribution<'_>> {
-        while self.buffers.len() < recipes.len() {
-            let length = recipes[0].0.parameters.len();
+        while self.buffers.len() < pending.len() {
+            let length = pending[0].0.parameters.len();
             self.buffers.push(vec![0.0; length]);
         }
         self.losses.resize(self.buffers.len(), 0.0);
         let (layout, optimizer) = (self.workload.layout(), self.optimizer);
-        let jobs = recipes.iter().zip(self.buffers.iter_mut().zip(&mut self.losses));
+        let jobs = pending.iter().zip(self.buffers.iter_mut().zip(&mut self.losses));
         let jobs = Mutex::new(jobs);
         let work = |replica: &mut Box<dyn Replica>| {
             loop {
                 let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).next();
-                let Some(((recipe, _), (buffer, loss))) = job else { return };
-                if let Work::Local(_) = recipe.work {
-                    let start = recipe.start.clone().unwrap_or_else(|| recipe.parameters.to_vec());
-                    let mut local = LocalReplica::new(layout, start, optimizer, recipe.rate);
-                    for draw in recipe.draws() {
+                let Some(((update, _), (buffer, loss))) = job else { return };
+                if let Work::Local(_) = update.work {
+                    let start = update.start.clone().unwrap_or_else(|| update.parameters.to_vec());
+                    let mut local = LocalReplica::new(layout, start, optimizer, update.rate);
+                    for draw in update.draws() {
                         let loss = local.begin(replica.as_mut(), draw);
                         local.complete(loss);
                     }
-                    *loss = local.finish(&recipe.parameters, buffer);
+                    *loss = local.finish(&update.parameters, buffer);
                 } else {
-                    *loss = replica.gradient(&recipe.parameters, recipe.draw, buffer);
+                    *loss = replica.gradient(&update.parameters, update.draw, buffer);
                     if let CommitStep::Compensated { lambda } = step {
-                        compensate(&mut buffer[..layout.trainable()], lambda, newest, &recipe.parameters);
+                        compensate(&mut buffer[..layout.trainable()], lambda, newest, &update.parameters);
                     }
                 }
             }
         };
-        let busy = self.replicas.len().min(recipes.len());
-        if busy == 1 {
+        let threads = self.replicas.len().min(pending.len());
+        if threads == 1 {
             work(&mut self.replicas[0]);
         } else {
             std::thread::scope(|scope| {
-                for replica in &mut self.replicas[..busy] {
+                for replica in &mut self.replicas[..threads] {
                     scope.spawn(|| work(replica));
                 }
             });
         }
-        let computed = recipes.iter().zip(self.buffers.iter().zip(&self.losses));
+        let computed = pending.iter().zip(self.buffers.iter().zip(&self.losses));
         computed
             .map(|((_, weight), (gradient, loss))| Contribution { gradient, weight: *weight, loss: *loss })
             .collect()
@@ -97,11 +97,11 @@ impl Gradients {
     }
 }
 
-impl Recipe {
-    /// The samples of the local iterations, one after another in the worker's stream.
+impl PendingUpdate {
+    /// The samples of the local iterations, consecutive in the worker's sample sequence.
     fn draws(&self) -> impl Iterator<Item = Draw> {
         let Draw { worker, offset, samples } = self.draw;
-        let before = move |iteration| offset + u64::from(iteration) * u64::from(samples);
-        (0..self.iterations).map(move |iteration| Draw { worker, offset: before(iteration), samples })
+        let start = move |iteration| offset + u64::from(iteration) * u64::from(samples);
+        (0..self.iterations).map(move |iteration| Draw { worker, offset: start(iteration), samples })
     }
 }

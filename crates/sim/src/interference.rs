@@ -1,4 +1,4 @@
-//! Hosts that are slowed down now and then, with all of their workers: what predictors of run-times have to learn.
+//! Hosts that are slow for some time, with all of their workers. Run-time predictors have to learn such patterns.
 
 use std::fmt;
 
@@ -8,35 +8,35 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use crate::times::count;
 
-/// When which hosts are slowed down. Time is counted in tasks of the worker.
+/// Which hosts are slow, and when. Time is counted in tasks of the worker.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Pattern {
-    /// The first host is slow at first, then none. Where episodes recur, all goes well for a while, then the next host is
-    /// slow for a while, and so on in turn.
+    /// The first host is slow at the start of the run, then none. With `episodes`, normal and slow periods follow in
+    /// turn; each slow period is of the next host.
     Regimes {
-        /// How much slower.
+        /// Slowdown of a slow host.
         factor: f64,
-        /// How many tasks the first host is slow for.
+        /// Length of the first slow period, in tasks.
         first: u32,
-        /// Mean lengths of the episodes to come, in tasks: with no slow host, and with one; `None` for no more of them.
+        /// Mean lengths of the later normal and slow periods, in tasks; `None` if no period follows.
         episodes: Option<(f64, f64)>,
     },
-    /// Other jobs come and go on each host, each with a weight of its own.
+    /// Other jobs start and end on each host, each with a random load.
     Bursts {
-        /// How much slower they make the host, at most.
+        /// The largest slowdown by a job.
         factor: f64,
-        /// Probability that one comes, per task.
+        /// Probability that a job starts, per task.
         begin: f64,
-        /// Probability that it goes, per task.
+        /// Probability that the job ends, per task.
         end: f64,
     },
-    /// Something comes round to all hosts in turn, again and again.
+    /// A periodic load that visits all hosts in turn.
     Periodic {
-        /// How much slower.
+        /// Slowdown of a slow host.
         factor: f64,
-        /// In how many tasks it is back.
+        /// Tasks between two visits to a host.
         period: u32,
-        /// How many tasks it stays.
+        /// Length of a visit, in tasks.
         length: u32,
     },
 }
@@ -50,10 +50,10 @@ impl Pattern {
         }
     }
 
-    /// Reads the pattern that a spec of times names.
+    /// Reads the pattern of a times spec.
     pub(crate) fn read(spec: &Spec) -> Result<Self, SpecError> {
-        let factor = |least: f64, expected| {
-            spec.required("factor", expected, |&factor: &f64| factor.is_finite() && factor >= least)
+        let factor = |minimum: f64, expected| {
+            spec.required("factor", expected, |&factor: &f64| factor.is_finite() && factor >= minimum)
         };
         let probability = |key| spec.required(key, "0 to 1", |p: &f64| (0.0..=1.0).contains(p));
         let length = |key| spec.optional(key, "at least 1", |tasks: &f64| tasks.is_finite() && *tasks >= 1.0);
@@ -96,7 +96,8 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// What one worker feels of it. All workers of a host feel the same, task by task: each has a copy of what decides it.
+/// The slowdowns of one worker. All workers of a host are slowed down alike, task by task: each has a copy of the same
+/// generator.
 #[derive(Debug, Clone)]
 pub(crate) struct Interference {
     pattern: Pattern,
@@ -104,22 +105,22 @@ pub(crate) struct Interference {
     hosts: u32,
     rng: Xoshiro256PlusPlus,
     tasks: u32,
-    /// Which host is slow, under [`Pattern::Regimes`], and which will be next.
+    /// The slow host under [`Pattern::Regimes`], and the next one.
     slow: Option<u32>,
     next: u32,
-    /// How much slower this host is, under [`Pattern::Bursts`].
+    /// The current slowdown under [`Pattern::Bursts`].
     burst: f64,
 }
 
 impl Interference {
-    /// What workers of `host` feel, with random numbers from the streams of `generator`.
+    /// The slowdowns of a worker on `host`, with random numbers from a stream of `generator`.
     pub(crate) fn new(
         pattern: Pattern,
         host: u32,
         hosts: u32,
         generator: impl FnOnce(u64) -> Xoshiro256PlusPlus,
     ) -> Self {
-        // Regimes are the cluster's, bursts each host's own.
+        // Regimes are shared by the cluster; bursts are independent per host.
         let stream = if matches!(pattern, Pattern::Bursts { .. }) { 1 + u64::from(host) } else { 0 };
         Interference {
             pattern,
@@ -133,7 +134,7 @@ impl Interference {
         }
     }
 
-    /// How much slower the next task is.
+    /// The slowdown of the next task.
     pub(crate) fn next(&mut self) -> f64 {
         let task = self.tasks;
         self.tasks = self.tasks.wrapping_add(1);
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn bursts_weigh_differently_and_strike_hosts_by_themselves() {
+    fn bursts_vary_in_load_and_are_independent_per_host() {
         let of = |worker| times("bursts:4,1,0,3,0.05,0.1", worker, 30_000);
         let (one, same, other) = (of(1), of(5), of(2));
         assert_eq!(one, same);
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn periods_come_round_to_all_hosts() {
+    fn periodic_load_visits_all_hosts_in_turn() {
         let slow = |worker| {
             let times = times("periodic:4,1,0,2,40,8", worker, 80);
             (0..80).filter(|&task| times[task] == 2.0).collect::<Vec<usize>>()

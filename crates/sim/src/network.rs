@@ -9,17 +9,17 @@ use serde::{Deserialize, Serialize};
 
 /// The network between the server and the workers. As text: `latency=0.001,bandwidth=1e9,link=1e8,bytes=1e8`.
 ///
-/// All messages share the server's link, one after another in each direction; then each takes its worker's own.
+/// All messages share the server's link, one after another in each direction. Each then takes the link of its worker.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct NetworkSpec {
-    /// Seconds from end to end, one way, beside the link's time; default 0.
+    /// Seconds from end to end, one way, in addition to the time on the links; default 0.
     pub latency: f64,
     /// Bytes per second of the server's link, each way; default unlimited.
     pub bandwidth: f64,
     /// Bytes per second of a worker's own link, each way; default unlimited.
     pub link: f64,
-    /// Bytes of the parameters or of a gradient; default what the model has.
+    /// Bytes of the parameters or of a gradient; default the size of the model.
     pub bytes: Option<u64>,
 }
 
@@ -63,18 +63,18 @@ impl From<NetworkSpec> for String {
     }
 }
 
-/// One direction of the server's link: messages go through one after another.
+/// One direction of the server's link. It carries one message at a time.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Link {
-    free: Time,
+pub(crate) struct ServerLink {
+    free_at: Time,
 }
 
-impl Link {
-    /// When a message of `bytes` that is ready at `now` has arrived, from or to a worker whose own link is so many times
+impl ServerLink {
+    /// The arrival time of a message of `bytes` that is ready at `now`. The worker's own link is `slowdown` times
     /// slower than usual.
-    pub(crate) fn send(&mut self, now: Time, bytes: u64, network: &NetworkSpec, slower: f64) -> Time {
-        self.free = self.free.max(now) + Span::from_seconds(bytes as f64 / network.bandwidth);
-        self.free + Span::from_seconds(bytes as f64 / network.link * slower) + Span::from_seconds(network.latency)
+    pub(crate) fn send(&mut self, now: Time, bytes: u64, network: &NetworkSpec, slowdown: f64) -> Time {
+        self.free_at = self.free_at.max(now) + Span::from_seconds(bytes as f64 / network.bandwidth);
+        self.free_at + Span::from_seconds(bytes as f64 / network.link * slowdown) + Span::from_seconds(network.latency)
     }
 }
 
@@ -83,9 +83,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_share_the_link() {
+    fn messages_share_the_servers_link() {
         let network: NetworkSpec = "latency=0.5,bandwidth=10".parse().unwrap();
-        let mut link = Link::default();
+        let mut link = ServerLink::default();
         let at = |seconds| Time::START + Span::from_seconds(seconds);
         assert_eq!(link.send(at(0.0), 10, &network, 1.0), at(1.5));
         assert_eq!(link.send(at(0.0), 10, &network, 1.0), at(2.5));
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn malformed_networks_are_refused() {
         for text in ["", "latency", "latency=-1", "bandwidth=0", "speed=3", "latency=NaN", "link=0", "link=1,link=2"] {
             assert!(text.parse::<NetworkSpec>().is_err(), "{text}");
         }

@@ -1,4 +1,4 @@
-//! Sets of workers as written: `3`, `4-7`, and factors for them: `0=3.0,4-7=2`.
+//! Ranks of workers as text (`3`, `4-7`) and slowdown factors for them (`0=3.0,4-7=2`).
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub struct Ranks(RangeInclusive<u32>);
 
 impl Ranks {
-    /// The workers meant.
+    /// The workers of these ranks.
     pub fn workers(&self) -> impl Iterator<Item = WorkerId> + use<> {
         self.0.clone().map(WorkerId)
     }
@@ -46,25 +46,25 @@ impl fmt::Display for Ranks {
     }
 }
 
-/// How many times slower some workers are than the times say.
+/// Slowdown factors of some workers; all others have a factor of 1.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Slowness(Vec<(Ranks, f64)>);
 
 impl Slowness {
-    /// Each worker's factor; the last one given counts.
+    /// The factor of a worker. If several entries name the worker, the last one counts.
     pub fn factor(&self, worker: WorkerId) -> f64 {
         let given = self.0.iter().rev().find(|(ranks, _)| ranks.0.contains(&worker.0));
         given.map_or(1.0, |(_, factor)| *factor)
     }
 
-    /// The highest rank that is named.
+    /// The highest rank that has a factor.
     pub fn last(&self) -> Option<WorkerId> {
         self.0.iter().map(|(ranks, _)| ranks.last()).max()
     }
 }
 
-/// A factor by which a worker can be slower: finite and above 0.
+/// Parses a slowdown factor: finite and above 0.
 pub(crate) fn parse_factor(text: &str) -> Option<f64> {
     text.parse().ok().filter(|factor: &f64| factor.is_finite() && *factor > 0.0)
 }
@@ -81,9 +81,9 @@ impl FromStr for Slowness {
         };
         let parts = text.split(',').filter(|part| !part.is_empty()).map(one);
         let parts: Vec<(Ranks, f64)> = parts.collect::<Result<_, _>>()?;
-        let twice = |index: usize| parts[..index].iter().any(|(ranks, _)| *ranks == parts[index].0);
-        if (0..parts.len()).any(twice) {
-            return Err(SpecError::malformed("slowdown", text, "every RANKS once"));
+        let repeated = |index: usize| parts[..index].iter().any(|(ranks, _)| *ranks == parts[index].0);
+        if (0..parts.len()).any(repeated) {
+            return Err(SpecError::malformed("slowdown", text, "each RANKS at most once"));
         }
         Ok(Slowness(parts))
     }
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn factors_are_by_rank() {
+    fn the_last_factor_of_a_rank_counts() {
         let slowness: Slowness = "0=3.5,4-7=2,5=1".parse().unwrap();
         let factors: Vec<f64> = (0..9).map(|rank| slowness.factor(WorkerId(rank))).collect();
         assert_eq!(factors, [3.5, 1.0, 1.0, 1.0, 2.0, 1.0, 2.0, 2.0, 1.0]);
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn malformed_slowdowns_are_refused() {
         for text in ["0", "0=", "0=0", "0=-1", "0=NaN", "7-4=2", "x=2", "0=2,0=3"] {
             assert!(text.parse::<Slowness>().is_err(), "{text}");
         }

@@ -1,13 +1,14 @@
-//! Scripts: what happens to the workers at given times.
+//! Scripts: changes to the workers at given times.
 //!
-//! A line holds a time in seconds, what happens, to whom, and a number where one is needed; `#` begins a comment:
+//! A line holds a time in seconds, a change, the ranks of the workers, and a number for some changes; `#` starts a
+//! comment:
 //!
 //! ```text
-//! 160 slow 8-15 5     # from here on, tasks that these workers start take five times as long
-//! 170 link 2 3        # from here on, messages on this worker's own link take three times as long
-//! 200 leave 3         # says so and is gone
-//! 210 crash 4 2.5     # stops dead; noticed 2.5 s later (1 s if not given)
-//! 300 join 3-4        # comes back, or comes for the first time
+//! 160 slow 8-15 5     # tasks that these workers start from now on take five times as long
+//! 170 link 2 3        # messages on this worker's own link take three times as long from now on
+//! 200 leave 3         # leaves; the server is notified
+//! 210 crash 4 2.5     # crashes; the server notices it 2.5 s later (default 1 s)
+//! 300 join 3-4        # joins, or rejoins
 //! ```
 
 use std::collections::BTreeSet;
@@ -18,39 +19,39 @@ use thiserror::Error;
 
 use crate::ranks::{Ranks, parse_factor};
 
-/// How long a crash stays unnoticed if the script does not say, in seconds.
+/// Default time until a crash is noticed, in seconds.
 const NOTICED_AFTER: f64 = 1.0;
 
-/// What happens.
+/// A change to some workers.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
-    /// Tasks started from now on take so many times as long.
+    /// Multiplies the time of tasks started from now on by a factor. It replaces an earlier factor.
     Slow(Ranks, f64),
-    /// Messages on the workers' own links take so many times as long from now on.
+    /// Multiplies the time of messages on the workers' own links by a factor. It replaces an earlier factor.
     Link(Ranks, f64),
-    /// The workers come.
+    /// The workers join or rejoin.
     Join(Ranks),
-    /// The workers go, and say so.
+    /// The workers leave; the server is notified.
     Leave(Ranks),
-    /// The workers stop dead, which is noticed so much later.
+    /// The workers crash; the server notices it after this time.
     Crash(Ranks, Span),
 }
 
-/// Changes in the order of their times.
+/// Changes ordered by time.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Script {
     steps: Vec<(Time, Change)>,
 }
 
-/// What is wrong with a script.
+/// An error in a script.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{}{problem}", place(path, *line))]
 pub struct ScriptError {
     /// The file.
     pub path: PathBuf,
-    /// The line, from 1; 0 if the file can't be read at all.
+    /// The line, from 1; 0 if the file can't be read.
     pub line: usize,
-    /// What is wrong, and what is allowed.
+    /// The error, and what is expected.
     pub problem: String,
 }
 
@@ -59,20 +60,20 @@ fn place(path: &Path, line: usize) -> String {
 }
 
 impl Script {
-    /// Reads a script for a run that begins with `workers`.
+    /// Reads a script for a run that starts with `workers` workers.
     ///
     /// # Errors
-    /// If it can't be read, a line can't be understood, or someone is to leave who is not there or join who is.
+    /// If the file can't be read, a line is malformed, an absent worker leaves or crashes, or a present worker joins.
     pub fn read(path: &Path, workers: usize) -> Result<Self, ScriptError> {
-        let unread = |error: std::io::Error| ScriptError { path: path.into(), line: 0, problem: error.to_string() };
-        let text = std::fs::read_to_string(path).map_err(unread)?;
+        let io_error = |error: std::io::Error| ScriptError { path: path.into(), line: 0, problem: error.to_string() };
+        let text = std::fs::read_to_string(path).map_err(io_error)?;
         Script::of(path, &text, workers)
     }
 
-    /// Takes a script from a file that was read already.
+    /// Parses the text of a script. `path` is named in errors.
     ///
     /// # Errors
-    /// If a line can't be understood, or someone is to leave who is not there or join who is.
+    /// If a line is malformed, an absent worker leaves or crashes, or a present worker joins.
     pub fn of(path: &Path, text: &str, workers: usize) -> Result<Self, ScriptError> {
         Script::parse(text, workers).map_err(|(line, problem)| ScriptError { path: path.into(), line, problem })
     }
@@ -91,7 +92,7 @@ impl Script {
         Ok(Script { steps: steps.into_iter().map(|(_, step)| step).collect() })
     }
 
-    /// The changes in the order of their times.
+    /// The changes, ordered by time.
     pub fn steps(&self) -> &[(Time, Change)] {
         &self.steps
     }
@@ -99,19 +100,19 @@ impl Script {
 
 fn parse_step(words: &[&str]) -> Result<(Time, Change), String> {
     const FORMS: &str = "TIME slow RANKS FACTOR, TIME link RANKS FACTOR, TIME join RANKS, TIME leave RANKS or TIME crash RANKS [NOTICED_AFTER]";
-    let wrong = || format!("'{}': expected {FORMS}", words.join(" "));
+    let malformed = || format!("'{}': expected {FORMS}", words.join(" "));
     let seconds = |text: &str| text.parse().ok().filter(|seconds: &f64| seconds.is_finite() && *seconds >= 0.0);
-    let [time, what, ranks, rest @ ..] = words else { return Err(wrong()) };
-    let at = Time::START + Span::from_seconds(seconds(time).ok_or_else(wrong)?);
+    let [time, what, ranks, rest @ ..] = words else { return Err(malformed()) };
+    let at = Time::START + Span::from_seconds(seconds(time).ok_or_else(malformed)?);
     let ranks: Ranks = ranks.parse().map_err(|error| format!("{error}"))?;
     let change = match (*what, rest) {
-        ("slow", [factor]) => Change::Slow(ranks, parse_factor(factor).ok_or_else(wrong)?),
-        ("link", [factor]) => Change::Link(ranks, parse_factor(factor).ok_or_else(wrong)?),
+        ("slow", [factor]) => Change::Slow(ranks, parse_factor(factor).ok_or_else(malformed)?),
+        ("link", [factor]) => Change::Link(ranks, parse_factor(factor).ok_or_else(malformed)?),
         ("join", []) => Change::Join(ranks),
         ("leave", []) => Change::Leave(ranks),
         ("crash", []) => Change::Crash(ranks, Span::from_seconds(NOTICED_AFTER)),
-        ("crash", [noticed]) => Change::Crash(ranks, Span::from_seconds(seconds(noticed).ok_or_else(wrong)?)),
-        _ => return Err(wrong()),
+        ("crash", [noticed]) => Change::Crash(ranks, Span::from_seconds(seconds(noticed).ok_or_else(malformed)?)),
+        _ => return Err(malformed()),
     };
     Ok((at, change))
 }
@@ -124,18 +125,18 @@ fn check_presence(steps: &[(usize, (Time, Change))], workers: usize) -> Result<(
             Change::Slow(..) | Change::Link(..) => {}
             Change::Join(ranks) => {
                 for worker in ranks.workers() {
-                    if crashed.iter().any(|&(noticed, who)| who == worker && noticed > *at) {
+                    if crashed.iter().any(|&(noticed, lost)| lost == worker && noticed > *at) {
                         return Err((*line, format!("{worker} can't join before its crash is noticed")));
                     }
                     if !present.insert(worker) {
-                        return Err((*line, format!("{worker} can't join: it is there")));
+                        return Err((*line, format!("{worker} can't join: it is already in the run")));
                     }
                 }
             }
             Change::Leave(ranks) | Change::Crash(ranks, _) => {
                 for worker in ranks.workers() {
                     if !present.remove(&worker) {
-                        return Err((*line, format!("{worker} can't go: it is not there")));
+                        return Err((*line, format!("{worker} can't leave or crash: it is not in the run")));
                     }
                     if let Change::Crash(_, noticed) = change {
                         crashed.push((*at + *noticed, worker));
@@ -152,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_become_changes_in_order() {
+    fn changes_are_ordered_by_time() {
         let script = Script::parse("2 leave 1 # gone\n\n1.5 slow 0-1 5\n3 join 1\n4 crash 0\n", 2).unwrap();
         let times: Vec<f64> = script.steps().iter().map(|(at, _)| at.seconds()).collect();
         assert_eq!(times, [1.5, 2.0, 3.0, 4.0]);
@@ -165,8 +166,8 @@ mod tests {
         assert_eq!(error("1 slow 0 5\nx leave 1").0, 2);
         assert!(error("1 dance 0").1.contains("expected TIME slow"));
         assert!(error("1 slow 0 0").1.contains("expected TIME slow"));
-        assert_eq!(error("1 leave 2"), (1, "worker 2 can't go: it is not there".into()));
-        assert_eq!(error("1 join 1"), (1, "worker 1 can't join: it is there".into()));
+        assert_eq!(error("1 leave 2"), (1, "worker 2 can't leave or crash: it is not in the run".into()));
+        assert_eq!(error("1 join 1"), (1, "worker 1 can't join: it is already in the run".into()));
         assert_eq!(error("2 join 1\n1 crash 1 5"), (1, "worker 1 can't join before its crash is noticed".into()));
     }
 }

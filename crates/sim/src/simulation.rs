@@ -1,4 +1,4 @@
-//! The simulation itself: a virtual clock that drives a scheme.
+//! The simulation: a virtual clock that drives a scheme.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,71 +11,71 @@ use paceline_store::{OptimizerSpec, Schedule};
 use paceline_workload::Workload;
 use thiserror::Error;
 
-use crate::foresight::UnderWay;
+use crate::cluster::{SimulatedCluster, WorkerEvent};
+use crate::foresight::TasksUnderWay;
 use crate::network::NetworkSpec;
 use crate::ranks::Slowness;
 use crate::script::{Change, Script};
 use crate::times::{Times, TimesSpec};
-use crate::world::{Happening, World};
 
 /// A model to train.
 #[derive(Clone)]
 pub struct Training {
     /// The model with its data.
     pub workload: Arc<dyn Workload>,
-    /// How gradients change the parameters: the model's, or under schemes with local iterations the replicas'.
+    /// Applies gradients to the parameters of the model, or of the replicas under schemes with local iterations.
     pub optimizer: OptimizerSpec,
-    /// How the learning rate changes.
+    /// How the learning rate changes during the run.
     pub schedule: Schedule,
     /// The learning rate.
     pub rate: f32,
-    /// Measure on the held-out set every so many iterations, and at the end; 0 for at the end only.
+    /// Iterations between evaluations on the held-out set; 0 for one evaluation at the end only.
     pub evaluate_every: u64,
-    /// Threads that compute gradients.
+    /// Number of threads that compute gradients. Does not change the outcome.
     pub threads: usize,
 }
 
 impl Training {
-    /// Plain gradient descent at a constant `rate` on one thread, measured every ten iterations.
+    /// Plain SGD at a constant `rate` on one thread, evaluated every ten iterations.
     pub fn new(workload: Arc<dyn Workload>, rate: f32) -> Self {
         let optimizer = OptimizerSpec::Sgd { decay: 0.0 };
         Training { workload, optimizer, schedule: Schedule::default(), rate, evaluate_every: 10, threads: 1 }
     }
 }
 
-/// Everything that decides how a simulation goes.
+/// A complete description of a simulated run.
 #[derive(Clone)]
 pub struct Simulation {
     /// The scheme.
     pub scheme: SchemeSpec,
-    /// What it is built for.
+    /// The setup that the scheme is built for.
     pub setup: Setup,
     /// How long tasks take.
     pub times: Times,
-    /// How much slower some workers are.
+    /// Slowdown factors of some workers.
     pub slowness: Slowness,
-    /// What happens to workers on the way.
+    /// Changes to the workers at given times.
     pub script: Script,
-    /// How long messages take; none at all if not given.
+    /// How long messages take; without one, messages arrive at once.
     pub network: Option<NetworkSpec>,
-    /// The model; without one, only time passes.
+    /// The model; without one, only times are simulated.
     pub training: Option<Training>,
-    /// When it is over.
+    /// When the run stops.
     pub goals: Goals,
-    /// The seed of everything random.
+    /// The seed of all random numbers.
     pub seed: u64,
 }
 
-/// What a simulation leaves.
+/// The result of a simulation.
 #[derive(Debug, Clone)]
-pub struct Outcome {
-    /// The run in numbers.
+pub struct SimulationOutcome {
+    /// Metrics of the run.
     pub summary: Summary,
-    /// The model.
+    /// The final parameters; `None` without a model.
     pub parameters: Option<Vec<f32>>,
 }
 
-/// Why a simulation did not end well.
+/// Why a simulation failed.
 #[derive(Debug, Error)]
 pub enum SimulationError {
     /// The scheme can't be built.
@@ -87,43 +87,43 @@ pub enum SimulationError {
 }
 
 impl Simulation {
-    /// Eight equal workers with batches of 64, whose tasks take a second, under `bsp` for 1000 iterations.
+    /// A simulation of `bsp` for 1000 iterations with eight equal workers, batches of 64 and tasks of one second.
     pub fn of(training: Training) -> Self {
-        let known = "the defaults are well written";
+        let valid = "the defaults parse";
         Simulation {
-            scheme: "bsp".parse().expect(known),
+            scheme: "bsp".parse().expect(valid),
             setup: Setup { workers: 8, batch: 64, dispatch: None },
-            times: Times::load(&TimesSpec::Deterministic { seconds: 1.0 }).expect("there is no file to read"),
+            times: Times::load(&TimesSpec::Deterministic { seconds: 1.0 }).expect("no file is read"),
             slowness: Slowness::default(),
             script: Script::default(),
             network: None,
             training: Some(training),
-            goals: "iterations=1000".parse().expect(known),
+            goals: "iterations=1000".parse().expect(valid),
             seed: 1,
         }
     }
 
-    /// Runs to the end.
+    /// Runs until a goal is reached.
     ///
     /// # Errors
-    /// If the scheme does not suit the setup, or breaks a law.
-    pub fn run(&self, observer: &mut dyn Observer) -> Result<Outcome, SimulationError> {
-        let world = World::new(self);
-        let ledger = Ledger::new(build(&self.scheme, &self.setup, world.under_way.clone())?);
-        Engine { ledger, monitor: Monitor::default(), world, simulation: self, observer }.run()
+    /// If the scheme does not support the setup, or breaks a law.
+    pub fn run(&self, observer: &mut dyn Observer) -> Result<SimulationOutcome, SimulationError> {
+        let cluster = SimulatedCluster::new(self);
+        let ledger = Ledger::new(build(&self.scheme, &self.setup, cluster.under_way.clone())?);
+        Engine { ledger, monitor: Monitor::default(), cluster, simulation: self, observer }.run()
     }
 
-    /// Whether a scheme can be simulated with a setup.
+    /// Checks whether a scheme can be simulated with a setup.
     ///
     /// # Errors
-    /// If it does not suit the setup.
+    /// If the scheme does not support the setup.
     pub fn check(scheme: &SchemeSpec, setup: &Setup) -> Result<(), SchemeError> {
         build(scheme, setup, Arc::default()).map(drop)
     }
 }
 
-/// Makes a scheme that may know as much of the future as the world does.
-fn build(scheme: &SchemeSpec, setup: &Setup, under_way: Arc<UnderWay>) -> Result<Box<dyn Scheme>, SchemeError> {
+/// Builds a scheme whose oracle, if it has one, knows the run times of tasks under way.
+fn build(scheme: &SchemeSpec, setup: &Setup, under_way: Arc<TasksUnderWay>) -> Result<Box<dyn Scheme>, SchemeError> {
     let mut scheme = scheme.clone();
     scheme.context.foresight = Some(under_way);
     scheme.build(setup)
@@ -132,27 +132,27 @@ fn build(scheme: &SchemeSpec, setup: &Setup, under_way: Arc<UnderWay>) -> Result
 struct Engine<'a> {
     ledger: Ledger,
     monitor: Monitor,
-    world: World<'a>,
+    cluster: SimulatedCluster<'a>,
     simulation: &'a Simulation,
     observer: &'a mut dyn Observer,
 }
 
-/// What happens next.
-enum Next {
+/// The next event of the simulation.
+enum NextEvent {
     Script(usize),
-    Mail,
+    Message,
     Worker(WorkerId),
     Timer,
 }
 
-/// Why the run is over.
-enum Stop {
+/// Why the run stops.
+enum StopCondition {
     Goal(Goal),
     Diverged,
 }
 
 impl Engine<'_> {
-    fn run(mut self) -> Result<Outcome, SimulationError> {
+    fn run(mut self) -> Result<SimulationOutcome, SimulationError> {
         let mut now = Time::START;
         let mut stop = None;
         for worker in 0..self.simulation.setup.workers as u32 {
@@ -163,87 +163,87 @@ impl Engine<'_> {
             let Some((at, next)) = self.next(script) else { break };
             if let Some(limit) = self.simulation.goals.time_limit().filter(|&limit| at > limit) {
                 now = limit;
-                stop = Some(Stop::Goal(Goal::Time(limit.since(Time::START))));
+                stop = Some(StopCondition::Goal(Goal::Time(limit.since(Time::START))));
                 break;
             }
             now = at;
             stop = match next {
-                Next::Script(step) => {
+                NextEvent::Script(step) => {
                     script = step + 1;
                     self.change(now, &self.simulation.script.steps()[step].1)?
                 }
-                Next::Mail => match self.world.deliver(now) {
-                    Some(happening) => self.hear(now, happening)?,
+                NextEvent::Message => match self.cluster.deliver(now) {
+                    Some(event) => self.on_worker_event(now, event)?,
                     None => None,
                 },
-                Next::Worker(worker) => self.act(now, worker)?,
-                Next::Timer => self.feed(now, Event::Timer)?,
+                NextEvent::Worker(worker) => self.act(now, worker)?,
+                NextEvent::Timer => self.feed(now, Event::Timer)?,
             };
         }
         Ok(self.outcome(now, stop))
     }
 
-    /// The earliest of everything that is to come. At the same moment the script comes first, then short messages, then
-    /// workers by rank, then timers.
-    fn next(&self, script: usize) -> Option<(Time, Next)> {
-        let step = self.simulation.script.steps().get(script).map(|&(at, _)| (at, Next::Script(script)));
-        let mail = self.world.next_mail().map(|at| (at, Next::Mail));
-        let worker = self.world.next_worker().map(|(at, worker)| (at, Next::Worker(worker)));
-        let timer = self.ledger.next_timer().map(|at| (at, Next::Timer));
-        [step, mail, worker, timer].into_iter().flatten().min_by_key(|&(at, _)| at)
+    /// The earliest event. At equal times the script comes first, then short messages, then workers by rank, then
+    /// timers.
+    fn next(&self, script: usize) -> Option<(Time, NextEvent)> {
+        let step = self.simulation.script.steps().get(script).map(|&(at, _)| (at, NextEvent::Script(script)));
+        let message = self.cluster.next_message().map(|at| (at, NextEvent::Message));
+        let worker = self.cluster.next_worker().map(|(at, worker)| (at, NextEvent::Worker(worker)));
+        let timer = self.ledger.next_timer().map(|at| (at, NextEvent::Timer));
+        [step, message, worker, timer].into_iter().flatten().min_by_key(|&(at, _)| at)
     }
 
-    fn change(&mut self, now: Time, change: &Change) -> Result<Option<Stop>, SimulationError> {
+    fn change(&mut self, now: Time, change: &Change) -> Result<Option<StopCondition>, SimulationError> {
         let mut stop = None;
         match change {
             Change::Slow(ranks, factor) => {
-                ranks.workers().for_each(|worker| self.world.slow_down(worker, *factor));
+                ranks.workers().for_each(|worker| self.cluster.slow_down(worker, *factor));
             }
             Change::Link(ranks, factor) => {
-                ranks.workers().for_each(|worker| self.world.slow_link(worker, *factor));
+                ranks.workers().for_each(|worker| self.cluster.slow_link(worker, *factor));
             }
             Change::Join(ranks) => {
                 for worker in ranks.workers() {
-                    self.world.join(worker);
+                    self.cluster.join(worker);
                     stop = stop.or(self.feed(now, Event::Joined { worker })?);
                 }
             }
             Change::Leave(ranks) => {
                 for worker in ranks.workers() {
-                    self.world.leave(worker);
+                    self.cluster.leave(worker);
                     stop = stop.or(self.feed(now, Event::Left { worker })?);
                 }
             }
             Change::Crash(ranks, noticed) => {
-                ranks.workers().for_each(|worker| self.world.crash(worker, now + *noticed));
+                ranks.workers().for_each(|worker| self.cluster.crash(worker, now + *noticed));
             }
         }
         Ok(stop)
     }
 
-    /// A worker's time has come.
-    fn act(&mut self, now: Time, worker: WorkerId) -> Result<Option<Stop>, SimulationError> {
-        let acted = self.world.act(now, worker);
-        if let Some((task, compute)) = acted.task {
+    /// Carries out the worker's due event.
+    fn act(&mut self, now: Time, worker: WorkerId) -> Result<Option<StopCondition>, SimulationError> {
+        let progress = self.cluster.act(now, worker);
+        if let Some((task, compute)) = progress.computed {
             self.observer.on_task(task, compute);
         }
-        match acted.happening {
-            Some(happening) => self.hear(now, happening),
+        match progress.event {
+            Some(event) => self.on_worker_event(now, event),
             None => Ok(None),
         }
     }
 
-    fn hear(&mut self, now: Time, happening: Happening) -> Result<Option<Stop>, SimulationError> {
-        let event = match happening {
-            Happening::Asked(task, iterations, report) => Event::Asked { task, iterations, report },
-            Happening::Reported(task, report) => Event::Reported { task, report },
-            Happening::Gone(worker) => Event::Left { worker },
+    fn on_worker_event(&mut self, now: Time, event: WorkerEvent) -> Result<Option<StopCondition>, SimulationError> {
+        let event = match event {
+            WorkerEvent::Asked(task, iterations, report) => Event::Asked { task, iterations, report },
+            WorkerEvent::Reported(task, report) => Event::Reported { task, report },
+            WorkerEvent::Lost(worker) => Event::Left { worker },
         };
         self.feed(now, event)
     }
 
-    /// Tells the scheme, does what it decides, and confirms its commits until there are none left.
-    fn feed(&mut self, now: Time, event: Event) -> Result<Option<Stop>, SimulationError> {
+    /// Passes an event to the scheme, carries out the decisions, and confirms commits until none is left.
+    fn feed(&mut self, now: Time, event: Event) -> Result<Option<StopCondition>, SimulationError> {
         let mut stop = None;
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
@@ -253,34 +253,34 @@ impl Engine<'_> {
             let iteration = self.monitor.observe(now, &event, decisions);
             for Decision { action, .. } in decisions {
                 if let Action::Commit { version, updates, step } = action {
-                    let aggregate = self.world.commit(updates, *step, live);
+                    let aggregate = self.cluster.commit(updates, *step, live);
                     events.push_back(Event::Committed { version: *version, aggregate });
                 } else {
-                    self.world.carry_out(now, action);
+                    self.cluster.carry_out(now, action);
                 }
             }
             if let Some(iteration) = iteration {
-                if let Some(evaluation) = self.world.evaluate_if_due(self.monitor.iterations()) {
+                if let Some(evaluation) = self.cluster.evaluate_if_due(self.monitor.iterations()) {
                     self.monitor.evaluated(evaluation);
                 }
                 self.observer.on_iteration(&iteration, &self.monitor);
                 let met = self.monitor.met(&self.simulation.goals, now, &self.ledger.samples());
-                stop = stop.or(met.map(Stop::Goal));
+                stop = stop.or(met.map(StopCondition::Goal));
                 if iteration.loss.is_some_and(|loss| !loss.is_finite()) {
-                    stop = stop.or(Some(Stop::Diverged));
+                    stop = stop.or(Some(StopCondition::Diverged));
                 }
             }
         }
         Ok(stop)
     }
 
-    fn outcome(mut self, now: Time, stop: Option<Stop>) -> Outcome {
-        if let Some(evaluation) = self.world.evaluate() {
+    fn outcome(mut self, now: Time, stop: Option<StopCondition>) -> SimulationOutcome {
+        if let Some(evaluation) = self.cluster.evaluate() {
             self.monitor.evaluated(evaluation);
         }
         let (met, otherwise) = match stop {
-            Some(Stop::Goal(goal)) => (Some(goal), ""),
-            Some(Stop::Diverged) => (None, "the loss is no longer finite"),
+            Some(StopCondition::Goal(goal)) => (Some(goal), ""),
+            Some(StopCondition::Diverged) => (None, "the loss is no longer finite"),
             None => (None, "no worker left"),
         };
         let scheme = self.simulation.scheme.to_string();
@@ -291,8 +291,8 @@ impl Engine<'_> {
             goals: &self.simulation.goals,
             otherwise,
         };
-        let summary = self.monitor.summary(&run, now, met, &self.ledger.samples(), self.world.bytes);
-        let parameters = self.world.parameters().map(<[f32]>::to_vec);
-        Outcome { summary, parameters }
+        let summary = self.monitor.summary(&run, now, met, &self.ledger.samples(), self.cluster.bytes);
+        let parameters = self.cluster.parameters().map(<[f32]>::to_vec);
+        SimulationOutcome { summary, parameters }
     }
 }

@@ -24,44 +24,45 @@ use crate::interference::{Interference, Pattern};
 /// `normal:1,0.1`, `markov:1,5,0.02,0.1`, `correlated:4,0,0.5,0.8`, `regimes:4,1,0.1,2.5,61`,
 /// `bursts:4,1,0.1,3,0.02,0.1`, `periodic:4,1,0.1,2,40,8`, `contention:l2,1`, `gpu:1`, `trace:FILE`.
 ///
-/// The times are those of the setup's batch size; smaller and larger tasks take in proportion, on GPUs by their own law.
+/// The times are those of a task of the setup's batch size. The time of other tasks is proportional to their size,
+/// except on GPUs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum TimesSpec {
     /// Always the same.
     Deterministic {
-        /// How long.
+        /// The time of every task.
         seconds: f64,
     },
-    /// Anything between two bounds.
+    /// Uniform between two bounds.
     Uniform {
-        /// The least.
+        /// The lower bound.
         low: f64,
-        /// The most.
+        /// The upper bound.
         high: f64,
     },
-    /// At least `shift`, then exponential.
+    /// A constant plus an exponential time.
     ShiftedExponential {
-        /// The least.
+        /// The constant part, the shortest time.
         shift: f64,
-        /// The mean of what comes on top.
+        /// The mean of the exponential part.
         scale: f64,
     },
     /// Heavy-tailed.
     Pareto {
-        /// The least.
+        /// The shortest time.
         scale: f64,
-        /// The larger, the lighter the tail.
+        /// A larger shape gives a lighter tail.
         shape: f64,
     },
-    /// The logarithm is normal.
+    /// Log-normal.
     LogNormal {
         /// Mean of the logarithm.
         mu: f64,
-        /// Deviation of the logarithm.
+        /// Standard deviation of the logarithm.
         sigma: f64,
     },
-    /// Each worker is normal or slow, and changes between tasks.
+    /// Each worker is in a normal or a slow state, and may switch between tasks.
     Markov {
         /// Time of a task when normal.
         normal: f64,
@@ -72,48 +73,48 @@ pub enum TimesSpec {
         /// Probability of becoming normal again, per task.
         recover: f64,
     },
-    /// Log-normal, and the workers of a host are slow together.
+    /// Log-normal, correlated between the workers of a host.
     Correlated {
-        /// Workers are dealt to so many hosts in turn.
+        /// Number of hosts; workers are placed on them round-robin.
         hosts: u32,
         /// Mean of the logarithm.
         mu: f64,
-        /// Deviation of the logarithm.
+        /// Standard deviation of the logarithm.
         sigma: f64,
-        /// Share of the logarithm's variance that a host's workers have in common.
+        /// Share of the logarithm's variance that the workers of a host have in common.
         share: f64,
     },
-    /// Normal, and hosts are slowed down now and then, all of their workers alike.
+    /// Normal, with slow periods of whole hosts.
     Hosts {
-        /// Workers are dealt to so many hosts in turn.
+        /// Number of hosts; workers are placed on them round-robin.
         hosts: u32,
-        /// Mean time of a task on a host that is left alone.
+        /// Mean time of a task on an undisturbed host.
         mean: f64,
-        /// Its deviation.
+        /// Standard deviation of that time.
         deviation: f64,
-        /// When which hosts are slowed down; `None` for never.
+        /// Which hosts are slow, and when; `None` for none.
         pattern: Option<Pattern>,
     },
-    /// Machines shared with other tasks, which take CPU and memory from the workers.
+    /// Machines shared with competing tasks, which take CPU and memory from the workers.
     Contention {
-        /// Which machines, and what else they do.
+        /// The machines and their competing tasks.
         cluster: SharedCluster,
-        /// A batch's time on a machine that does nothing else.
+        /// Time of a batch on an idle machine.
         seconds: f64,
     },
-    /// GPUs of three types, dealt out in turn.
+    /// GPUs of three types, assigned to the workers by rank.
     Gpu {
-        /// A batch's time on the slowest type.
+        /// Time of a batch on the slowest type.
         seconds: f64,
     },
-    /// As recorded: each worker goes through its column, then begins again.
+    /// Recorded times: each worker repeats its column of a trace.
     Trace {
-        /// The file.
+        /// The trace file.
         path: PathBuf,
     },
 }
 
-/// The distributions and their parameters; a trace is `trace:FILE`.
+/// The distributions and their parameters. A trace is given as `trace:FILE`.
 const FORMS: &[Form<'_>] = &[
     Form::new("deterministic", &["seconds"]),
     Form::new("uniform", &["low", "high"]),
@@ -184,15 +185,15 @@ impl FromStr for TimesSpec {
     }
 }
 
-/// A whole number that must be given, at least `least`.
-pub(crate) fn count(spec: &Spec, key: &'static str, least: u32) -> Result<u32, SpecError> {
-    let range = f64::from(least)..=f64::from(u32::MAX);
+/// A required whole number of at least `minimum`.
+pub(crate) fn count(spec: &Spec, key: &'static str, minimum: u32) -> Result<u32, SpecError> {
+    let range = f64::from(minimum)..=f64::from(u32::MAX);
     let accept = |number: &f64| number.fract() == 0.0 && range.contains(number);
-    Ok(spec.required(key, &format!("a whole number, at least {least}"), accept)? as u32)
+    Ok(spec.required(key, &format!("a whole number, at least {minimum}"), accept)? as u32)
 }
 
 impl TimesSpec {
-    /// Whether the parameters fit together; if not, how they do.
+    /// Checks that the parameters fit together; the error is what is expected.
     fn check(&self) -> Result<(), &'static str> {
         let probability = |p: f64| (0.0..=1.0).contains(&p);
         let (fits, expected) = match *self {
@@ -257,14 +258,14 @@ impl From<TimesSpec> for String {
     }
 }
 
-/// Times ready to be drawn: a trace is read.
+/// Task times, ready to be drawn. A trace is loaded.
 #[derive(Debug, Clone)]
 pub struct Times {
-    law: Law,
+    distribution: TimeDistribution,
 }
 
 #[derive(Debug, Clone)]
-enum Law {
+enum TimeDistribution {
     Deterministic(f64),
     Uniform(f64, f64),
     ShiftedExponential(f64, f64),
@@ -279,138 +280,149 @@ enum Law {
 }
 
 impl Times {
-    /// Makes times ready.
+    /// Loads the times of a spec.
     ///
     /// # Errors
     /// If a trace can't be read.
     pub fn load(spec: &TimesSpec) -> Result<Self, TraceError> {
-        let checked = "a spec's numbers were checked when it was read";
-        let law = match *spec {
-            TimesSpec::Deterministic { seconds } => Law::Deterministic(seconds),
-            TimesSpec::Uniform { low, high } => Law::Uniform(low, high),
-            TimesSpec::ShiftedExponential { shift, scale } => Law::ShiftedExponential(shift, scale),
-            TimesSpec::Pareto { scale, shape } => Law::Pareto(Pareto::new(scale, shape).expect(checked)),
-            TimesSpec::LogNormal { mu, sigma } => Law::LogNormal(LogNormal::new(mu, sigma).expect(checked)),
-            TimesSpec::Markov { normal, slow, fall, recover } => Law::Markov { normal, slow, fall, recover },
-            TimesSpec::Correlated { hosts, mu, sigma, share } => {
-                Law::Correlated { hosts, mu, own: sigma * (1.0 - share).sqrt(), common: sigma * share.sqrt() }
+        let checked = "the parameters are checked when a spec is parsed";
+        let distribution = match *spec {
+            TimesSpec::Deterministic { seconds } => TimeDistribution::Deterministic(seconds),
+            TimesSpec::Uniform { low, high } => TimeDistribution::Uniform(low, high),
+            TimesSpec::ShiftedExponential { shift, scale } => TimeDistribution::ShiftedExponential(shift, scale),
+            TimesSpec::Pareto { scale, shape } => TimeDistribution::Pareto(Pareto::new(scale, shape).expect(checked)),
+            TimesSpec::LogNormal { mu, sigma } => {
+                TimeDistribution::LogNormal(LogNormal::new(mu, sigma).expect(checked))
             }
-            TimesSpec::Hosts { hosts, mean, deviation, pattern } => Law::Hosts { hosts, mean, deviation, pattern },
-            TimesSpec::Contention { cluster, seconds } => Law::Contention(cluster, seconds),
-            TimesSpec::Gpu { seconds } => Law::Gpu(seconds),
+            TimesSpec::Markov { normal, slow, fall, recover } => {
+                TimeDistribution::Markov { normal, slow, fall, recover }
+            }
+            TimesSpec::Correlated { hosts, mu, sigma, share } => TimeDistribution::Correlated {
+                hosts,
+                mu,
+                own: sigma * (1.0 - share).sqrt(),
+                common: sigma * share.sqrt(),
+            },
+            TimesSpec::Hosts { hosts, mean, deviation, pattern } => {
+                TimeDistribution::Hosts { hosts, mean, deviation, pattern }
+            }
+            TimesSpec::Contention { cluster, seconds } => TimeDistribution::Contention(cluster, seconds),
+            TimesSpec::Gpu { seconds } => TimeDistribution::Gpu(seconds),
             TimesSpec::Trace { ref path } => return Ok(Times::of_trace(Trace::read(path)?)),
         };
-        Ok(Times { law })
+        Ok(Times { distribution })
     }
 
-    /// The times of a trace that is at hand.
+    /// The times of a trace.
     pub fn of_trace(trace: Trace) -> Self {
-        Times { law: Law::Trace(Arc::new(trace)) }
+        Times { distribution: TimeDistribution::Trace(Arc::new(trace)) }
     }
 
-    /// How many workers a trace is of.
+    /// The number of workers in the trace; `None` if the times are not from a trace.
     pub fn traced_workers(&self) -> Option<usize> {
-        if let Law::Trace(trace) = &self.law { Some(trace.workers().len()) } else { None }
+        if let TimeDistribution::Trace(trace) = &self.distribution { Some(trace.workers().len()) } else { None }
     }
 
-    /// One worker's times, one task after another, without end.
+    /// The endless sequence of a worker's task times.
     pub fn spans(&self, seed: u64, worker: WorkerId) -> impl Iterator<Item = Span> + Send + use<> {
-        let (times, mut stream) = (self.clone(), self.stream(seed, worker));
+        let (times, mut task_times) = (self.clone(), self.task_times(seed, worker));
         let mut now = Time::START;
         std::iter::repeat_with(move || {
-            let (span, _) = stream.next(&times, worker, now, 1.0);
+            let (span, _) = task_times.next(&times, worker, now, 1.0);
             now = now + span;
             span
         })
     }
 
-    /// The stream of one worker's times; a function of seed and worker alone.
-    pub(crate) fn stream(&self, seed: u64, worker: WorkerId) -> Stream {
+    /// The generator of a worker's times. It depends only on the seed and the worker.
+    pub(crate) fn task_times(&self, seed: u64, worker: WorkerId) -> TaskTimes {
         let rng = generator(seed, u64::from(worker.0));
-        let machine = match self.law {
-            Law::Contention(cluster, seconds) => {
+        let machine = match self.distribution {
+            TimeDistribution::Contention(cluster, seconds) => {
                 Some(SharedMachine::new(cluster, seconds, worker, generator(!seed, u64::from(worker.0))))
             }
             _ => None,
         };
-        let common = match self.law {
-            Law::Correlated { hosts, .. } => Some(generator(!seed, u64::from(worker.0 % hosts))),
+        let common = match self.distribution {
+            TimeDistribution::Correlated { hosts, .. } => Some(generator(!seed, u64::from(worker.0 % hosts))),
             _ => None,
         };
-        let interference = match self.law {
-            Law::Hosts { hosts, pattern: Some(pattern), .. } => {
+        let interference = match self.distribution {
+            TimeDistribution::Hosts { hosts, pattern: Some(pattern), .. } => {
                 Some(Interference::new(pattern, worker.0 % hosts, hosts, |stream| generator(!seed, stream)))
             }
             _ => None,
         };
-        Stream { rng, common, machine, interference, slow: false, tasks: 0 }
+        TaskTimes { rng, common, machine, interference, slow: false, tasks: 0 }
     }
 }
 
 fn generator(seed: u64, stream: u64) -> Xoshiro256PlusPlus {
-    // An odd multiplier spreads neighbouring streams; the generator's own seeding mixes the rest.
+    // An odd multiplier separates neighbouring streams; the seeding of the generator mixes the rest.
     Xoshiro256PlusPlus::seed_from_u64(seed ^ stream.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15))
 }
 
-/// One worker's endless stream of times.
+/// Generates the task times of one worker.
 #[derive(Debug, Clone)]
-pub(crate) struct Stream {
+pub(crate) struct TaskTimes {
     rng: Xoshiro256PlusPlus,
-    /// A copy of the host's generator: every worker of the host draws the same from it, task by task.
+    /// A copy of the host's generator. Every worker of the host draws the same numbers from it, task by task.
     common: Option<Xoshiro256PlusPlus>,
-    /// The worker's machine, where it is shared with others.
+    /// The worker's machine, if it is shared with competing tasks.
     machine: Option<SharedMachine>,
-    /// What slows its host down now and then.
+    /// Slow periods of the worker's host.
     interference: Option<Interference>,
     slow: bool,
     tasks: usize,
 }
 
-impl Stream {
-    /// How long the worker's next task takes that begins at `at` and is of `size` batches, and what is in use of its
-    /// machine when it is done, where that is known.
+impl TaskTimes {
+    /// The run time of the worker's next task, which starts at `at` and has `size` batches, and the resources in use at
+    /// its end, if they are simulated.
     pub(crate) fn next(&mut self, times: &Times, worker: WorkerId, at: Time, size: f64) -> (Span, Option<Resources>) {
-        let (seconds, resources) = match (&times.law, &mut self.machine) {
+        let (seconds, resources) = match (&times.distribution, &mut self.machine) {
             (_, Some(machine)) => {
                 let (seconds, resources) = machine.task(at, size, &mut self.rng);
                 (seconds, Some(resources))
             }
-            (Law::Gpu(scale), None) => {
+            (TimeDistribution::Gpu(scale), None) => {
                 let (seconds, resources) = devices::task(worker, size);
                 (seconds * scale, Some(resources))
             }
-            (law, None) => (self.draw(law, worker) * size, None),
+            (distribution, None) => (self.draw(distribution, worker) * size, None),
         };
         self.tasks += 1;
-        // Time must pass: a task of no length could go on for ever at one moment.
+        // At least 1 ns, so that the clock advances.
         (Span(Span::from_seconds(seconds).0.max(1)), resources)
     }
 
-    /// How long the worker's next batch takes, in seconds.
-    fn draw(&mut self, law: &Law, worker: WorkerId) -> f64 {
+    /// The time of the worker's next batch, in seconds.
+    fn draw(&mut self, distribution: &TimeDistribution, worker: WorkerId) -> f64 {
         let rng = &mut self.rng;
-        match law {
-            Law::Deterministic(seconds) | Law::Contention(_, seconds) | Law::Gpu(seconds) => *seconds,
-            Law::Uniform(low, high) => low + (high - low) * rng.random::<f64>(),
-            Law::ShiftedExponential(shift, scale) => shift + scale * rng.sample::<f64, _>(Exp1),
-            Law::Pareto(law) => law.sample(rng),
-            Law::LogNormal(law) => law.sample(rng),
-            Law::Markov { normal, slow, fall, recover } => {
+        match distribution {
+            TimeDistribution::Deterministic(seconds)
+            | TimeDistribution::Contention(_, seconds)
+            | TimeDistribution::Gpu(seconds) => *seconds,
+            TimeDistribution::Uniform(low, high) => low + (high - low) * rng.random::<f64>(),
+            TimeDistribution::ShiftedExponential(shift, scale) => shift + scale * rng.sample::<f64, _>(Exp1),
+            TimeDistribution::Pareto(pareto) => pareto.sample(rng),
+            TimeDistribution::LogNormal(log_normal) => log_normal.sample(rng),
+            TimeDistribution::Markov { normal, slow, fall, recover } => {
                 let change = if self.slow { *recover } else { *fall };
                 self.slow ^= rng.random::<f64>() < change;
                 if self.slow { *slow } else { *normal }
             }
-            Law::Correlated { mu, own, common, .. } => {
+            TimeDistribution::Correlated { mu, own, common, .. } => {
                 let shared: f64 = self.common.as_mut().map_or(0.0, |host| host.sample(StandardNormal));
                 (mu + own * rng.sample::<f64, _>(StandardNormal) + common * shared).exp()
             }
-            Law::Hosts { mean, deviation, .. } => {
+            TimeDistribution::Hosts { mean, deviation, .. } => {
                 let factor = self.interference.as_mut().map_or(1.0, Interference::next);
-                // Below 0 there are no times; half of the draws or more are above.
+                // Negative times are drawn again; at least half of the draws are positive.
                 let drawn = std::iter::repeat_with(|| mean + deviation * rng.sample::<f64, _>(StandardNormal));
                 factor * drawn.into_iter().find(|&seconds| seconds > 0.0).unwrap_or(*mean)
             }
-            Law::Trace(trace) => {
+            TimeDistribution::Trace(trace) => {
                 let column = &trace.workers()[worker.index() % trace.workers().len()];
                 column[self.tasks % column.len()]
             }
@@ -424,8 +436,8 @@ mod tests {
 
     fn draw(text: &str, worker: u32, count: usize) -> Vec<f64> {
         let times = Times::load(&text.parse().unwrap()).unwrap();
-        let mut stream = times.stream(7, WorkerId(worker));
-        (0..count).map(|_| stream.next(&times, WorkerId(worker), Time::START, 1.0).0.seconds()).collect()
+        let mut task_times = times.task_times(7, WorkerId(worker));
+        (0..count).map(|_| task_times.next(&times, WorkerId(worker), Time::START, 1.0).0.seconds()).collect()
     }
 
     fn mean(values: &[f64]) -> f64 {
@@ -433,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn means_are_as_the_textbooks_say() {
+    fn means_match_the_closed_forms() {
         let expected = [
             ("deterministic:2", 2.0),
             ("uniform:1,3", 2.0),
@@ -454,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_of_a_host_are_slow_together() {
+    fn times_correlate_within_a_host_only() {
         let logs =
             |worker| draw("correlated:4,0,1,0.8", worker, 50_000).iter().map(|time| time.ln()).collect::<Vec<_>>();
         let correlation = |a: &[f64], b: &[f64]| mean(&a.iter().zip(b).map(|(a, b)| a * b).collect::<Vec<_>>());
@@ -463,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn specs_read_back_and_nonsense_is_refused() {
+    fn specs_round_trip_and_malformed_specs_are_refused() {
         for text in [
             "deterministic:1",
             "uniform:0,2",

@@ -1,8 +1,8 @@
-//! Schemes whose timing is known exactly, checked to one per cent.
+//! Schemes whose timing has a closed form, checked to one per cent.
 
 mod common;
 
-use common::{observed, summary, timing, with_handout};
+use common::{observed, summary, timing, with_dispatch};
 use paceline_core::{Decision, Dispatch, Event, Reason, Time};
 use paceline_runtime::Observer;
 use paceline_sim::Simulation;
@@ -36,7 +36,7 @@ fn bsp_waits_for_the_largest_of_n_exponentials() {
 fn interrupting_backup_waits_for_the_kth_smallest() {
     for k in [1, 8, 15, 16] {
         let scheme = format!("backup:k={k}");
-        let simulation = with_handout(timing(&scheme, 16, EXPONENTIAL, "iterations=40000"), Dispatch::PushInterrupt);
+        let simulation = with_dispatch(timing(&scheme, 16, EXPONENTIAL, "iterations=40000"), Dispatch::PushInterrupt);
         close(mean_iteration(&simulation), harmonic(16) - harmonic(16 - k));
     }
 }
@@ -52,16 +52,16 @@ fn asp_has_the_throughput_of_all_workers() {
 fn one_slow_worker_holds_back_bsp_but_not_backup() {
     for dispatch in [Dispatch::Pull, Dispatch::PushWait, Dispatch::PushInterrupt] {
         let timing = |scheme| slowed(timing(scheme, 16, "deterministic:1", "iterations=100"), "3=5");
-        close(mean_iteration(&with_handout(timing("bsp"), dispatch)), 5.0);
-        close(mean_iteration(&with_handout(timing("backup:k=15"), dispatch)), 1.0);
+        close(mean_iteration(&with_dispatch(timing("bsp"), dispatch)), 5.0);
+        close(mean_iteration(&with_dispatch(timing("backup:k=15"), dispatch)), 1.0);
     }
 }
 
-/// The leads at which workers were allowed to start, from the reasons given.
+/// Records the leads at which workers start, from the reasons of the decisions.
 #[derive(Default)]
-struct Leads(Vec<u64>);
+struct LeadRecorder(Vec<u64>);
 
-impl Observer for Leads {
+impl Observer for LeadRecorder {
     fn on_turn(&mut self, _now: Time, _event: &Event, decisions: &[Decision]) {
         self.0.extend(decisions.iter().filter_map(|decision| match decision.reason {
             Reason::WithinBound { lead, .. } => Some(lead),
@@ -71,23 +71,23 @@ impl Observer for Leads {
 }
 
 #[test]
-fn ssp_settles_at_the_slowest_workers_rate_with_the_lead_allowed() {
+fn ssp_runs_at_the_slowest_workers_rate_with_the_allowed_lead() {
     for staleness in [0, 1, 4] {
         let scheme = format!("ssp:staleness={staleness}");
         let simulation = slowed(timing(&scheme, 4, "deterministic:1", "time=1000"), "2=5");
-        let mut leads = Leads::default();
+        let mut leads = LeadRecorder::default();
         let summary = observed(&simulation, &mut leads);
-        // 200 iterations of the slow worker, and as many, with the lead, of each of the others.
+        // 200 iterations of the slow worker, and 200 plus the lead of every other worker.
         close(summary.updates_committed as f64, (200 + 3 * (200 + staleness)) as f64);
         assert_eq!(leads.0.iter().max(), Some(&staleness));
-        // Once settled, the fast start exactly that far ahead, each time the slow one reports.
+        // In the steady state, fast workers start with exactly this lead whenever the slow worker reports.
         let settled = &leads.0[leads.0.len() / 2..];
         assert!(settled.iter().all(|&lead| lead == staleness || lead == 0), "{settled:?}");
     }
 }
 
 #[test]
-fn dssp_lies_between_its_bounds() {
+fn dssp_commits_between_ssp_at_its_bounds() {
     let updates = |scheme| summary(&slowed(timing(scheme, 4, "deterministic:1", "time=1000"), "2=5")).updates_committed;
     let (low, range, high) = (updates("ssp:staleness=1"), updates("dssp:min=1,max=6"), updates("ssp:staleness=6"));
     assert!(low <= range && range <= high, "{low} {range} {high}");
@@ -96,8 +96,8 @@ fn dssp_lies_between_its_bounds() {
 
 #[test]
 fn dssp_waits_less_than_ssp_at_its_lower_bound() {
-    // The slow worker takes 2.5 times as long: after two more iterations the fast one ends 0.5 s, after one 1.5 s
-    // before the slow one.
+    // The slow worker takes 2.5 times as long. The fast worker ends 0.5 s before it after two more iterations, and 1.5
+    // s before it after one.
     let idle = |scheme| summary(&slowed(timing(scheme, 2, "uniform:0.9,1.1", "time=2000"), "1=2.5")).idle_share;
     assert!(idle("dssp:min=0,max=4") < idle("ssp:staleness=0"));
 }
@@ -109,6 +109,6 @@ fn a_shared_link_bounds_the_iteration_rate() {
     // Each worker's parameters take 0.5 s on the link, one after another; so do the gradients: the last worker gets its
     // parameters after 8 × 0.5 + 0.25 s, computes for 1 s, and is the last to send for another 0.5 + 0.25 s.
     close(mean_iteration(&simulation), 4.25 + 1.0 + 0.75);
-    // 2 × 8 messages of 50 bytes per iteration, and the parameters for the iteration that was never finished.
+    // 2 × 8 messages of 50 bytes per iteration, and the parameters of the unfinished last iteration.
     assert_eq!(summary(&simulation).bytes, 50 * 2 * 8 * 50 + 8 * 50);
 }

@@ -1,4 +1,4 @@
-//! `cutoff` on clusters whose times are known.
+//! `cutoff` on clusters with known times.
 
 mod common;
 
@@ -7,24 +7,24 @@ use paceline_core::WorkerId;
 use paceline_runtime::{Iteration, Monitor, Observer};
 use paceline_sim::Simulation;
 
-/// How many gradients came in per second, iteration by iteration.
+/// Records the gradients per second of each iteration.
 #[derive(Default)]
-struct Throughput(Vec<f64>);
+struct ThroughputRecorder(Vec<f64>);
 
-impl Observer for Throughput {
+impl Observer for ThroughputRecorder {
     fn on_iteration(&mut self, iteration: &Iteration, _monitor: &Monitor) {
         self.0.push(iteration.waited_for as f64 / iteration.duration);
     }
 }
 
 fn throughput(scheme: &str, workers: usize, times: &str, iterations: usize) -> Vec<f64> {
-    let mut found = Throughput::default();
+    let mut found = ThroughputRecorder::default();
     observed(&timing(scheme, workers, times, &format!("iterations={iterations}")), &mut found);
     found.0
 }
 
-/// The largest c / x₍c₎ of each iteration.
-fn largest(simulation: &Simulation, iterations: usize) -> Vec<f64> {
+/// The largest possible throughput of each iteration: the maximum of c / x₍c₎.
+fn best_throughput(simulation: &Simulation, iterations: usize) -> Vec<f64> {
     let worker = |rank: usize| simulation.times.spans(simulation.seed, WorkerId(rank as u32));
     let mut times: Vec<_> = (0..simulation.setup.workers).map(worker).collect();
     let best = |_| {
@@ -41,11 +41,11 @@ fn mean(values: &[f64]) -> f64 {
 }
 
 #[test]
-fn the_oracle_has_the_largest_throughput_there_is() {
+fn the_oracle_reaches_the_largest_throughput() {
     let times = "bursts:4,1,0.1,4,0.1,0.2";
     let found = throughput("cutoff:predictor=oracle", 24, times, 60);
-    let largest = largest(&timing("bsp", 24, times, "iterations=1"), 60);
-    // Nothing is known when the first begins.
+    let largest = best_throughput(&timing("bsp", 24, times, "iterations=1"), 60);
+    // No run time is known before the first iteration.
     assert!(found[0] < largest[0]);
     for (found, largest) in found.iter().zip(&largest).skip(1) {
         assert!((found / largest - 1.0).abs() < 1e-6, "{found} of {largest}");
@@ -61,15 +61,15 @@ fn order_statistics_come_close_to_the_oracle_where_times_are_independent() {
 }
 
 #[test]
-fn imputing_keeps_order_statistics_from_believing_in_ever_faster_workers() {
-    // All that is seen is below the cutoff. If only that counted, each cutoff would lie below the one before.
+fn imputation_keeps_the_predicted_times_from_shrinking() {
+    // Only times below the cutoff are observed. Without imputation, each cutoff would be lower than the one before.
     let found = throughput("cutoff", 60, "normal:1,0.2", 400);
     let (early, late) = (mean(&found[20..120]), mean(&found[300..]));
     assert!((late / early - 1.0).abs() < 0.05, "{early}, then {late}");
 }
 
 #[test]
-fn only_the_simulator_has_an_oracle() {
+fn the_oracle_predictor_needs_the_simulator() {
     let simulation = timing("cutoff:predictor=oracle", 4, "normal:1,0.1", "iterations=1");
     assert!(Simulation::check(&simulation.scheme, &simulation.setup).is_ok());
     let refused = simulation.scheme.build(&simulation.setup).err().unwrap().to_string();

@@ -1,4 +1,4 @@
-//! `elastic-bsp` keeps its promises, never hangs, and is worth its barriers.
+//! `elastic-bsp`: barriers open as planned, never hang, and make training faster than `bsp`.
 
 mod common;
 
@@ -16,24 +16,25 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 /// A barrier that opened.
 #[derive(Debug)]
-struct Opened {
-    /// How long the first to arrive was to wait, and did.
-    promised: Span,
+struct OpenedBarrier {
+    /// The planned and the actual wait of the first worker to arrive.
+    planned_wait: Span,
     waited: Span,
-    /// When it was to open, and did.
+    /// The planned and the actual time of opening.
     planned: Time,
     at: Time,
 }
 
-/// Follows a run from barrier to barrier.
+/// Records the barriers of a run.
 #[derive(Default)]
-struct Barriers {
+struct BarrierRecorder {
     waiting: BTreeMap<WorkerId, (Time, Reason)>,
-    opened: Vec<Opened>,
-    given_up: usize,
+    opened: Vec<OpenedBarrier>,
+    /// Barriers that were cancelled.
+    cancelled: usize,
 }
 
-impl Observer for Barriers {
+impl Observer for BarrierRecorder {
     fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
         if let Event::Left { worker } = event {
             self.waiting.remove(worker);
@@ -56,18 +57,21 @@ impl Observer for Barriers {
         else {
             return;
         };
-        assert!(released.iter().all(|(assignment, ..)| assignment.version == first.version), "all pull the same model");
+        assert!(
+            released.iter().all(|(assignment, ..)| assignment.version == first.version),
+            "all workers get the same model"
+        );
         if matches!(event, Event::Reported { .. }) {
-            assert!(self.waiting.is_empty(), "a barrier opens for all");
-            self.opened.push(Opened { promised: *wait, waited: now.since(*since), planned: *at, at: now });
+            assert!(self.waiting.is_empty(), "a barrier opens for every waiting worker");
+            self.opened.push(OpenedBarrier { planned_wait: *wait, waited: now.since(*since), planned: *at, at: now });
         } else {
-            self.given_up += 1;
+            self.cancelled += 1;
         }
     }
 }
 
-fn barriers(simulation: &Simulation) -> Barriers {
-    let mut barriers = Barriers::default();
+fn barriers(simulation: &Simulation) -> BarrierRecorder {
+    let mut barriers = BarrierRecorder::default();
     observed(simulation, &mut barriers);
     barriers
 }
@@ -77,7 +81,7 @@ fn scripted(mut simulation: Simulation, script: &str) -> Simulation {
     simulation
 }
 
-/// Workers as in the paper's section 6.1: everyone has an interval of its own, 1000 to 1500 ms.
+/// Workers as in the paper's section 6.1: each has its own interval, 1000 to 1500 ms.
 fn uneven(mut simulation: Simulation, seed: u64) -> Simulation {
     let mut generator = Xoshiro256PlusPlus::seed_from_u64(seed);
     let factor = |rank: usize| format!("{rank}={}", f64::from(generator.random_range(1000..=1500)) / 1000.0);
@@ -87,32 +91,37 @@ fn uneven(mut simulation: Simulation, seed: u64) -> Simulation {
 }
 
 #[test]
-fn barriers_keep_their_promise_when_times_are_deterministic() {
-    let (mut count, mut promised, mut waited, mut bsp_idle, mut idle) = (0, 0.0, 0.0, 0.0, 0.0);
+fn barriers_open_as_planned_when_times_are_deterministic() {
+    let (mut count, mut planned, mut waited, mut bsp_idle, mut idle) = (0, 0.0, 0.0, 0.0, 0.0);
     for seed in 0..20 {
         let simulation = uneven(timing("elastic-bsp:r=15", 10, "deterministic:1", "time=2000"), seed);
         let found = barriers(&simulation);
         for opened in &found.opened {
-            assert_eq!((opened.at, opened.waited), (opened.planned, opened.promised), "{opened:?}");
-            promised += opened.promised.seconds();
+            assert_eq!((opened.at, opened.waited), (opened.planned, opened.planned_wait), "{opened:?}");
+            planned += opened.planned_wait.seconds();
             waited += opened.waited.seconds();
         }
-        assert_eq!(found.given_up, 0);
+        assert_eq!(found.cancelled, 0);
         count += found.opened.len();
         idle += summary(&simulation).idle_share;
         bsp_idle += summary(&with_scheme(simulation, "bsp")).idle_share;
     }
     assert!(count > 20 * 50, "{count}");
-    assert!((waited / promised - 1.0).abs() < 0.01);
+    assert!((waited / planned - 1.0).abs() < 0.01);
     assert!(idle < 0.5 * bsp_idle, "{idle} {bsp_idle}");
 }
 
 #[test]
-fn every_rule_meets_its_barriers_under_noise() {
-    for rule in ["last", "ema", "median"] {
+fn barriers_open_with_every_interval_estimator_under_noise() {
+    for estimator in ["last", "ema", "median"] {
         for times in ["uniform:0.9,1.1", "shifted-exponential:0.3,0.7", "pareto:1,2.5", "markov:1,5,0.05,0.2"] {
-            let found = barriers(&timing(&format!("elastic-bsp:interval={rule}"), 8, times, "time=2000"));
-            assert!(found.opened.len() > 60, "{rule} {times}: {}, given up {}", found.opened.len(), found.given_up);
+            let found = barriers(&timing(&format!("elastic-bsp:interval={estimator}"), 8, times, "time=2000"));
+            assert!(
+                found.opened.len() > 60,
+                "{estimator} {times}: {}, cancelled {}",
+                found.opened.len(),
+                found.cancelled
+            );
         }
     }
 }
@@ -129,48 +138,52 @@ fn crashes_and_rejoins_only_delay_a_barrier() {
 }
 
 #[test]
-fn a_silent_worker_holds_nobody_back_for_long() {
-    // Worker 3 stops dead in a superstep, and nobody is told: the others go on without barriers.
+fn an_unnoticed_crash_does_not_stall_the_other_workers() {
+    // Worker 3 crashes in a superstep, unnoticed: the other workers continue without barriers.
     let simulation = timing("elastic-bsp", 4, "uniform:0.9,1.1", "time=1000");
     let simulation = scripted(simulation, "100 crash 3 2000\n");
-    let mut found = Barriers::default();
+    let mut found = BarrierRecorder::default();
     let summary = observed(&simulation, &mut found);
-    assert!(found.given_up <= 1 && found.opened.iter().all(|opened| opened.at.seconds() < 101.0), "{:?}", found.opened);
+    assert!(
+        found.cancelled <= 1 && found.opened.iter().all(|opened| opened.at.seconds() < 101.0),
+        "{:?}",
+        found.opened
+    );
     assert!(summary.updates_committed > 3 * 980, "{summary:?}");
 
-    // Once it is declared gone, barriers are planned for those who are left.
+    // Once the crash is noticed, barriers are planned for the remaining workers.
     let simulation = timing("elastic-bsp", 4, "uniform:0.9,1.1", "time=1000");
     let found = barriers(&scripted(simulation, "100 crash 3 200\n"));
     assert!(found.opened.iter().filter(|opened| opened.at.seconds() > 300.0).count() > 50);
 }
 
 #[test]
-fn when_the_last_one_awaited_leaves_the_barrier_opens() {
-    // The barrier is planned for 13.5 s, after the slow worker's third iteration; the other one is there at 13 s.
+fn a_barrier_opens_when_the_last_awaited_worker_leaves() {
+    // The barrier is planned for 13.5 s, after the slow worker's third iteration; the fast worker arrives at 13 s.
     let mut simulation = timing("elastic-bsp:r=6", 2, "deterministic:1", "time=30");
     simulation.slowness = "1=4.5".parse().unwrap();
     let found = barriers(&simulation);
     assert_eq!(found.opened[0].at.seconds(), 13.5);
     assert_eq!(found.opened[0].waited.seconds(), 0.5);
     let mut times = Vec::new();
-    observed(&scripted(simulation, "13.25 leave 1\n"), &mut Starts(&mut times));
+    observed(&scripted(simulation, "13.25 leave 1\n"), &mut AssignmentTimes(&mut times));
     assert_eq!(times.iter().find(|&&at| at > 12.5), Some(&13.25));
 }
 
-/// When worker 0 was given work, in seconds.
-struct Starts<'a>(&'a mut Vec<f64>);
+/// Records when worker 0 gets assignments, in seconds.
+struct AssignmentTimes<'a>(&'a mut Vec<f64>);
 
-impl Observer for Starts<'_> {
+impl Observer for AssignmentTimes<'_> {
     fn on_turn(&mut self, now: Time, _event: &Event, decisions: &[Decision]) {
-        let given = |decision: &&Decision| match decision.action {
+        let assigned = |decision: &&Decision| match decision.action {
             Action::Assign(assignment) => assignment.task.worker == WorkerId(0),
             _ => false,
         };
-        self.0.extend(decisions.iter().filter(given).map(|_| now.seconds()));
+        self.0.extend(decisions.iter().filter(assigned).map(|_| now.seconds()));
     }
 }
 
-/// When the mean training loss of the last `updates` updates was first below 0.5.
+/// The time at which the mean training loss of the last `updates` updates is first below 0.5.
 struct TimeToLoss {
     updates: usize,
     losses: VecDeque<f64>,
@@ -190,7 +203,7 @@ impl Observer for TimeToLoss {
 }
 
 #[test]
-fn it_is_faster_than_bsp_and_as_accurate_when_communication_is_dear() {
+fn elastic_bsp_is_faster_than_bsp_and_as_accurate_when_communication_is_slow() {
     let splits = synthetic_digits(3, 3000, 1000).unwrap();
     let sampler = Sampler::new(splits.train().labels(), Partition::Iid, Order::WithReplacement, 8, 3).unwrap();
     let workload = Arc::new(SoftmaxRegression::new(splits, sampler, 0.0));
@@ -199,11 +212,11 @@ fn it_is_faster_than_bsp_and_as_accurate_when_communication_is_dear() {
         for (index, scheme) in ["bsp", "elastic-bsp"].into_iter().enumerate() {
             let mut simulation = training(scheme, 8, "uniform:0.5,1.5", "samples=40000", 0.1, 1);
             simulation.seed = seed;
-            // Eight downloads and one upload of 0.125 s beside a second of computing: more than half of a round.
+            // Eight downloads and one upload of 0.125 s next to 1 s of computing: more than half of a round.
             simulation.network = Some("bandwidth=8,bytes=1".parse().unwrap());
             let training = simulation.training.as_mut().unwrap();
             training.workload = workload.clone();
-            // One of eight updates makes an eighth of a step.
+            // With a proportional rate, one of eight updates makes an eighth of a step.
             training.schedule.proportional = true;
             let mut to_loss = TimeToLoss { updates: 80, losses: VecDeque::new(), time: None };
             let summary = observed(&simulation, &mut to_loss);

@@ -1,8 +1,8 @@
-//! Different ways to the same result: schemes that must agree, threads that must not matter.
+//! Equal results: schemes that must agree, and thread counts that must not matter.
 
 mod common;
 
-use common::{observed, outcome, training, with_handout, with_scheme};
+use common::{observed, outcome, training, with_dispatch, with_scheme};
 use paceline_core::{Dispatch, Setup};
 use paceline_runtime::{EventLog, EventLogHeader, replay};
 
@@ -33,7 +33,7 @@ fn backup_of_all_workers_is_bsp_bit_for_bit() {
     let bsp = training("bsp", 8, TIMES, "iterations=30", 0.1, 1);
     let expected = bits(outcome(&bsp).parameters);
     for dispatch in [Dispatch::Pull, Dispatch::PushWait, Dispatch::PushInterrupt] {
-        let backup = with_handout(with_scheme(bsp.clone(), "backup:k=8"), dispatch);
+        let backup = with_dispatch(with_scheme(bsp.clone(), "backup:k=8"), dispatch);
         assert_eq!(bits(outcome(&backup).parameters), expected, "{dispatch}");
     }
 }
@@ -41,7 +41,7 @@ fn backup_of_all_workers_is_bsp_bit_for_bit() {
 #[test]
 fn ssp_without_staleness_is_bsp() {
     let bsp = outcome(&training("bsp", 8, TIMES, "iterations=20", 0.16, 1));
-    // Eight steps of an eighth: each worker's gradient is of the same parameters, for nobody runs ahead.
+    // Eight steps of an eighth each. No worker runs ahead, so all gradients are of the same parameters.
     let ssp = outcome(&training("ssp:staleness=0", 8, TIMES, "iterations=160", 0.02, 1));
     assert_eq!(bsp.summary.time, ssp.summary.time, "the schedules are the same");
     assert_eq!(bsp.summary.idle_share, ssp.summary.idle_share);
@@ -63,7 +63,7 @@ fn threads_and_repeats_change_no_bit() {
 }
 
 #[test]
-fn training_learns_under_every_scheme() {
+fn every_scheme_reaches_the_target_loss() {
     for scheme in SCHEMES {
         let summary = outcome(&training(scheme, 8, TIMES, "loss<0.7,iterations=2000", 0.1, 1)).summary;
         assert!(summary.reached && summary.accuracy.unwrap() > 0.6, "{summary:?}");
@@ -71,21 +71,21 @@ fn training_learns_under_every_scheme() {
 }
 
 #[test]
-fn a_recorded_stream_replays_bit_for_bit() {
+fn an_event_log_replays_bit_for_bit() {
     let script = "3 slow 0-2 4\n4 crash 1 2\n5 leave 2\n7 join 2\n9 join 1\n";
-    let folder = std::env::temp_dir().join(format!("paceline-replay-{}", std::process::id()));
-    std::fs::write(&folder, script).unwrap();
-    let script = paceline_sim::Script::read(&folder, 6).unwrap();
-    std::fs::remove_file(&folder).unwrap();
+    let path = std::env::temp_dir().join(format!("paceline-replay-{}", std::process::id()));
+    std::fs::write(&path, script).unwrap();
+    let script = paceline_sim::Script::read(&path, 6).unwrap();
+    std::fs::remove_file(&path).unwrap();
     for scheme in SCHEMES {
         let mut simulation = training(scheme, 6, TIMES, "time=60", 0.1, 1);
         simulation.script = script.clone();
         let setup = Setup { workers: 6, batch: 16, dispatch: None };
-        let mut stream = Vec::new();
-        let mut log = EventLog::new(&mut stream, &EventLogHeader::new(scheme.parse().unwrap(), &setup)).unwrap();
+        let mut bytes = Vec::new();
+        let mut log = EventLog::new(&mut bytes, &EventLogHeader::new(scheme.parse().unwrap(), &setup)).unwrap();
         let summary = observed(&simulation, &mut log);
         log.finish().unwrap();
-        let replayed = replay(stream.as_slice()).unwrap();
+        let replayed = replay(bytes.as_slice()).unwrap();
         assert!(summary.iterations > 5 && replayed.events > summary.iterations, "{summary:?} {replayed:?}");
     }
 }

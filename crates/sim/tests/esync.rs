@@ -1,10 +1,10 @@
-//! What ESync promises, on the paper's cluster: four workers with 0.03 s per iteration and two with 3.5 s.
+//! ESync on the paper's cluster: four workers with 0.03 s per iteration and two with 3.5 s.
 
 mod common;
 
 use common::{outcome, timing, training};
 use paceline_runtime::WorkerTimes;
-use paceline_sim::{NetworkSpec, Outcome, Script, Simulation};
+use paceline_sim::{NetworkSpec, Script, Simulation, SimulationOutcome};
 
 const FAST: f64 = 0.03;
 
@@ -17,7 +17,7 @@ fn cluster(scheme: &str, times: &str, until: &str) -> Simulation {
     uneven(timing(scheme, 6, times, until))
 }
 
-fn least_computing(outcome: &Outcome) -> f64 {
+fn least_computing(outcome: &SimulationOutcome) -> f64 {
     outcome.summary.worker_times.iter().map(WorkerTimes::computing_share).fold(1.0, f64::min)
 }
 
@@ -25,13 +25,13 @@ fn least_computing(outcome: &Outcome) -> f64 {
 const NOISY: &str = "lognormal:-3.506557897319982,0.1";
 
 #[test]
-fn everyone_computes_nearly_all_the_time() {
+fn every_worker_computes_nearly_all_the_time() {
     for mode in ["blocking", "non-blocking"] {
         let steady = outcome(&cluster(&format!("esync:mode={mode}"), "deterministic:0.03", "iterations=200"));
         assert!(least_computing(&steady) >= 0.95, "{mode}: {:?}", steady.summary.worker_times);
         for worker in &steady.summary.worker_times {
             let iteration = if worker.worker < 4 { FAST } else { 3.5 };
-            // One sample in each.
+            // One sample per iteration.
             let expected = worker.computing_share() / iteration;
             assert!((worker.samples_per_second / expected - 1.0).abs() < 0.01, "{mode}: {worker:?}");
         }
@@ -43,11 +43,11 @@ fn everyone_computes_nearly_all_the_time() {
 }
 
 #[test]
-fn nobody_is_blocked_for_as_long_as_the_fastest_iteration() {
+fn no_worker_is_blocked_for_as_long_as_the_fastest_iteration() {
     let rounds = 200.0;
     let run = outcome(&cluster("esync", "deterministic:0.03", "iterations=200"));
     for worker in &run.summary.worker_times {
-        // In the first round nobody knows how fast anyone is.
+        // The first round is excluded: the speeds are not known yet.
         let blocked = (worker.waiting - (3.5 - FAST)).max(0.0) / (rounds - 1.0);
         assert!(blocked < FAST, "{worker:?}");
     }
@@ -65,7 +65,7 @@ fn traffic_is_less_than_half_of_asps() {
 }
 
 #[test]
-fn long_round_trips_of_questions_cost_little_without_waiting_for_answers() {
+fn high_latency_costs_little_in_non_blocking_mode() {
     let lost = |mode: &str| {
         let mut simulation = cluster(&format!("esync:mode={mode}"), "deterministic:0.03", "iterations=100");
         simulation.network = Some("latency=0.1,bytes=0".parse().unwrap());
@@ -75,13 +75,13 @@ fn long_round_trips_of_questions_cost_little_without_waiting_for_answers() {
     };
     let (non_blocking, run) = lost("non-blocking");
     assert!(non_blocking.iter().all(|&share| share < 0.05), "{non_blocking:?} {:?}", run.summary.worker_times);
-    // Waiting for answers, a fast worker computes 0.03 s out of every 0.23 s.
+    // In blocking mode, a fast worker computes 0.03 s out of every 0.23 s.
     let (blocking, run) = lost("blocking");
     assert!(blocking[0] > 0.8, "{blocking:?} {:?}", run.summary.worker_times);
 }
 
 #[test]
-fn with_equal_workers_and_plain_steps_it_is_bsp() {
+fn with_equal_workers_and_sgd_esync_is_bsp() {
     for mode in ["blocking", "non-blocking"] {
         let bsp = outcome(&training("bsp", 6, "deterministic:1", "iterations=30", 0.1, 1));
         let esync = outcome(&training(&format!("esync:mode={mode}"), 6, "deterministic:1", "iterations=30", 0.1, 1));
@@ -94,8 +94,8 @@ fn with_equal_workers_and_plain_steps_it_is_bsp() {
 }
 
 #[test]
-fn rounds_go_on_whatever_happens_to_the_slowest() {
-    // The slowest crashes, another becomes slow in the middle of a round, the first comes back, all but two go.
+fn rounds_continue_when_the_slowest_worker_changes() {
+    // The slowest worker crashes, another becomes slow during a round, the first rejoins, all but two leave.
     let script = "9 crash 5 2\n15 slow 0 200\n24 join 5\n40 leave 1-4\n47 join 2\n";
     let path = std::env::temp_dir().join(format!("paceline-esync-{}", std::process::id()));
     std::fs::write(&path, script).unwrap();
@@ -114,7 +114,7 @@ fn rounds_go_on_whatever_happens_to_the_slowest() {
 }
 
 #[test]
-fn local_optimizers_and_relatives_learn() {
+fn schemes_with_local_iterations_reach_the_target_under_every_optimizer() {
     for (scheme, optimizer, rate) in [
         ("esync", "sgd", 0.1),
         ("esync:mode=non-blocking", "momentum:0.9", 0.02),
@@ -136,7 +136,7 @@ fn local_optimizers_and_relatives_learn() {
 }
 
 #[test]
-fn it_gets_there_many_times_sooner_than_bsp() {
+fn esync_reaches_the_target_seven_times_sooner_than_bsp() {
     let time_to_target = |scheme: &str| {
         let until = "accuracy>0.8,time=3500";
         let mut simulation = uneven(training(scheme, 6, "deterministic:0.03", until, 0.02, 1));

@@ -1,25 +1,26 @@
-//! Fault campaigns: every scheme, on a virtual clock, through whatever machines and networks can do to it.
+//! Fault campaigns: every scheme on a virtual clock, under random faults of workers, network and server.
 //!
-//! - [`History`]: a setup and the [`Trouble`]s that happen to it, drawn from a seed.
-//! - [`torture`]: lives through a history under one scheme. A server with its ledger and deadlines, workers that are
-//!   killed, frozen, cut off and restarted, and a network that loses, repeats and reorders messages run as state
-//!   machines; a witness keeps its own books beside them.
-//! - [`shorten`]: the shortest history found that still fails in the same way.
-//! - [`schemes`]: all schemes, with the settings that change how they move.
+//! - [`FaultSchedule`]: a setup and the [`Fault`]s of a run, drawn from a seed.
+//! - [`torture`]: runs a scheme under a fault schedule. Workers crash, freeze, lose their connection and restart; the
+//!   network loses, repeats and reorders messages. An independent checker verifies every decision and the
+//!   counts of the ledger.
+//! - [`shrink`]: the smallest schedule found that still fails in the same way.
+//! - [`schemes`]: all schemes, with the settings that change their behaviour.
 //!
-//! The same history gives the same outcome, event for event. Messages here may be lost one by one, which is harsher
-//! than a connection that breaks: what survives this survives TCP.
+//! The same schedule gives the same outcome, event for event. The schemes, the ledger and the deadlines are those of a
+//! real run. The server, the workers and their messages are models of `paceline-net`, not its code: a campaign tests
+//! schemes, ledger and deadlines, not sessions or transports.
 
-mod history;
+mod checker;
+mod fault_schedule;
+mod fault_simulation;
 mod message;
 mod schemes;
 mod server;
-mod shorten;
-mod witness;
+mod shrink;
 mod worker;
-mod world;
 
-pub use history::{History, Link, Trouble};
+pub use fault_schedule::{Fault, FaultSchedule, LinkFault};
+pub use fault_simulation::{TortureFailure, TortureReport, torture};
 pub use schemes::schemes;
-pub use shorten::shorten;
-pub use world::{Failure, Survival, torture};
+pub use shrink::shrink;

@@ -1,20 +1,20 @@
-//! What server and workers say to each other.
+//! Messages between the server and the workers.
 
 use paceline_core::{Assignment, Report, TaskId, WorkerId};
 
-/// A message on its way, in the conversation that a worker began with its hello.
+/// A message of a session. A session starts with the worker's `Hello`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Envelope<Words> {
+pub(crate) struct Envelope<Message> {
     pub(crate) worker: WorkerId,
     pub(crate) session: u64,
-    pub(crate) words: Words,
+    pub(crate) message: Message,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum ToServer {
     Hello,
-    /// Is this conversation still on?
-    Ping,
+    /// The server answers with `Welcome` if the session is open, otherwise with `Refuse`.
+    Heartbeat,
     Report(TaskId, Report),
     Ask(TaskId, u32, Report),
     Bye,
@@ -23,13 +23,13 @@ pub(crate) enum ToServer {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum ToWorker {
     Welcome,
-    /// The conversation is over.
+    /// The session is closed.
     Refuse,
-    /// The rank is taken: try again.
-    Later,
-    /// Work; everything but the task `after` is called off.
+    /// The rank is taken: the worker tries again.
+    Retry,
+    /// An assignment. It cancels all earlier tasks except the one with this number, which the worker finishes first.
     Assign(Assignment, Option<u64>),
-    /// Go on after so many local iterations.
+    /// Continue, in answer to the question after this many local iterations.
     Continue(TaskId, u32),
     Collect(TaskId),
     Interrupt(TaskId),

@@ -1,17 +1,17 @@
-//! A worker's process: does what it is told, as far as it hears it.
+//! A model of a worker's process.
 
 use paceline_core::{Assignment, LocalLength, Report, Span, TaskId, Time, WorkerId};
 
 use crate::message::{ToServer, ToWorker};
 
-/// How often a worker says something if nothing else happens.
-pub(crate) const TICK: Span = Span(2_000_000_000);
+/// Time between two heartbeats of a worker.
+pub(crate) const HEARTBEAT_INTERVAL: Span = Span(2_000_000_000);
 
-/// What a process wants done.
+/// An output of a worker process.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Effect {
-    Say(ToServer),
-    /// Compute for so many iterations; the number tells when that is over whether it still matters.
+    Send(ToServer),
+    /// Compute this number of iterations. The number of the computation tells at its end whether it is still current.
     Compute {
         computation: u64,
         assignment: Assignment,
@@ -19,36 +19,37 @@ pub(crate) enum Effect {
     },
 }
 
+/// The task that a worker computes.
 #[derive(Debug, Clone, Copy)]
-struct Running {
+struct TaskInProgress {
     assignment: Assignment,
     /// Local iterations done.
     done: u32,
-    /// It has asked and waits for the answer.
+    /// Whether the worker waits for an answer.
     waits: bool,
     since: Time,
 }
 
-/// One process.
+/// One process of a worker.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct WorkerProcess {
     worker: WorkerId,
-    /// The number of its first conversation, which no other process has.
+    /// The number of its first session. It identifies the process.
     pub(crate) started: u64,
     pub(crate) session: u64,
     welcomed: bool,
-    running: Option<Running>,
+    running: Option<TaskInProgress>,
     queued: Option<Assignment>,
-    /// The newest task heard of: older ones are echoes.
+    /// The newest task received. Older ones are duplicates.
     newest: Option<u64>,
     computations: u64,
     pub(crate) frozen_until: Time,
-    pub(crate) lies_until: Time,
+    pub(crate) false_reports_until: Time,
 }
 
-impl Process {
+impl WorkerProcess {
     pub(crate) fn new(worker: WorkerId, session: u64) -> Self {
-        Process {
+        WorkerProcess {
             worker,
             started: session,
             session,
@@ -58,40 +59,40 @@ impl Process {
             newest: None,
             computations: 0,
             frozen_until: Time::START,
-            lies_until: Time::START,
+            false_reports_until: Time::START,
         }
     }
 
-    /// Begins a new conversation.
-    fn start_over(&mut self, session: u64) {
-        *self = Process {
+    /// Starts a new session.
+    fn reconnect(&mut self, session: u64) {
+        *self = WorkerProcess {
             started: self.started,
             computations: self.computations + 1,
             frozen_until: self.frozen_until,
-            lies_until: self.lies_until,
-            ..Process::new(self.worker, session)
+            false_reports_until: self.false_reports_until,
+            ..WorkerProcess::new(self.worker, session)
         };
     }
 
-    /// It is time to say something, in case something was lost.
-    pub(crate) fn tick(&self) -> Effect {
+    /// The periodic message. It repeats a message that may have been lost.
+    pub(crate) fn heartbeat(&self) -> Effect {
         match self.running {
-            _ if !self.welcomed => Effect::Say(ToServer::Hello),
-            Some(Running { assignment, done, waits: true, .. }) => {
-                Effect::Say(ToServer::Ask(assignment.task, done, Report::default()))
+            _ if !self.welcomed => Effect::Send(ToServer::Hello),
+            Some(TaskInProgress { assignment, done, waits: true, .. }) => {
+                Effect::Send(ToServer::Ask(assignment.task, done, Report::default()))
             }
-            _ => Effect::Say(ToServer::Ping),
+            _ => Effect::Send(ToServer::Heartbeat),
         }
     }
 
-    /// Hears the server. `fresh` is the number of the next conversation, should this one be over.
-    pub(crate) fn hear(&mut self, now: Time, words: ToWorker, fresh: u64) -> Vec<Effect> {
-        self.welcomed |= !matches!(words, ToWorker::Refuse | ToWorker::Later);
-        match words {
-            ToWorker::Welcome | ToWorker::Later => Vec::new(),
+    /// Handles a message of the server. `next_session` is the number of the next session, if this one is closed.
+    pub(crate) fn on_message(&mut self, now: Time, message: ToWorker, next_session: u64) -> Vec<Effect> {
+        self.welcomed |= !matches!(message, ToWorker::Refuse | ToWorker::Retry);
+        match message {
+            ToWorker::Welcome | ToWorker::Retry => Vec::new(),
             ToWorker::Refuse => {
-                self.start_over(fresh);
-                vec![Effect::Say(ToServer::Hello)]
+                self.reconnect(next_session);
+                vec![Effect::Send(ToServer::Hello)]
             }
             ToWorker::Assign(assignment, after) => self.assign(now, assignment, after),
             ToWorker::Continue(task, iterations) => match self.running.as_mut() {
@@ -112,7 +113,7 @@ impl Process {
                     self.queued = None;
                 }
                 match self.running {
-                    Some(running) if running.assignment.task == task => self.begin_queued(now),
+                    Some(running) if running.assignment.task == task => self.start_queued(now),
                     _ => Vec::new(),
                 }
             }
@@ -126,16 +127,16 @@ impl Process {
         self.newest = Some(assignment.task.number);
         let finishes_first = self.running.is_some_and(|running| Some(running.assignment.task.number) == after);
         self.queued = Some(assignment);
-        if finishes_first { Vec::new() } else { self.begin_queued(now) }
+        if finishes_first { Vec::new() } else { self.start_queued(now) }
     }
 
-    fn begin_queued(&mut self, now: Time) -> Vec<Effect> {
-        let begin = |assignment| Running { assignment, done: 0, waits: false, since: now };
-        self.running = self.queued.take().map(begin);
+    fn start_queued(&mut self, now: Time) -> Vec<Effect> {
+        let start = |assignment| TaskInProgress { assignment, done: 0, waits: false, since: now };
+        self.running = self.queued.take().map(start);
         self.compute(now)
     }
 
-    /// Computes what comes next of the present task.
+    /// Starts the next computation of the current task.
     fn compute(&mut self, now: Time) -> Vec<Effect> {
         self.computations += 1;
         let Some(running) = self.running.as_mut() else { return Vec::new() };
@@ -145,8 +146,8 @@ impl Process {
         vec![Effect::Compute { computation: self.computations, assignment, iterations }]
     }
 
-    /// A computation is over.
-    pub(crate) fn computed(&mut self, now: Time, computation: u64) -> Vec<Effect> {
+    /// Handles the end of a computation.
+    pub(crate) fn on_computed(&mut self, now: Time, computation: u64) -> Vec<Effect> {
         let Some(running) = self.running.as_mut().filter(|_| computation == self.computations) else {
             return Vec::new();
         };
@@ -154,12 +155,12 @@ impl Process {
         let task = running.assignment.task;
         match running.assignment.work.length() {
             None | Some(LocalLength::Iterations(_)) => self.report(now, report),
-            Some(course) => {
+            Some(length) => {
                 running.done += 1;
-                let question = Effect::Say(ToServer::Ask(task, running.done, report));
-                running.waits = course == LocalLength::AskAndWait;
+                let question = Effect::Send(ToServer::Ask(task, running.done, report));
+                running.waits = length == LocalLength::AskAndWait;
                 let mut effects = vec![question];
-                if course == LocalLength::AskAndContinue {
+                if length == LocalLength::AskAndContinue {
                     effects.extend(self.compute(now));
                 }
                 effects
@@ -170,23 +171,23 @@ impl Process {
     fn report(&mut self, now: Time, report: Report) -> Vec<Effect> {
         let task = self.running.map(|running| running.assignment.task);
         let mut effects: Vec<Effect> =
-            task.map(|task| Effect::Say(ToServer::Report(task, report))).into_iter().collect();
-        effects.extend(self.begin_queued(now));
+            task.map(|task| Effect::Send(ToServer::Report(task, report))).into_iter().collect();
+        effects.extend(self.start_queued(now));
         effects
     }
 
-    /// What a liar makes of what it would say: `luck` chooses how.
-    pub(crate) fn twisted(&self, words: ToServer, luck: u64) -> ToServer {
+    /// A false version of a message; `random` chooses which.
+    pub(crate) fn falsified(&self, message: ToServer, random: u64) -> ToServer {
         let absurd = |report: Report| {
             let times = [Span::ZERO, Span(1), Span(u64::MAX), Span(3_600_000_000_000)];
-            let load = [None, Some(f32::NAN), Some(-3.0), Some(f32::INFINITY)][luck as usize % 4];
-            Report { compute: times[(luck / 4) as usize % 4], cpu: load, memory: load, ..report }
+            let load = [None, Some(f32::NAN), Some(-3.0), Some(f32::INFINITY)][random as usize % 4];
+            Report { compute: times[(random / 4) as usize % 4], cpu: load, memory: load, ..report }
         };
-        let number = |task: TaskId| TaskId { number: task.number + luck % 3, ..task };
-        match words {
+        let number = |task: TaskId| TaskId { number: task.number + random % 3, ..task };
+        match message {
             ToServer::Report(task, report) => ToServer::Report(number(task), absurd(report)),
             ToServer::Ask(task, done, report) => {
-                ToServer::Ask(number(task), done + (luck / 16) as u32 % 2, absurd(report))
+                ToServer::Ask(number(task), done + (random / 16) as u32 % 2, absurd(report))
             }
             other => other,
         }

@@ -1,21 +1,21 @@
-//! A few hundred seeds of every scheme, and schemes that are broken on purpose.
+//! A few hundred seeds for every scheme, and schemes with deliberate bugs that must be found.
 
 use std::collections::BTreeSet;
 
 use paceline_core::{Law, Reason, Scheme, SchemeSpec, Setup, Span, TaskId, Turn, Until, Update, WorkerId};
-use paceline_torture::{Failure, History, Trouble, schemes, shorten, torture};
+use paceline_torture::{Fault, FaultSchedule, TortureFailure, schemes, shrink, torture};
 
 const SEEDS: u64 = 200;
 
 #[test]
-fn every_scheme_survives() {
+fn no_scheme_fails() {
     for seed in 0..SEEDS {
-        let history = History::of(seed);
-        for scheme in schemes(history.workers) {
+        let schedule = FaultSchedule::from_seed(seed);
+        for scheme in schemes(schedule.workers) {
             let build = |setup: &Setup| scheme.build(setup).unwrap();
-            if let Err(failure) = torture(&history, &build) {
-                let (history, failure) = shorten(&history, failure, &build);
-                panic!("seed {seed}, {scheme}: {failure}\n{history:#?}");
+            if let Err(failure) = torture(&schedule, &build) {
+                let (schedule, failure) = shrink(&schedule, failure, &build);
+                panic!("seed {seed}, {scheme}: {failure}\n{schedule:#?}");
             }
         }
     }
@@ -26,14 +26,14 @@ fn a_seed_replays_exactly() {
     let scheme: SchemeSpec = "dbw".parse().unwrap();
     let build = |setup: &Setup| scheme.build(setup).unwrap();
     for seed in [3, 14, 15] {
-        let history = History::of(seed);
-        assert_eq!(torture(&history, &build), torture(&history, &build));
+        let schedule = FaultSchedule::from_seed(seed);
+        assert_eq!(torture(&schedule, &build), torture(&schedule, &build));
     }
 }
 
-/// Bulk synchronous, but careless: what it is careless of is chosen by its field.
-struct Careless {
-    about: About,
+/// A bulk synchronous scheme with a bug.
+struct BuggyScheme {
+    bug: Bug,
     batch: u32,
     awaited: BTreeSet<WorkerId>,
     arrived: Vec<TaskId>,
@@ -41,21 +41,21 @@ struct Careless {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum About {
-    /// It forgets that those who left will not report.
-    Leaving,
-    /// It commits what those who left had sent.
-    TheDead,
-    /// When somebody has left it goes to sleep, and only ever sets the next alarm.
-    Time,
+enum Bug {
+    /// Waits for reports of workers that left.
+    WaitsForLeft,
+    /// Commits updates of workers that left.
+    CommitsLeft,
+    /// Makes no decision after a worker left, except to set the next timer.
+    Sleeps,
 }
 
-impl Careless {
+impl BuggyScheme {
     fn try_round(&mut self, turn: &mut Turn<'_>) {
         if self.asleep || self.arrived.is_empty() || self.awaited.iter().any(|worker| turn.running(*worker).is_some()) {
             return self.wait(turn);
         }
-        if self.about == About::Leaving && !self.awaited.is_empty() {
+        if self.bug == Bug::WaitsForLeft && !self.awaited.is_empty() {
             return self.wait(turn);
         }
         turn.commit(&std::mem::take(&mut self.arrived), Reason::NewVersion);
@@ -73,19 +73,19 @@ impl Careless {
     }
 }
 
-impl Scheme for Careless {
+impl Scheme for BuggyScheme {
     fn on_joined(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
         self.awaited.insert(worker);
         turn.assign(worker, self.batch, Reason::Joined);
     }
 
     fn on_left(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
-        match self.about {
-            About::Leaving => {}
-            About::TheDead => {
+        match self.bug {
+            Bug::WaitsForLeft => {}
+            Bug::CommitsLeft => {
                 self.awaited.remove(&worker);
             }
-            About::Time => {
+            Bug::Sleeps => {
                 self.awaited.remove(&worker);
                 self.arrived.retain(|task| task.worker != worker);
                 self.asleep = true;
@@ -107,45 +107,46 @@ impl Scheme for Careless {
     }
 }
 
-/// The first seed that the scheme does not survive, shortened.
-fn caught(about: About) -> (History, Failure) {
+/// The shrunken schedule of the first seed with which the scheme fails, and the failure.
+fn first_failure(bug: Bug) -> (FaultSchedule, TortureFailure) {
     let build = |setup: &Setup| -> Box<dyn Scheme> {
-        Box::new(Careless { about, batch: setup.batch, awaited: BTreeSet::new(), arrived: Vec::new(), asleep: false })
+        Box::new(BuggyScheme { bug, batch: setup.batch, awaited: BTreeSet::new(), arrived: Vec::new(), asleep: false })
     };
-    let first = (0..SEEDS).map(History::of).find_map(|history| Some((torture(&history, &build).err()?, history)));
-    let (failure, history) = first.expect("a broken scheme is caught");
-    let shortened = shorten(&history, failure, &build);
-    assert!(shortened.0.troubles.len() <= history.troubles.len());
-    shortened
+    let mut schedules = (0..SEEDS).map(FaultSchedule::from_seed);
+    let first = schedules.find_map(|schedule| Some((torture(&schedule, &build).err()?, schedule)));
+    let (failure, schedule) = first.expect("the bug is found");
+    let smallest = shrink(&schedule, failure, &build);
+    assert!(smallest.0.faults.len() <= schedule.faults.len());
+    smallest
 }
 
-/// Whether nothing but a worker's going is left of a history.
-fn only_departures(history: &History) -> bool {
-    let goes = |trouble: &Trouble| {
-        !matches!(trouble, Trouble::Jump(by) if *by < 0) && !matches!(trouble, Trouble::Start(_) | Trouble::DiskFull(_))
+/// Whether a schedule has one or two faults, each of which can make a worker leave.
+fn only_departures(schedule: &FaultSchedule) -> bool {
+    let can_lose_worker = |fault: &Fault| {
+        !matches!(fault, Fault::ClockJump(by) if *by < 0) && !matches!(fault, Fault::Start(_) | Fault::DiskFull(_))
     };
-    (1..=2).contains(&history.troubles.len()) && history.troubles.iter().all(|(_, trouble)| goes(trouble))
+    (1..=2).contains(&schedule.faults.len()) && schedule.faults.iter().all(|(_, fault)| can_lose_worker(fault))
 }
 
 #[test]
-fn a_scheme_that_waits_for_those_who_left_is_caught() {
-    let (history, failure) = caught(About::Leaving);
+fn a_scheme_that_waits_for_workers_that_left_is_found() {
+    let (schedule, failure) = first_failure(Bug::WaitsForLeft);
     let stuck = |law: &Law| matches!(law, Law::WaitsForNothing { .. });
-    assert!(matches!(&failure, Failure::Law(broken) if stuck(&broken.law)), "{failure}");
-    assert!(only_departures(&history), "{history:#?}");
+    assert!(matches!(&failure, TortureFailure::Law(broken) if stuck(&broken.law)), "{failure}");
+    assert!(only_departures(&schedule), "{schedule:#?}");
 }
 
 #[test]
-fn a_scheme_that_commits_updates_of_those_who_left_is_caught() {
-    let (history, failure) = caught(About::TheDead);
+fn a_scheme_that_commits_updates_of_workers_that_left_is_found() {
+    let (schedule, failure) = first_failure(Bug::CommitsLeft);
     let settled = |law: &Law| matches!(law, Law::NothingToSettle { .. });
-    assert!(matches!(&failure, Failure::Law(broken) if settled(&broken.law)), "{failure}");
-    assert!(only_departures(&history), "{history:#?}");
+    assert!(matches!(&failure, TortureFailure::Law(broken) if settled(&broken.law)), "{failure}");
+    assert!(only_departures(&schedule), "{schedule:#?}");
 }
 
 #[test]
-fn a_scheme_that_keeps_the_laws_but_stands_still_is_caught() {
-    let (history, failure) = caught(About::Time);
-    assert!(matches!(failure, Failure::StandsStill { .. }), "{failure}");
-    assert!(only_departures(&history), "{history:#?}");
+fn a_scheme_that_keeps_the_laws_but_stalls_is_found() {
+    let (schedule, failure) = first_failure(Bug::Sleeps);
+    assert!(matches!(failure, TortureFailure::Stalled { .. }), "{failure}");
+    assert!(only_departures(&schedule), "{schedule:#?}");
 }

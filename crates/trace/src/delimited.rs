@@ -2,21 +2,21 @@
 
 use std::io::{Read, Write};
 
-use super::{Columns, Trace, TraceErrorKind};
+use super::{Trace, TraceColumns, TraceErrorKind};
 
-pub(super) fn read(file: impl Read) -> Result<Columns, TraceErrorKind> {
+pub(super) fn read(file: impl Read) -> Result<TraceColumns, TraceErrorKind> {
     let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(file);
-    let mut columns: Option<Columns> = None;
+    let mut columns: Option<TraceColumns> = None;
     for (index, record) in reader.records().enumerate() {
         let cells: Vec<String> = record?.iter().map(String::from).collect();
         match &mut columns {
             Some(columns) => columns.push(index + 1, &cells)?,
             None if cells.iter().all(|cell| cell.trim().parse::<f64>().is_ok()) => {
-                let mut unnamed = Columns::new((1..=cells.len()).map(|column| column.to_string()).collect());
+                let mut unnamed = TraceColumns::new((1..=cells.len()).map(|column| column.to_string()).collect());
                 unnamed.push(index + 1, &cells)?;
                 columns = Some(unnamed);
             }
-            None => columns = Some(Columns::new(cells)),
+            None => columns = Some(TraceColumns::new(cells)),
         }
     }
     columns.ok_or(TraceErrorKind::Empty)

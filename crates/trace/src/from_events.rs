@@ -1,4 +1,4 @@
-//! Traces from a run's event stream: what every worker's batches took.
+//! Traces from the event log of a run: the time of every worker's times_per_sample.
 
 use std::collections::HashMap;
 use std::io::BufRead;
@@ -8,16 +8,15 @@ use paceline_runtime::{Observer, read_events};
 
 use super::{Trace, TraceErrorKind};
 
-/// Collects the time of each batch that was reported, in whatever portions it was asked for. Tasks that were
-/// interrupted leave no time.
+/// Collects the time of each reported batch. Interrupted tasks are left out.
 #[derive(Default)]
-struct Batches {
+struct BatchTimes {
     assigned: HashMap<TaskId, Assignment>,
     /// Seconds per sample, by worker.
     workers: Vec<Vec<f64>>,
 }
 
-impl Batches {
+impl BatchTimes {
     fn reported(&mut self, task: TaskId, report: &Report, iterations: u32) {
         let Some(assignment) = self.assigned.get(&task) else { return };
         let samples = f64::from(assignment.samples) * f64::from(iterations);
@@ -32,13 +31,13 @@ impl Batches {
     }
 }
 
-impl Observer for Batches {
+impl Observer for BatchTimes {
     fn on_turn(&mut self, _now: Time, event: &Event, decisions: &[Decision]) {
         match event {
             Event::Asked { task, report, .. } => self.reported(*task, report, 1),
             Event::Reported { task, report } => {
-                let course = self.assigned.get(task).and_then(|assignment| assignment.work.length());
-                self.reported(*task, report, if let Some(LocalLength::Iterations(count)) = course { count } else { 1 });
+                let length = self.assigned.get(task).and_then(|assignment| assignment.work.length());
+                self.reported(*task, report, if let Some(LocalLength::Iterations(count)) = length { count } else { 1 });
                 self.assigned.remove(task);
             }
             _ => {}
@@ -53,11 +52,11 @@ impl Observer for Batches {
     }
 }
 
-/// What the workers took for a batch of the run's size, by whatever sizes they were given.
+/// Reads the times of the workers' batches, scaled to the batch size of the run.
 pub(super) fn read(file: impl BufRead) -> Result<Trace, TraceErrorKind> {
-    let mut batches = Batches::default();
-    let header = read_events(file, &mut batches)?;
-    let mut workers = batches.workers;
+    let mut batch_times = BatchTimes::default();
+    let header = read_events(file, &mut batch_times)?;
+    let mut workers = batch_times.workers;
     workers.retain(|times| !times.is_empty());
     if workers.is_empty() {
         return Err(TraceErrorKind::Empty);

@@ -1,4 +1,4 @@
-//! Run-time traces: how long each worker's tasks took, one row per step, one column per worker.
+//! Run-time traces: the time of each worker's tasks, one row per step, one column per worker.
 
 mod delimited;
 mod from_events;
@@ -16,88 +16,90 @@ use thiserror::Error;
 
 pub use spans::PROFILER_STEP;
 
-/// The seconds that each worker's tasks took, in the order they were done.
+/// The times of each worker's tasks in seconds, in order.
 ///
-/// In a file, a column may end early, in empty cells: that worker did fewer tasks. A column called `step`, `iteration`
-/// or `time` is passed over. Files that end in `.parquet` are Parquet, in `.json` spans as Chrome and PyTorch write them,
-/// in `.jsonl` the event stream of a run (as is a run folder); all others are comma-separated values, with or without a
-/// line of names.
+/// A worker with fewer tasks has empty cells at the end of its column. A column named `step`, `iteration` or `time` is
+/// ignored. The file extension selects the format: `.parquet` is Parquet, `.json` is a Chrome or PyTorch trace of
+/// spans, `.jsonl` is the event log of a run. A folder is read as a run folder. All other files are comma-separated
+/// values, with or without a header line.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Trace {
     workers: Vec<Vec<f64>>,
 }
 
-/// What is wrong with a trace file.
+/// An error in a trace file.
 #[derive(Debug, Error)]
 #[error("{}: {kind}", path.display())]
 pub struct TraceError {
     /// The file.
     pub path: PathBuf,
-    /// What is wrong.
+    /// The error.
     pub kind: TraceErrorKind,
 }
 
-/// What can be wrong with a trace file.
+/// The kinds of errors in a trace file.
 #[derive(Debug, Error)]
 pub enum TraceErrorKind {
-    /// It can't be read or written.
+    /// The file can't be read or written.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// It is no comma-separated table.
+    /// The file is not comma-separated values.
     #[error("{0}")]
     Csv(#[from] csv::Error),
-    /// It is no Parquet table.
+    /// The file is not a Parquet table.
     #[error("{0}")]
     Parquet(#[from] parquet::errors::ParquetError),
-    /// It is no JSON of spans.
-    #[error("it is no trace of spans as Chrome or PyTorch writes them: {0}")]
+    /// The file is not a JSON trace of spans.
+    #[error("not a Chrome or PyTorch trace: {0}")]
     Json(#[from] serde_json::Error),
-    /// It is no event stream.
+    /// The file is not an event log.
     #[error("{0}")]
     Events(#[from] ReplayError),
-    /// No span has the name that was looked for.
-    #[error("there are no spans called '{wanted}'; name others with --span")]
+    /// No span has the requested name.
+    #[error("no span is named '{name}': give another name with --span")]
     NoSpans {
-        /// The name.
-        wanted: String,
-    },
-    /// A span has no length.
-    #[error("span '{name}' at {start} µs takes {duration} µs; expected a time above 0")]
-    NotASpan {
-        /// Its name.
+        /// The requested name.
         name: String,
-        /// When it starts.
+    },
+    /// The duration of a span is not above 0.
+    #[error("span '{name}' at {start} µs has duration {duration} µs; expected more than 0")]
+    NotASpan {
+        /// The name of the span.
+        name: String,
+        /// Its start, in microseconds.
         start: f64,
-        /// How long it takes.
+        /// Its duration, in microseconds.
         duration: f64,
     },
-    /// There is no worker or no step in it.
-    #[error("the trace is empty: it needs a column per worker and a row per step")]
+    /// The trace has no worker, or a worker has no step.
+    #[error("the trace is empty; expected a column per worker and a row per step")]
     Empty,
     /// A row is longer or shorter than the first.
-    #[error("row {row} has {found} cells, the first has {expected}")]
+    #[error("row {row} has {found} cells; expected {expected}, as in the first row")]
     Ragged {
-        /// Counts from 1, names included.
+        /// The row, from 1; the header line counts.
         row: usize,
-        /// How many cells it has.
+        /// Its number of cells.
         found: usize,
-        /// How many it should have.
+        /// The number of cells in the first row.
         expected: usize,
     },
     /// A cell is not a time.
-    #[error("row {row}, column '{column}': '{value}' is not a number of seconds above 0")]
+    #[error("row {row}, column '{column}': '{value}'; expected a number of seconds above 0")]
     NotATime {
-        /// Counts from 1, names included.
+        /// The row, from 1; the header line counts.
         row: usize,
         /// The column's name.
         column: String,
-        /// What stands there.
+        /// The content of the cell.
         value: String,
     },
-    /// A value stands below an empty cell.
-    #[error("row {row}, column '{column}': a time below an empty cell; only the end of a column may be empty")]
+    /// A time follows an empty cell.
+    #[error(
+        "row {row}, column '{column}': a time below an empty cell; expected empty cells only at the end of a column"
+    )]
     Gap {
-        /// Counts from 1, names included.
+        /// The row, from 1; the header line counts.
         row: usize,
         /// The column's name.
         column: String,
@@ -105,7 +107,7 @@ pub enum TraceErrorKind {
 }
 
 impl Trace {
-    /// A trace of these columns, one per worker, each of one time or more.
+    /// A trace with these columns, one per worker, each with at least one time.
     pub fn new(workers: Vec<Vec<f64>>) -> Self {
         Trace { workers }
     }
@@ -115,19 +117,19 @@ impl Trace {
         &self.workers
     }
 
-    /// Reads a file, or a run folder.
+    /// Reads a file or a run folder.
     ///
     /// # Errors
-    /// If it can't be read, or is empty, ragged, or holds anything but times.
+    /// If the file can't be read, is empty or ragged, or contains a cell that is not a time.
     pub fn read(path: &Path) -> Result<Self, TraceError> {
         Self::read_ranked(path, PROFILER_STEP).map(|(_, trace)| trace)
     }
 
-    /// Reads several files as one: the workers of all of them, those of files that say their rank in that order. `span`
-    /// names the spans that are steps in traces of spans.
+    /// Reads several files into one trace with the workers of all files. Files that contain a rank come first, in the
+    /// order of their ranks. `span` is the name of the spans that are steps, for traces of spans.
     ///
     /// # Errors
-    /// As [`read`](Trace::read), of the first file with an error.
+    /// As [`read`](Trace::read), for the first file with an error.
     pub fn read_all(paths: &[PathBuf], span: &str) -> Result<Self, TraceError> {
         let mut parts = paths.iter().map(|path| Self::read_ranked(path, span)).collect::<Result<Vec<_>, _>>()?;
         parts.sort_by_key(|(rank, _)| rank.unwrap_or(u64::MAX));
@@ -138,7 +140,7 @@ impl Trace {
         let path = if path.is_dir() { path.join("events.jsonl") } else { path.into() };
         let read = || {
             let file = File::open(&path)?;
-            match ending(&path).as_str() {
+            match extension(&path).as_str() {
                 "parquet" => Ok((None, parquet_table::read(file)?.finish()?)),
                 "json" => spans::read(file, span),
                 "jsonl" => Ok((None, from_events::read(BufReader::new(file))?)),
@@ -148,10 +150,10 @@ impl Trace {
         read().map_err(|kind| TraceError { path: path.clone(), kind })
     }
 
-    /// Writes a file that [`read`](Trace::read) gives back, whole or not at all.
+    /// Writes a file that [`read`](Trace::read) can read. The write is atomic.
     ///
     /// # Errors
-    /// If it can't be written.
+    /// If the file can't be written.
     pub fn write(&self, path: &Path) -> Result<(), TraceError> {
         let failed = |kind| TraceError { path: path.into(), kind };
         let write = |file: &mut File| {
@@ -170,30 +172,31 @@ impl Trace {
 }
 
 fn is_parquet(path: &Path) -> bool {
-    ending(path) == "parquet"
+    extension(path) == "parquet"
 }
 
-fn ending(path: &Path) -> String {
-    path.extension().map(|ending| ending.to_string_lossy().to_ascii_lowercase()).unwrap_or_default()
+fn extension(path: &Path) -> String {
+    path.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase()).unwrap_or_default()
 }
 
-/// The columns of a file while it is read.
-struct Columns {
+/// Collects the columns of a table while it is read.
+struct TraceColumns {
     names: Vec<String>,
-    /// Which of the file's columns are workers'.
+    /// The indices of the columns that hold workers' times.
     workers: Vec<usize>,
     times: Vec<Vec<f64>>,
     rows: usize,
 }
 
-impl Columns {
+impl TraceColumns {
     fn new(names: Vec<String>) -> Self {
-        let counts = |name: &String| ["step", "iteration", "time"].contains(&name.trim().to_ascii_lowercase().as_str());
-        let workers: Vec<usize> = (0..names.len()).filter(|&column| !counts(&names[column])).collect();
-        Columns { times: vec![Vec::new(); workers.len()], names, workers, rows: 0 }
+        let is_index =
+            |name: &String| ["step", "iteration", "time"].contains(&name.trim().to_ascii_lowercase().as_str());
+        let workers: Vec<usize> = (0..names.len()).filter(|&column| !is_index(&names[column])).collect();
+        TraceColumns { times: vec![Vec::new(); workers.len()], names, workers, rows: 0 }
     }
 
-    /// Takes a row; `row` is its number in the file.
+    /// Adds a row; `row` is its number in the file.
     fn push(&mut self, row: usize, cells: &[String]) -> Result<(), TraceErrorKind> {
         if cells.len() != self.names.len() {
             return Err(TraceErrorKind::Ragged { row, found: cells.len(), expected: self.names.len() });
@@ -223,14 +226,14 @@ impl Columns {
     }
 }
 
-/// Records a run's times as it goes.
+/// Records the task times of a run.
 #[derive(Debug, Default)]
 pub struct Recorder {
     workers: Vec<Vec<f64>>,
 }
 
 impl Recorder {
-    /// What was recorded of the workers that did anything.
+    /// The recorded trace. Workers without a task are left out.
     pub fn finish(mut self) -> Trace {
         self.workers.retain(|times| !times.is_empty());
         Trace::new(self.workers)
@@ -259,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn both_formats_give_back_what_was_written() {
+    fn csv_and_parquet_traces_round_trip() {
         let folder = tempfile::tempdir().unwrap();
         let trace = Trace::new(vec![vec![0.1, 1.0 / 3.0, 7e-9], vec![2.5]]);
         for name in ["times.csv", "times.parquet"] {
@@ -278,14 +281,14 @@ mod tests {
     }
 
     #[test]
-    fn bad_files_are_told_apart() {
+    fn errors_name_the_place_and_the_value() {
         assert!(read("t.csv", "").unwrap_err().contains("empty"));
         assert!(read("t.csv", "a,b\n").unwrap_err().contains("empty"));
         assert!(read("t.csv", "step\n1\n").unwrap_err().contains("empty"));
-        assert_eq!(read("t.csv", "a,b\n1,2\n3\n").unwrap_err(), "row 3 has 1 cells, the first has 2");
-        let not_a_time = "row 3, column 'b': 'NaN' is not a number of seconds above 0";
+        assert_eq!(read("t.csv", "a,b\n1,2\n3\n").unwrap_err(), "row 3 has 1 cells; expected 2, as in the first row");
+        let not_a_time = "row 3, column 'b': 'NaN'; expected a number of seconds above 0";
         assert_eq!(read("t.csv", "a,b\n1,2\n3,NaN\n").unwrap_err(), not_a_time);
-        assert!(read("t.csv", "a,b\n1,-2\n").unwrap_err().contains("'-2' is not a number of seconds"));
+        assert!(read("t.csv", "a,b\n1,-2\n").unwrap_err().contains("'-2'; expected a number of seconds"));
         assert!(read("t.csv", "a,b\n1,\n3,4\n").unwrap_err().contains("below an empty cell"));
         assert!(read("t.parquet", "PAR?").unwrap_err().contains("Parquet"));
         let missing = Trace::read(Path::new("no/such.csv")).unwrap_err().to_string();

@@ -12,24 +12,24 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::record::Field;
 use parquet::schema::types::Type;
 
-use super::{Columns, Trace, TraceErrorKind};
+use super::{Trace, TraceColumns, TraceErrorKind};
 
-pub(super) fn read(file: File) -> Result<Columns, TraceErrorKind> {
+pub(super) fn read(file: File) -> Result<TraceColumns, TraceErrorKind> {
     let reader = SerializedFileReader::new(file)?;
     let schema = reader.metadata().file_metadata().schema();
-    let mut columns = Columns::new(schema.get_fields().iter().map(|field| field.name().to_string()).collect());
+    let mut columns = TraceColumns::new(schema.get_fields().iter().map(|field| field.name().to_string()).collect());
     for (index, row) in reader.get_row_iter(None)?.enumerate() {
         let row = row?;
-        let cells: Vec<String> = row.get_column_iter().map(|(_, field)| in_text(field)).collect();
+        let cells: Vec<String> = row.get_column_iter().map(|(_, field)| cell_text(field)).collect();
         columns.push(index + 1, &cells)?;
     }
     Ok(columns)
 }
 
-fn in_text(field: &Field) -> String {
+fn cell_text(field: &Field) -> String {
     match field {
         Field::Null => String::new(),
-        // The row reader rounds when it prints doubles; the shortest exact text does not.
+        // The reader's own text of a double is rounded; this one is exact.
         Field::Double(seconds) => seconds.to_string(),
         Field::Float(seconds) => seconds.to_string(),
         other => other.to_string(),

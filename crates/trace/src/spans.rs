@@ -1,8 +1,8 @@
-//! Traces as spans on a time line: the JSON that Chrome and PyTorch's profiler write.
+//! Traces as spans: the JSON format of Chrome and of PyTorch's profiler.
 //!
-//! Read are complete events (`"ph": "X"`, with `ts` and `dur` in microseconds) and begin/end pairs (`"B"`, `"E"`) whose
-//! name is the one looked for, alone or with a step's number: `ProfilerStep#12`, `step 12`, `step`. Copies of a step on a
-//! GPU's own lane (category `gpu_user_annotation`) are passed over. A worker is a process (`pid`).
+//! The reader takes complete events (`"ph": "X"`, with `ts` and `dur` in microseconds) and begin/end pairs (`"B"`,
+//! `"E"`) with the requested name, alone or with a step number: `ProfilerStep#12`, `step 12`, `step`. It ignores the
+//! copies of a step on a GPU's own lane (category `gpu_user_annotation`). Each process (`pid`) is a worker.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -12,14 +12,14 @@ use serde_json::Value;
 
 use super::{Trace, TraceErrorKind};
 
-/// What PyTorch's profiler calls a step.
+/// The name of a step in traces of PyTorch's profiler.
 pub const PROFILER_STEP: &str = "ProfilerStep";
 
-/// The file, as far as it is read; it may also be the list of events alone.
+/// The fields of the file that are read. A file may also be a bare list of events.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct File {
-    trace_events: Vec<Entry>,
+struct SpanFile {
+    trace_events: Vec<SpanEntry>,
     distributed_info: Option<DistributedInfo>,
 }
 
@@ -29,7 +29,7 @@ struct DistributedInfo {
 }
 
 #[derive(Deserialize)]
-struct Entry {
+struct SpanEntry {
     #[serde(default)]
     name: String,
     #[serde(default)]
@@ -44,34 +44,34 @@ struct Entry {
     dur: Option<f64>,
 }
 
-/// Where a process stands among the others: numbers by size, then names.
-type Process = (u64, String);
+/// The sort key of a process: numbers first, then names.
+type ProcessKey = (u64, String);
 
-/// Seconds of a process's steps, by number, then by start in nanoseconds.
-type Steps = BTreeMap<(u64, u64), f64>;
+/// Seconds of a process's steps, by step number, then by start in nanoseconds.
+type StepTimes = BTreeMap<(u64, u64), f64>;
 
-/// Reads the spans called `wanted`, and the rank of the process that the file is of, where it says so.
+/// Reads the spans named `wanted`, and the rank of the process if the file contains it.
 pub(super) fn read(mut file: impl Read, wanted: &str) -> Result<(Option<u64>, Trace), TraceErrorKind> {
     let mut text = Vec::new();
     file.read_to_end(&mut text)?;
     let list = text.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[');
-    let File { trace_events, distributed_info } = if list {
-        File { trace_events: serde_json::from_slice(&text)?, distributed_info: None }
+    let SpanFile { trace_events, distributed_info } = if list {
+        SpanFile { trace_events: serde_json::from_slice(&text)?, distributed_info: None }
     } else {
         serde_json::from_slice(&text)?
     };
-    let mut workers: BTreeMap<Process, Steps> = BTreeMap::new();
-    let mut begun: BTreeMap<(String, String, String), f64> = BTreeMap::new();
+    let mut workers: BTreeMap<ProcessKey, StepTimes> = BTreeMap::new();
+    let mut started: BTreeMap<(String, String, String), f64> = BTreeMap::new();
     for event in trace_events {
         let Some(step) = step(&event.name, wanted).filter(|_| !event.cat.starts_with("gpu_")) else { continue };
         let open = (event.pid.to_string(), event.tid.to_string(), event.name.clone());
         let (start, duration) = match (event.ph.as_str(), event.ts, event.dur) {
             ("X", Some(start), Some(duration)) => (start, duration),
             ("B", Some(start), _) => {
-                begun.insert(open, start);
+                started.insert(open, start);
                 continue;
             }
-            ("E", Some(end), _) => match begun.remove(&open) {
+            ("E", Some(end), _) => match started.remove(&open) {
                 Some(start) => (start, end - start),
                 None => continue,
             },
@@ -80,20 +80,20 @@ pub(super) fn read(mut file: impl Read, wanted: &str) -> Result<(Option<u64>, Tr
         if !(start.is_finite() && duration.is_finite() && duration > 0.0) {
             return Err(TraceErrorKind::NotASpan { name: event.name, start, duration });
         }
-        // Numbered steps are known by their number, others by their start.
+        // Numbered steps are identified by their number, others by their start.
         let key = (step.unwrap_or(0), if step.is_some() { 0 } else { (start * 1e3) as u64 });
         let seconds = workers.entry(process(&event.pid)).or_default().entry(key).or_default();
-        // A step that stands there several times, once per thread, took as long as the longest.
+        // A step may have one span per thread; its time is the longest of them.
         *seconds = seconds.max(duration / 1e6);
     }
     if workers.is_empty() {
-        return Err(TraceErrorKind::NoSpans { wanted: wanted.into() });
+        return Err(TraceErrorKind::NoSpans { name: wanted.into() });
     }
     let columns = workers.into_values().map(|steps| steps.into_values().collect()).collect();
     Ok((distributed_info.and_then(|info| info.rank), Trace::new(columns)))
 }
 
-/// The number of a step called `name`, if it has one and is one.
+/// `None` if the span named `name` is not a step; otherwise the step's number, if it has one.
 fn step(name: &str, wanted: &str) -> Option<Option<u64>> {
     let rest = name.strip_prefix(wanted)?;
     if rest.is_empty() {
@@ -102,7 +102,7 @@ fn step(name: &str, wanted: &str) -> Option<Option<u64>> {
     rest.strip_prefix(['#', ' ', ':', '_'])?.trim().parse().ok().map(Some)
 }
 
-fn process(pid: &Value) -> Process {
+fn process(pid: &Value) -> ProcessKey {
     match pid.as_u64() {
         Some(number) => (number, String::new()),
         None => (u64::MAX, pid.to_string()),
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_of_processes_in_whatever_form() {
+    fn all_forms_of_spans_are_read() {
         let text = r#"{"distributedInfo": {"rank": 3}, "traceEvents": [
             {"ph": "M", "name": "process_name", "pid": 20, "args": {"name": "python"}},
             {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#10", "pid": 20, "tid": 1, "ts": 30, "dur": 2000000},
@@ -133,11 +133,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_such_trace_is_refused() {
+    fn malformed_traces_are_refused() {
         let failed = |text: &str| read(text.as_bytes(), "step").unwrap_err().to_string();
-        assert_eq!(failed("[]"), "there are no spans called 'step'; name others with --span");
+        assert_eq!(failed("[]"), "no span is named 'step': give another name with --span");
         let negative = r#"[{"ph": "X", "name": "step 4", "pid": 1, "ts": 1, "dur": -1}]"#;
-        assert_eq!(failed(negative), "span 'step 4' at 1 µs takes -1 µs; expected a time above 0");
+        assert_eq!(failed(negative), "span 'step 4' at 1 µs has duration -1 µs; expected more than 0");
         assert!(failed("{\"traceEvents\": 3}").contains("line 1"), "{}", failed("{\"traceEvents\": 3}"));
     }
 }

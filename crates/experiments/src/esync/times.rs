@@ -2,7 +2,7 @@
 
 use paceline_config::Failure;
 use paceline_runtime::WorkerTimes;
-use paceline_sim::Outcome;
+use paceline_sim::SimulationOutcome;
 use serde_json::json;
 
 use super::{CLUSTER, mean, scenario};
@@ -15,7 +15,7 @@ const SCHEMES: [&str; 4] = ["bsp", "asp", "esync", "esync:mode=non-blocking"];
 /// A latency at which a question takes 200 ms to be answered.
 const FAR_AWAY: f64 = 0.1;
 
-fn run(scheme: &str, latency: Option<f64>, conditions: &Conditions) -> Result<Outcome, Failure> {
+fn run(scheme: &str, latency: Option<f64>, conditions: &Conditions) -> Result<SimulationOutcome, Failure> {
     let mut scenario = scenario("cluster.toml", CLUSTER, conditions)?;
     if let (Some(latency), Some(network)) = (latency, &mut scenario.cluster.network) {
         network.latency = latency;

@@ -1,15 +1,15 @@
-//! What the simulator's tests share.
-#![allow(dead_code, reason = "not every test uses all of it")]
+//! Helpers for the simulator's tests.
+#![allow(dead_code, reason = "no test uses every helper")]
 
 use std::sync::Arc;
 
 use paceline_core::{Dispatch, SchemeSpec, Setup};
 use paceline_runtime::{Observer, Summary};
-use paceline_sim::{Outcome, Script, Simulation, Slowness, Times, TimesSpec, Training};
+use paceline_sim::{Script, Simulation, SimulationOutcome, Slowness, Times, TimesSpec, Training};
 use paceline_store::{OptimizerSpec, Schedule};
 use paceline_workload::{Order, Partition, Sampler, SoftmaxRegression, synthetic_digits};
 
-/// A simulation without a model: only time passes.
+/// A simulation without a model.
 pub fn timing(scheme: &str, workers: usize, times: &str, until: &str) -> Simulation {
     Simulation {
         scheme: scheme.parse().unwrap(),
@@ -24,7 +24,7 @@ pub fn timing(scheme: &str, workers: usize, times: &str, until: &str) -> Simulat
     }
 }
 
-/// The same with softmax regression on a few synthetic digits.
+/// A simulation that trains softmax regression on a few synthetic digits.
 pub fn training(scheme: &str, workers: usize, times: &str, until: &str, rate: f32, threads: usize) -> Simulation {
     let splits = synthetic_digits(3, 600, 200).unwrap();
     let sampler = Sampler::new(splits.train().labels(), Partition::Iid, Order::WithReplacement, workers, 3).unwrap();
@@ -42,7 +42,7 @@ pub fn training(scheme: &str, workers: usize, times: &str, until: &str, rate: f3
     simulation
 }
 
-pub fn outcome(simulation: &Simulation) -> Outcome {
+pub fn outcome(simulation: &Simulation) -> SimulationOutcome {
     simulation.run(&mut ()).unwrap()
 }
 
@@ -50,7 +50,7 @@ pub fn summary(simulation: &Simulation) -> Summary {
     outcome(simulation).summary
 }
 
-pub fn with_handout(mut simulation: Simulation, dispatch: Dispatch) -> Simulation {
+pub fn with_dispatch(mut simulation: Simulation, dispatch: Dispatch) -> Simulation {
     simulation.setup.dispatch = Some(dispatch);
     simulation
 }
@@ -60,7 +60,7 @@ pub fn with_scheme(mut simulation: Simulation, scheme: &str) -> Simulation {
     simulation
 }
 
-/// Runs a simulation under the eyes of an observer.
+/// Runs a simulation with an observer.
 pub fn observed(simulation: &Simulation, observer: &mut dyn Observer) -> Summary {
     simulation.run(observer).unwrap().summary
 }

@@ -1,29 +1,30 @@
-//! A witness: books of its own, kept from events and decisions alone, against which the ledger's are held.
+//! The law checker: verifies the ledger from events and decisions alone, with state of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use paceline_core::{Action, Assignment, Decision, Event, Ledger, LocalLength, TaskId, WorkerId};
 
-/// Samples of a worker's stream: whose, from where, up to where.
-type Stretch = (WorkerId, u64, u64);
+/// A range of a worker's samples: worker, start, end.
+type SampleRange = (WorkerId, u64, u64);
 
-/// What a run has come to, as far as a bystander can tell.
+/// The state of a run as derived from its events and decisions.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Witness {
+pub(crate) struct LawChecker {
     pub(crate) version: u64,
     pub(crate) present: BTreeSet<WorkerId>,
-    /// Tasks that somebody is at or has queued, with the iterations that were asked about.
+    /// Tasks that are running or queued, with the local iterations at the last question.
     open: BTreeMap<TaskId, (Assignment, u32)>,
-    arrived: BTreeMap<TaskId, Stretch>,
-    /// What the model is made of, in the order it was applied.
-    applied: Vec<Stretch>,
-    /// The same by worker and beginning: nothing may enter the model twice.
-    by_beginning: BTreeMap<(WorkerId, u64), u64>,
+    /// Reported updates that are neither committed nor discarded.
+    arrived: BTreeMap<TaskId, SampleRange>,
+    /// The samples in the model, in the order of their commits.
+    applied: Vec<SampleRange>,
+    /// The same samples by worker and start: no sample may enter the model twice.
+    by_start: BTreeMap<(WorkerId, u64), u64>,
     used: u64,
 }
 
-impl Witness {
-    /// Takes note of a turn; says what is wrong with it.
+impl LawChecker {
+    /// Checks an event and the decisions on it; the error says which law is broken.
     pub(crate) fn observe(&mut self, event: &Event, decisions: &[Decision]) -> Result<(), String> {
         match *event {
             Event::Joined { worker } => {
@@ -35,7 +36,8 @@ impl Witness {
                 self.arrived.retain(|task, _| task.worker != worker);
             }
             Event::Reported { task, .. } => {
-                let (assignment, asked) = self.open.remove(&task).ok_or(format!("{task} was never handed out"))?;
+                let (assignment, asked) =
+                    self.open.remove(&task).ok_or(format!("{task} is reported, but was not assigned"))?;
                 let iterations = match assignment.work.length() {
                     None => 1,
                     Some(LocalLength::Iterations(count)) => count,
@@ -43,10 +45,10 @@ impl Witness {
                 };
                 let end = assignment.offset + u64::from(assignment.samples) * u64::from(iterations);
                 self.arrived.insert(task, (task.worker, assignment.offset, end));
-                self.begin_queued(task.worker);
+                self.start_queued(task.worker);
             }
             Event::Asked { task, iterations, .. } => {
-                self.open.get_mut(&task).ok_or(format!("{task} was never handed out"))?.1 = iterations;
+                self.open.get_mut(&task).ok_or(format!("{task} asks, but was not assigned"))?.1 = iterations;
             }
             Event::Committed { .. } | Event::Timer => {}
         }
@@ -62,20 +64,20 @@ impl Witness {
                 }
                 for share in updates.iter() {
                     let task = share.task;
-                    let stretch = self.arrived.remove(&task).ok_or(format!("{task} is committed, but not there"))?;
-                    self.apply(stretch)?;
+                    let range = self.arrived.remove(&task).ok_or(format!("{task} is committed, but has no update"))?;
+                    self.apply(range)?;
                 }
             }
             Action::Discard { task } => {
-                self.arrived.remove(task).ok_or(format!("{task} is discarded, but not there"))?;
+                self.arrived.remove(task).ok_or(format!("{task} is discarded, but has no update"))?;
             }
             Action::Assign(assignment) => {
                 let worker = assignment.task.worker;
                 if !self.present.contains(&worker) {
-                    return Err(format!("{worker} is given work, but not there"));
+                    return Err(format!("{worker} gets an assignment, but is not in the run"));
                 }
                 if assignment.queued {
-                    // What was queued before is replaced.
+                    // A queued task replaces the one queued before.
                     self.open.retain(|task, (open, _)| task.worker != worker || !open.queued);
                 } else {
                     self.open.retain(|task, _| task.worker != worker);
@@ -83,38 +85,40 @@ impl Witness {
                 self.open.insert(assignment.task, (*assignment, 0));
             }
             Action::Interrupt { task } => {
-                self.open.remove(task).ok_or(format!("{task} is interrupted, but nobody is at it"))?;
-                self.begin_queued(task.worker);
+                self.open.remove(task).ok_or(format!("{task} is interrupted, but is not running"))?;
+                self.start_queued(task.worker);
             }
             Action::Continue { task } | Action::Collect { task } if !self.open.contains_key(task) => {
-                return Err(format!("{task} is answered, but nobody is at it"));
+                return Err(format!("{task} gets an answer, but is not running"));
             }
             Action::Continue { .. } | Action::Collect { .. } | Action::Hold { .. } | Action::Wake { .. } => {}
         }
         Ok(())
     }
 
-    /// Whoever is done with a task is at what was queued behind it.
-    fn begin_queued(&mut self, worker: WorkerId) {
+    /// The worker's queued task starts.
+    fn start_queued(&mut self, worker: WorkerId) {
         let first = TaskId { worker, number: 0 };
         for (_, (assignment, _)) in self.open.range_mut(first..).take_while(|(task, _)| task.worker == worker) {
             assignment.queued = false;
         }
     }
 
-    fn apply(&mut self, stretch: Stretch) -> Result<(), String> {
-        let (worker, begin, end) = stretch;
-        let before = self.by_beginning.range(..(worker, end)).next_back();
-        if let Some((&(other, from), &to)) = before.filter(|&(&(other, _), &to)| other == worker && to > begin) {
-            return Err(format!("samples {begin}..{end} of {other} enter the model, which has {from}..{to}"));
+    fn apply(&mut self, range: SampleRange) -> Result<(), String> {
+        let (worker, start, end) = range;
+        let before = self.by_start.range(..(worker, end)).next_back();
+        if let Some((&(other, from), &to)) = before.filter(|&(&(other, _), &to)| other == worker && to > start) {
+            return Err(format!(
+                "samples {start}..{end} of {other} are committed, but the model contains {from}..{to} already"
+            ));
         }
-        self.by_beginning.insert((worker, begin), end);
-        self.applied.push(stretch);
-        self.used += end - begin;
+        self.by_start.insert((worker, start), end);
+        self.applied.push(range);
+        self.used += end - start;
         Ok(())
     }
 
-    /// Holds the ledger's books against these; says what differs.
+    /// Compares the ledger's counts with the checker's; the error says what differs.
     pub(crate) fn compare(&self, ledger: &Ledger) -> Result<(), String> {
         let samples = ledger.samples();
         let settled = samples.used + samples.stale + samples.dropped + samples.reissued;
@@ -122,9 +126,9 @@ impl Witness {
             return Err(format!("not every sample is accounted for: {samples:?}"));
         }
         if (samples.used, ledger.version().0, ledger.live()) != (self.used, self.version, self.present.len()) {
-            let ours = (self.used, self.version, self.present.len());
+            let expected = (self.used, self.version, self.present.len());
             return Err(format!(
-                "the ledger has {samples:?}, {}, {} workers; it should be {ours:?}",
+                "the ledger has {samples:?}, {}, {} workers; expected (used, version, workers) = {expected:?}",
                 ledger.version(),
                 ledger.live()
             ));
@@ -132,17 +136,17 @@ impl Witness {
         Ok(())
     }
 
-    /// What a checkpoint has to remember.
-    pub(crate) fn mark(&self) -> Mark {
-        Mark { applied: self.applied.len(), version: self.version }
+    /// The state to store in a checkpoint.
+    pub(crate) fn mark(&self) -> CheckerMark {
+        CheckerMark { applied: self.applied.len(), version: self.version }
     }
 
-    /// Goes back to a checkpoint: whatever was applied since is not in the model any more.
-    pub(crate) fn return_to(&mut self, mark: Mark) {
-        let redone = self.applied.split_off(mark.applied);
-        for (worker, begin, end) in redone {
-            self.by_beginning.remove(&(worker, begin));
-            self.used -= end - begin;
+    /// Returns to a checkpoint: later commits are no longer in the model.
+    pub(crate) fn restore(&mut self, mark: CheckerMark) {
+        let lost = self.applied.split_off(mark.applied);
+        for (worker, start, end) in lost {
+            self.by_start.remove(&(worker, start));
+            self.used -= end - start;
         }
         self.version = mark.version;
         self.open.clear();
@@ -151,9 +155,9 @@ impl Witness {
     }
 }
 
-/// A moment that a witness can go back to.
+/// A state that the checker can return to.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Mark {
+pub(crate) struct CheckerMark {
     applied: usize,
     pub(crate) version: u64,
 }
