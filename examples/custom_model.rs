@@ -1,4 +1,4 @@
-//! A model and a data set of one's own, trained under any scheme, with one worker five times slower than the others:
+//! A custom model on a custom data set, trained under any scheme, with one worker five times slower than the others:
 //! `cargo run --release --example custom_model -- backup:k=7`
 
 use burn::nn::{Linear, LinearConfig};
@@ -19,19 +19,19 @@ impl Network for Perceptron {
     }
 }
 
-/// Two arms of a spiral; every number stands for a point on one of them. Odd thousands of numbers are held out.
+/// Two arms of a spiral. Every number maps to a point on one arm. Numbers in odd thousands are held out.
 struct Spiral;
 
 fn points(numbers: impl Iterator<Item = u64>, device: &Device) -> Batch<Tensor<2>> {
-    let (mut places, mut arms) = (Vec::new(), Vec::new());
+    let (mut coordinates, mut arms) = (Vec::new(), Vec::new());
     for number in numbers {
         let along = (number as f32 * 0.618_034).fract();
         let angle = TAU * (along + (number % 2) as f32 / 2.0);
-        places.extend([4.0 * along * angle.cos(), 4.0 * along * angle.sin()]);
+        coordinates.extend([4.0 * along * angle.cos(), 4.0 * along * angle.sin()]);
         arms.push((number % 2) as i64);
     }
-    let (places, arms) = (TensorData::new(places, [arms.len(), 2]), TensorData::from(arms.as_slice()));
-    Batch { input: Tensor::from_data(places, device), targets: Tensor::from_data(arms, device) }
+    let (coordinates, arms) = (TensorData::new(coordinates, [arms.len(), 2]), TensorData::from(arms.as_slice()));
+    Batch { input: Tensor::from_data(coordinates, device), targets: Tensor::from_data(arms, device) }
 }
 
 impl Samples<Tensor<2>> for Spiral {

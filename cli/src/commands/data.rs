@@ -62,7 +62,7 @@ impl Get {
         })?;
         let style = ProgressStyle::with_template("{msg} {bar:24} {bytes}/{total_bytes} {bytes_per_sec}");
         let bar = bars().add(ProgressBar::no_length().with_style(style.map_err(Failure::run)?));
-        let mut progress = |progress: paceline_workload::Progress<'_>| {
+        let mut progress = |progress: paceline_workload::DownloadProgress<'_>| {
             bar.set_message(progress.file.to_string());
             bar.set_length(progress.total.unwrap_or(progress.done));
             bar.set_position(progress.done);

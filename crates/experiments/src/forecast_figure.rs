@@ -1,6 +1,6 @@
 //! Order statistics as they were predicted and as they came to be (Cutoff SGD, fig. 3).
 
-use paceline_predictor::Foreseen;
+use paceline_predictor::PredictedIteration;
 use plotters::style::RGBColor;
 
 use paceline_report::plot::{Figure, Mark, Series, colour_of};
@@ -9,7 +9,7 @@ const OBSERVED: RGBColor = RGBColor(86, 180, 233);
 const CUTOFF: RGBColor = RGBColor(213, 94, 0);
 
 /// An iteration: the run-times predicted, with two deviations to both sides, those observed, and the cutoff.
-pub fn forecast_figure(foreseen: &Foreseen) -> Figure {
+pub fn forecast_figure(foreseen: &PredictedIteration) -> Figure {
     let ranks = &foreseen.forecast.ranks;
     let line = |deviations: f64| {
         let time = move |(index, time): (usize, &paceline_core::run_times::Normal)| {

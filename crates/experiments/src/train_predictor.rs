@@ -1,13 +1,13 @@
 //! Training a run-time predictor, with a progress bar.
 
-use paceline_predictor::{Options, RunTimes, RunTimesError, Trained, train};
+use paceline_predictor::{RunTimes, RunTimesError, TrainedPredictor, TrainingConfig, train};
 use paceline_report::progress::{StepBar, bars};
 
 /// Trains a run-time predictor, with a progress bar.
 ///
 /// # Errors
 /// If the times are too few.
-pub fn train_predictor(times: &RunTimes, options: &Options) -> Result<Trained, RunTimesError> {
+pub fn train_predictor(times: &RunTimes, options: &TrainingConfig) -> Result<TrainedPredictor, RunTimesError> {
     let mut steps = StepBar::new(&bars(), "epoch", options.epochs);
     train(times, options, |epoch| {
         steps.step(format!("ELBO {:.4}, validation {:.4}, best {:.4}", epoch.training, epoch.validation, epoch.best));

@@ -1,7 +1,7 @@
-//! What a gradient costs: Burn's bare forward and backward pass against the same through a workload, which also
-//! gathers the batch, writes the parameters and reads the gradient; then two replicas on two threads at once.
+//! The cost of a gradient: Burn's forward and backward pass alone, the same in a workload, which also gathers the
+//! batch, writes the parameters and reads the gradient, and two replicas on two threads at once.
 //!
-//! `cargo bench -p paceline-models` prints milliseconds, the least of several rounds.
+//! `cargo bench -p paceline-models` prints milliseconds, the minimum of several rounds.
 
 use std::thread;
 use std::time::Instant;
@@ -10,15 +10,15 @@ use burn::tensor::Tensor;
 use paceline_models::{Batch, BurnWorkload, Cnn, Device, Images, Mlp, Network, ResNet, Samples, Sampling};
 use paceline_workload::{Draw, Replica, Splits, Workload, synthetic_digits};
 
-/// Keeps the large buffers of a step for the next one; the system's allocator returns them and pays page faults.
+/// Keeps the large buffers of a step for the next one. The system allocator returns them, which causes page faults.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Gradients per thread in a round of two threads, so that starting the threads does not count.
+/// Gradients per thread in a round of two threads: enough to make the cost of starting threads negligible.
 const REPEATS: usize = 4;
 
 fn main() {
-    // Cargo passes `--bench` when asked to measure; as a test, one round shows that everything runs.
+    // `cargo bench` passes `--bench`. Without it this runs as a test, for which one round is enough.
     let measured = std::env::args().any(|argument| argument == "--bench");
     let rounds = if measured { 24 } else { 1 };
     println!(
@@ -41,7 +41,7 @@ fn row<N: Network<Input = Tensor<4>>>(
     rounds: usize,
     build: impl Fn(&Device) -> N + Clone + Send + Sync + 'static,
 ) {
-    let images = || Images::new(splits.clone(), &Sampling::default()).expect("there is one worker");
+    let images = || Images::new(splits.clone(), &Sampling::default()).expect("one worker has samples");
     let draw = Draw { worker: 0, offset: 0, samples: batch };
 
     let device = Device::flex().autodiff();
@@ -59,7 +59,7 @@ fn row<N: Network<Input = Tensor<4>>>(
     };
     let mut replicas = [0, 1].map(|_| (workload.replica(), vec![0.0; parameters.len()]));
 
-    // The first passes fill caches and pools; after that other load on the machine only adds, so the least counts.
+    // The first passes fill caches and pools. Other load on the machine only adds time, so the minimum counts.
     let [mut bare_time, mut through, mut together] = [f64::INFINITY; 3];
     bare();
     run(&mut replicas[0]);

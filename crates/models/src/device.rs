@@ -3,37 +3,40 @@
 use burn::tensor::Device;
 use thiserror::Error;
 
-/// Why there is no such device.
+/// Why a device cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum DeviceError {
-    /// It is no name of a device.
-    #[error("unknown device `{found}`: expected cpu, cuda[:N] or wgpu[:N]")]
+    /// The name is unknown.
+    #[error("unknown device '{found}'; expected cpu, cuda[:N] or wgpu[:N]")]
     Unknown {
-        /// What was given.
+        /// The given name.
         found: String,
     },
-    /// This build cannot use devices of the kind.
-    #[error("device `{found}` needs a build with the feature `{feature}`")]
+    /// This build has no support for devices of this kind.
+    #[error("device '{found}' is not supported by this build: build with --features {feature}")]
     NotBuilt {
-        /// What was given.
+        /// The given name.
         found: String,
-        /// The feature that it takes.
+        /// The Cargo feature that adds support.
         feature: &'static str,
     },
-    /// The machine has too few of the kind.
-    #[error("device `{found}` is not there: this machine has {available} of the kind, counted from 0")]
+    /// The machine has no device with this index.
+    #[error("device '{found}' not found: this machine has {available} devices of this kind, numbered from 0")]
     Absent {
-        /// What was given.
+        /// The given name.
         found: String,
-        /// How many there are.
+        /// Number of devices of this kind.
         available: usize,
     },
 }
 
 /// The device called `cpu`, `cuda`, `cuda:N` (feature `cuda`), `wgpu` or `wgpu:N` (feature `wgpu`).
 ///
-/// On the CPU a replica computes on its caller's thread, and gives the same bits every time and everywhere. GPUs
-/// add in an order of their own.
+/// N is the index of the device, 0 by default. On the CPU a replica computes on its caller's thread, and gives the same
+/// bits every time and on every machine. GPUs do not guarantee an order of additions, so their bits may differ.
+///
+/// # Errors
+/// If the name is unknown, the build does not support the device, or the machine does not have it.
 pub fn device(name: &str) -> Result<Device, DeviceError> {
     let (kind, index) = match name.split_once(':') {
         Some((kind, index)) => (kind, index.parse().ok()),
@@ -80,14 +83,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cpu_is_always_there_and_refusals_say_what_is_allowed() {
+    fn the_cpu_always_exists_and_errors_name_what_is_expected() {
         assert_eq!(device("cpu"), Ok(Device::flex()));
         for name in ["", "gpu", "cpu:0", "cuda:", "cuda:x", "wgpu:-1"] {
             let error = device(name).unwrap_err().to_string();
-            assert_eq!(error, format!("unknown device `{name}`: expected cpu, cuda[:N] or wgpu[:N]"));
+            assert_eq!(error, format!("unknown device '{name}'; expected cpu, cuda[:N] or wgpu[:N]"));
         }
         let error = device("cuda:999999").unwrap_err().to_string();
-        let expected = if cfg!(feature = "cuda") { "is not there" } else { "needs a build with the feature `cuda`" };
+        let expected = if cfg!(feature = "cuda") { "not found" } else { "build with --features cuda" };
         assert!(error.contains(expected), "{error}");
     }
 }

@@ -1,44 +1,47 @@
-//! Why a model and its data do not make a workload.
+//! Errors of combining a model with data.
 
 use paceline_workload::PartitionError;
 use thiserror::Error;
 
 use crate::kind::ModelKind;
 
-/// Why a model and its data do not make a workload.
+/// Why a model and its data cannot form a workload.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum ModelError {
     /// The model reads another kind of data.
-    #[error("{model} reads {reads}, but the data are {found}")]
+    #[error("model '{model}': the data are {found}; expected {reads}")]
     Data {
-        /// The model asked for.
+        /// The requested model.
         model: ModelKind,
-        /// What it reads.
+        /// The kind of data that the model reads.
         reads: &'static str,
-        /// What the data are.
+        /// The kind of the given data.
         found: &'static str,
     },
-    /// Nothing would be left of the images.
-    #[error("{model} needs images of at least {least} × {least} pixels, got {height} × {width}")]
+    /// The images are too small for the convolutions of the model.
+    #[error("model '{model}': images of {height} × {width} pixels; expected at least {min_side} × {min_side}")]
     SmallImages {
-        /// The model asked for.
+        /// The requested model.
         model: ModelKind,
-        /// The shortest side it takes, in pixels.
-        least: usize,
-        /// Height of the images.
+        /// The minimum height and width, in pixels.
+        min_side: usize,
+        /// Height of the images in pixels.
         height: usize,
-        /// Width of the images.
+        /// Width of the images in pixels.
         width: usize,
     },
-    /// A part of the text has not even one window with its targets.
-    #[error("windows of {context} characters need more than {context} to train on and as many held out, got {found}")]
+    /// The training part or the held-out part of the text is shorter than one window with its targets.
+    #[error(
+        "text with {found} characters in its shorter part (training or held-out); expected more than {context}, the \
+         length of a window"
+    )]
     ShortText {
-        /// Length of the shorter part.
+        /// Length of the shorter part in characters.
         found: usize,
-        /// Length of a window.
+        /// Length of a window in characters.
         context: usize,
     },
-    /// The samples cannot be spread over the workers.
+    /// The samples cannot be split among the workers.
     #[error(transparent)]
     Partition(#[from] PartitionError),
 }

@@ -1,4 +1,5 @@
-//! A module's tensors as one flat vector: trainable tensors first, then statistics, both in module order.
+//! Conversion between the tensors of a module and one flat vector: trainable tensors first, then statistics, both in
+//! module order.
 
 use std::ops::Range;
 
@@ -8,24 +9,24 @@ use paceline_store::Layout;
 
 /// The layout of a module's floating-point tensors, named by their paths in it (`conv1.weight`).
 ///
-/// The module must live on a device with automatic differentiation, which tells the trainable tensors.
+/// The module must be on a device with automatic differentiation, which marks the trainable tensors.
 pub(crate) fn layout(module: &impl Module) -> Layout {
-    let mut names = Names::default();
-    module.visit(&mut names);
-    Layout::new(names.trainable, names.statistics)
+    let mut collector = NameCollector::default();
+    module.visit(&mut collector);
+    Layout::new(collector.trainable, collector.statistics)
 }
 
-/// Copies the module's tensors into `values`.
+/// Copies the tensors of the module into `values`.
 pub(crate) fn read(module: &impl Module, layout: &Layout, values: &mut [f32]) {
-    module.visit(&mut Reader { cursor: Cursor::new(layout), values });
+    module.visit(&mut ValueReader { cursor: Cursor::new(layout), values });
 }
 
-/// Gives the module's tensors these values.
+/// Sets the tensors of the module to `values`.
 pub(crate) fn write<M: Module>(module: M, layout: &Layout, values: &[f32]) -> M {
-    module.map(&mut Writer { cursor: Cursor::new(layout), values })
+    module.map(&mut ValueWriter { cursor: Cursor::new(layout), values })
 }
 
-/// Copies the trainable tensors' gradients, and the statistics as `old − new`, into `values`.
+/// Copies the gradients of the trainable tensors, and the statistics as `old − new`, into `values`.
 ///
 /// `old` holds the values before the forward pass that `gradients` belong to.
 pub(crate) fn read_gradients(
@@ -36,14 +37,14 @@ pub(crate) fn read_gradients(
     values: &mut [f32],
 ) {
     if layout.trainable() < layout.len() {
-        // Burn keeps what a forward pass adds to running statistics aside, per thread, until asked for a copy
-        // for validation: this call brings `module` itself up to date.
+        // Burn stores the changes of running statistics separately, per thread, until it makes a copy for validation.
+        // This call updates `module` itself.
         module.valid();
     }
     module.visit(&mut GradientReader { cursor: Cursor::new(layout), gradients, old, values });
 }
 
-/// Where the next tensor lies, while a module is walked through in its order.
+/// The ranges of tensors in the flat vector, while a module is visited in its order.
 struct Cursor {
     trainable: usize,
     statistics: usize,
@@ -62,14 +63,15 @@ impl Cursor {
     }
 }
 
+/// Collects names and shapes of tensors.
 #[derive(Default)]
-struct Names {
+struct NameCollector {
     path: Vec<String>,
     trainable: Vec<(String, Vec<usize>)>,
     statistics: Vec<(String, Vec<usize>)>,
 }
 
-impl ModuleVisitor for Names {
+impl ModuleVisitor for NameCollector {
     fn enter_module(&mut self, name: &str, _container: &str) {
         self.path.push(name.to_owned());
     }
@@ -88,24 +90,24 @@ impl ModuleVisitor for Names {
     }
 }
 
-struct Reader<'a> {
+struct ValueReader<'a> {
     cursor: Cursor,
     values: &'a mut [f32],
 }
 
-impl ModuleVisitor for Reader<'_> {
+impl ModuleVisitor for ValueReader<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let range = self.cursor.next(param);
         copy(param.val(), &mut self.values[range]);
     }
 }
 
-struct Writer<'a> {
+struct ValueWriter<'a> {
     cursor: Cursor,
     values: &'a [f32],
 }
 
-impl ModuleMapper for Writer<'_> {
+impl ModuleMapper for ValueWriter<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let values = &self.values[self.cursor.next(&param)];
         param.map(|old| {
@@ -181,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn values_round_trip_through_a_module() {
         let device = Device::flex().autodiff();
         let module = mixed(&device);
         let layout = layout(&module);
@@ -190,7 +192,7 @@ mod tests {
         let mut found = vec![0.0; values.len()];
         read(&module, &layout, &mut found);
         assert_eq!(found, values);
-        assert_eq!(super::layout(&module), layout, "trainable tensors stay so");
+        assert_eq!(super::layout(&module), layout, "trainable tensors stay trainable");
     }
 
     #[test]
@@ -200,19 +202,20 @@ mod tests {
         let mut old = vec![1.0; layout.len()];
         old[layout.trainable()..].copy_from_slice(&[5.0, 6.0, 7.0, 8.0]);
         let module = write(mixed(&device), &layout, &old);
-        // Means 2 and 20, variances 1 and 100; the dense layer takes no part.
+        // Means 2 and 20, variances 1 and 100. The loss does not depend on the dense layer.
         let input = Tensor::<2>::from_floats([[1.0, 10.0], [3.0, 30.0]], &device);
         let gradients = module.norm.forward(input).sum().backward();
         let mut found = vec![f32::NAN; layout.len()];
         read_gradients(&module, &layout, gradients, &old, &mut found);
-        // Σ over the batch of the normalized input is 0, of 1 is 2; statistics move a tenth of the way.
+        // Over the batch, the normalized input sums to 0, and 1 sums to 2. Statistics move by a tenth of the
+        // difference.
         let momentum = 0.1;
         let expected = [0.0, 0.0, 2.0, 2.0]
             .into_iter()
             .chain([0.0; 9])
             .chain([(5.0, 2.0), (6.0, 20.0), (7.0, 1.0), (8.0, 100.0)].map(|(old, new)| momentum * (old - new)));
         for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
-            assert!((found - expected).abs() < 1e-4, "at {index}: {found}, not {expected}");
+            assert!((found - expected).abs() < 1e-4, "at {index}: {found}; expected {expected}");
         }
     }
 }

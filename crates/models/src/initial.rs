@@ -1,10 +1,10 @@
-//! The values that training starts from, as a function of the seed alone.
+//! Initial parameters as a function of the seed.
 
 use paceline_store::{Layout, TensorEntry};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-/// Keeps every tensor that is the same in `first` and `second`, and draws the others from `seed`.
+/// Keeps every tensor that is equal in `first` and `second`, and draws the others from `seed`.
 pub(crate) fn merge(layout: &Layout, first: Vec<f32>, second: Vec<f32>, seed: u64) -> Vec<f32> {
     let mut generator = Xoshiro256PlusPlus::seed_from_u64(seed);
     let mut values = first;
@@ -24,7 +24,7 @@ pub(crate) fn merge(layout: &Layout, first: Vec<f32>, second: Vec<f32>, seed: u6
     values
 }
 
-/// How many inputs each output of a weight sums over; `None` for a vector, which is a bias.
+/// The number of inputs per output of a weight; `None` for a vector, which is a bias.
 fn fan_in(entry: &TensorEntry) -> Option<usize> {
     match entry.shape.as_slice() {
         [] | [_] => None,
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn draws_what_differs_and_keeps_the_rest() {
+    fn tensors_that_differ_are_drawn_and_others_kept() {
         let shapes = [
             ("conv.weight", vec![8, 3, 5, 5]),
             ("conv.bias", vec![8]),

@@ -17,7 +17,7 @@ use crate::workload::BurnWorkload;
 /// The models that come with Paceline. As text: `softmax`, `mlp`, `cnn`, `resnet8`, `resnet20`, `charlm`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ModelKind {
-    /// [`SoftmaxRegression`] without decay, on the CPU whatever the device; convex.
+    /// [`SoftmaxRegression`] without decay. Convex; always computed on the CPU.
     Softmax,
     /// [`Mlp`]: a perceptron with two hidden layers.
     Mlp,
@@ -33,7 +33,7 @@ pub enum ModelKind {
 }
 
 impl ModelKind {
-    /// All of them.
+    /// All models.
     pub const ALL: [ModelKind; 6] = [
         ModelKind::Softmax,
         ModelKind::Mlp,
@@ -55,13 +55,16 @@ impl ModelKind {
         }
     }
 
-    /// The model as a workload on `data`, with its input and output sized to them.
+    /// The model as a workload on `data`. The sizes of its input and output follow from the data.
+    ///
+    /// # Errors
+    /// If the model does not read this kind of data, the data are too small, or they cannot be split among the workers.
     pub fn workload(self, data: &Data, sampling: &Sampling, device: &Device) -> Result<Arc<dyn Workload>, ModelError> {
         match data {
             Data::Images(splits) => self.on_images(splits, sampling, device),
             Data::Text(text) => {
                 if self != ModelKind::CharacterModel {
-                    return Err(self.reads("images", "text"));
+                    return Err(self.wrong_data("images", "text"));
                 }
                 let vocabulary = text.vocabulary().len();
                 let windows = TextWindows::new(text.clone(), CharacterModel::CONTEXT, sampling)?;
@@ -82,8 +85,8 @@ impl ModelKind {
             ModelKind::Mlp => network(splits, sampling, device, move |device| Mlp::new(shape, classes, device)),
             ModelKind::Cnn => {
                 let [_, height, width] = shape;
-                if height.min(width) < Cnn::LEAST_SIDE {
-                    return Err(ModelError::SmallImages { model: self, least: Cnn::LEAST_SIDE, height, width });
+                if height.min(width) < Cnn::MIN_SIDE {
+                    return Err(ModelError::SmallImages { model: self, min_side: Cnn::MIN_SIDE, height, width });
                 }
                 network(splits, sampling, device, move |device| Cnn::new(shape, classes, device))
             }
@@ -93,11 +96,11 @@ impl ModelKind {
             ModelKind::ResNet20 => {
                 network(splits, sampling, device, move |device| ResNet::new(shape, classes, 3, device))
             }
-            ModelKind::CharacterModel => Err(self.reads("text", "images")),
+            ModelKind::CharacterModel => Err(self.wrong_data("text", "images")),
         }
     }
 
-    fn reads(self, reads: &'static str, found: &'static str) -> ModelError {
+    fn wrong_data(self, reads: &'static str, found: &'static str) -> ModelError {
         ModelError::Data { model: self, reads, found }
     }
 }
@@ -133,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_and_written_back() {
+    fn names_round_trip_through_text() {
         for kind in ModelKind::ALL {
             assert_eq!(kind.to_string().parse(), Ok(kind));
         }
@@ -141,23 +144,23 @@ mod tests {
         assert_eq!(error, "unknown model 'ResNet'; expected softmax, mlp, cnn, resnet8, resnet20 or charlm");
     }
 
-    fn refusal(kind: ModelKind, splits: Splits, workers: usize) -> String {
+    fn rejection(kind: ModelKind, splits: Splits, workers: usize) -> String {
         let sampling = Sampling { workers, order: Order::Epochs, ..Sampling::default() };
-        let made = kind.workload(&Data::Images(splits), &sampling, &Device::flex());
-        made.err().expect("this pair cannot work").to_string()
+        let workload = kind.workload(&Data::Images(splits), &sampling, &Device::flex());
+        workload.err().expect("model and data do not match").to_string()
     }
 
     #[test]
-    fn impossible_pairs_are_refused_by_name() {
+    fn impossible_pairs_are_rejected_by_name() {
         let digits = synthetic_digits(0, 20, 10).unwrap();
-        let error = refusal(ModelKind::CharacterModel, digits.clone(), 1);
-        assert_eq!(error, "charlm reads text, but the data are images");
-        assert!(refusal(ModelKind::Mlp, digits, 21).contains("20 samples cannot be spread over 21 workers"));
+        let error = rejection(ModelKind::CharacterModel, digits.clone(), 1);
+        assert_eq!(error, "model 'charlm': the data are images; expected text");
+        assert!(rejection(ModelKind::Mlp, digits, 21).contains("20 samples cannot be split among 21 workers"));
         let small = || {
             let normalization = Normalization { mean: 0.0, deviation: 1.0 };
             Dataset::new(vec![0; 15 * 20], vec![0], [1, 15, 20], 2, vec![normalization]).unwrap()
         };
-        let error = refusal(ModelKind::Cnn, Splits::new(small(), small()).unwrap(), 1);
-        assert_eq!(error, "cnn needs images of at least 16 × 16 pixels, got 15 × 20");
+        let error = rejection(ModelKind::Cnn, Splits::new(small(), small()).unwrap(), 1);
+        assert_eq!(error, "model 'cnn': images of 15 × 20 pixels; expected at least 16 × 16");
     }
 }

@@ -1,12 +1,12 @@
 //! Neural networks as workloads, computed by [Burn](https://burn.dev).
 //!
-//! A [`ModelKind`] names a model and makes it a workload on given data. Behind each name but `softmax` is a
-//! [`Network`]: a Burn module that turns an input into logits. A [`BurnWorkload`] joins any network, one's own
-//! included, with its [`Samples`] ([`Images`], [`TextWindows`]) on a [`Device`], which [`device`] picks by name: the
-//! CPU, or with the features `cuda` and `wgpu` a GPU.
+//! A [`ModelKind`] names a model and creates a workload on given data. Every model except `softmax` is a [`Network`]: a
+//! Burn module that computes logits from an input. A [`BurnWorkload`] combines any network, custom ones included, with
+//! its [`Samples`] ([`Images`], [`TextWindows`]) on a [`Device`]. [`device`] selects one by name: the CPU, or with the
+//! features `cuda` and `wgpu` a GPU.
 //!
-//! A network's tensors become flat parameters and back in `flat`; `initial` draws the values that training starts
-//! from. Neither touches a state that replicas share, so that each gives the same bits as if it were alone.
+//! The module `flat` converts between the tensors of a network and flat parameters; `initial` draws initial parameters.
+//! Neither uses shared state, so that a replica gives the same bits alone and next to others.
 
 mod device;
 mod error;

@@ -1,4 +1,4 @@
-//! What a model of one's own needs to become a workload.
+//! The network trait: what a custom model implements.
 
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -6,13 +6,13 @@ use burn::tensor::{Int, Tensor};
 
 /// A Burn module that classifies.
 ///
-/// Its floating-point tensors become the flat parameter vector, in the order of the module's fields. Tensors that
-/// require no gradient (running statistics of batch normalization, frozen weights) follow behind the others.
+/// Its floating-point tensors form the flat parameter vector, in the order of the module's fields. Tensors that require
+/// no gradient (running statistics of batch normalization, frozen weights) come last.
 ///
-/// A forward pass must depend on nothing but the parameters and the input: dropout draws from Burn's
-/// process-wide generator, so that a network with it gives different bits each time.
+/// A forward pass must depend only on the parameters and the input. Dropout draws from Burn's process-wide generator,
+/// so a network with dropout gives different bits each time.
 pub trait Network: Module + 'static {
-    /// What the network reads: `Tensor<4>` for images as samples × channels × height × width,
+    /// The input of the network: `Tensor<4>` for images as samples × channels × height × width,
     /// `Tensor<2, Int>` for text as samples × characters.
     type Input: 'static;
 

@@ -1,4 +1,4 @@
-//! Any [`Network`] with its [`Samples`] as a workload.
+//! Any [`Network`] and its [`Samples`] as a workload.
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use crate::initial;
 use crate::network::Network;
 use crate::samples::{Batch, Samples};
 
-/// How many held-out samples are evaluated at a time: bounds the memory, not the result.
+/// Held-out samples per evaluation step. It limits memory and does not change the accuracy.
 const EVALUATION_BATCH: usize = 250;
 
-/// A network and its data, as drivers see them.
+/// A network and its samples as a [`Workload`].
 ///
-/// Replicas share the data and nothing else; each computes on its caller's thread.
+/// Replicas share only the samples. Each computes on its caller's thread.
 pub struct BurnWorkload<N: Network> {
     build: Arc<dyn Fn(&Device) -> N + Send + Sync>,
     samples: Arc<dyn Samples<N::Input>>,
@@ -25,10 +25,10 @@ pub struct BurnWorkload<N: Network> {
 }
 
 impl<N: Network> BurnWorkload<N> {
-    /// A workload of the network that `build` makes on a given device, trained on `samples`, on `device`.
+    /// A workload of the network that `build` creates on a given device, trained on `samples`, on `device`.
     ///
-    /// `build` makes one network per replica, always of the same structure. Its values do not matter, except
-    /// those that are the same in every network it makes: see [`initial`](Workload::initial).
+    /// `build` creates one network per replica, always of the same structure. Its initial values matter only if they
+    /// are equal in every network: see [`initial`](Workload::initial).
     pub fn new(
         build: impl Fn(&Device) -> N + Send + Sync + 'static,
         samples: impl Samples<N::Input> + 'static,
@@ -45,10 +45,11 @@ impl<N: Network> Workload for BurnWorkload<N> {
         &self.layout
     }
 
-    /// What two networks made one after the other agree on is kept: constants such as a normalization's ones, and
-    /// values the author chose. The rest is drawn from `seed`: weights uniformly within ±1/√(fan-in), biases 0.
+    /// Tensors that are equal in two networks of `build` are kept: constants, such as the ones of a normalization, and
+    /// values that the author of the network set. The others are drawn from `seed`: weights uniformly within
+    /// ±1/√(fan-in), biases 0.
     ///
-    /// Burn's own initializers draw from one generator for the whole process, which threads would race for.
+    /// Burn's initializers are not used: they draw from one generator per process, which threads share.
     fn initial(&self, seed: u64) -> Vec<f32> {
         let cpu = Device::flex().autodiff();
         let values = || {
@@ -103,7 +104,7 @@ impl<N: Network> Replica for BurnReplica<N> {
             let logits = network.logits(input);
             let count = targets.dims()[0];
             predictions += count;
-            correct += hits(logits.clone(), targets.clone());
+            correct += count_correct(logits.clone(), targets.clone());
             let mean = network.loss(logits, targets).into_scalar::<f32>();
             loss += f64::from(mean) * count as f64;
         }
@@ -111,8 +112,8 @@ impl<N: Network> Replica for BurnReplica<N> {
     }
 }
 
-/// How many predictions name their target.
-fn hits(logits: Tensor<2>, targets: Tensor<1, Int>) -> i64 {
-    let named = logits.argmax(1).flatten::<1>(0, 1);
-    named.equal(targets).int().sum().into_scalar()
+/// The number of predictions that equal their target.
+fn count_correct(logits: Tensor<2>, targets: Tensor<1, Int>) -> i64 {
+    let predicted = logits.argmax(1).flatten::<1>(0, 1);
+    predicted.equal(targets).int().sum().into_scalar()
 }

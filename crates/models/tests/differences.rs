@@ -1,4 +1,4 @@
-//! Every model's gradient agrees with central differences of its loss.
+//! The gradient of every model agrees with central differences of its loss.
 
 mod common;
 
@@ -7,19 +7,19 @@ use paceline_models::ModelKind;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-/// How far a measured slope may lie from the computed one, relative to it …
+/// The allowed difference between measured and computed slope, relative to the latter …
 const TOLERANCE: f64 = 0.05;
-/// … and beyond that, per unit of length: what rounding of an `f32` loss leaves.
+/// … and in addition, per unit of length, for the rounding of an `f32` loss.
 const FLOOR: f64 = 1e-3;
-/// A kink of ReLU or max-pooling between the two points disappears with a smaller step, rounding with a larger one.
-/// A wrong gradient disagrees with all of them.
+/// A smaller step avoids a kink of ReLU or max-pooling between the two points; a larger one avoids rounding errors. A
+/// wrong gradient disagrees at all steps.
 const STEPS: [f64; 3] = [1e-3, 3e-3, 3e-4];
 
 /// For every trainable tensor, compares slopes along a random half of its gradient and along its largest coordinate.
 ///
-/// Along its own gradient a slope is large against the loss's rounding; a random half of the coordinates leaves no
-/// room for errors that cancel each other.
-fn agrees(kind: ModelKind, samples: u32) {
+/// Along its own gradient a slope is large compared with the rounding of the loss. With a random half of the
+/// coordinates, errors cannot cancel each other.
+fn check_gradient(kind: ModelKind, samples: u32) {
     let workload = workload(kind);
     let layout = workload.layout();
     let mut replica = workload.replica();
@@ -64,26 +64,26 @@ fn agrees(kind: ModelKind, samples: u32) {
 }
 
 #[test]
-fn mlp_agrees() {
-    agrees(ModelKind::Mlp, 8);
+fn mlp_gradient_agrees() {
+    check_gradient(ModelKind::Mlp, 8);
 }
 
 #[test]
-fn cnn_agrees() {
-    agrees(ModelKind::Cnn, 8);
+fn cnn_gradient_agrees() {
+    check_gradient(ModelKind::Cnn, 8);
 }
 
 #[test]
-fn resnet8_agrees() {
-    agrees(ModelKind::ResNet8, 8);
+fn resnet8_gradient_agrees() {
+    check_gradient(ModelKind::ResNet8, 8);
 }
 
 #[test]
-fn resnet20_agrees() {
-    agrees(ModelKind::ResNet20, 4);
+fn resnet20_gradient_agrees() {
+    check_gradient(ModelKind::ResNet20, 4);
 }
 
 #[test]
-fn character_model_agrees() {
-    agrees(ModelKind::CharacterModel, 4);
+fn character_model_gradient_agrees() {
+    check_gradient(ModelKind::CharacterModel, 4);
 }

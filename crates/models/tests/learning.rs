@@ -1,4 +1,4 @@
-//! Models learn, also one of a user's own on data of their own.
+//! Built-in models learn, and so does a custom model on custom data.
 
 mod common;
 
@@ -11,7 +11,7 @@ use common::{draw, gradient, workload};
 use paceline_models::{BurnWorkload, Device, Images, ModelKind, Network, Sampling};
 use paceline_workload::{Dataset, Normalization, PublishedSet, Splits, Workload};
 
-/// Plain descent; returns the mean loss of the first and of the last ten steps.
+/// Plain gradient descent. Returns the mean loss of the first ten and of the last ten steps.
 fn descend(workload: &dyn Workload, parameters: &mut [f32], steps: u64, samples: u32, rate: f32) -> [f64; 2] {
     let mut replica = workload.replica();
     let mut losses = Vec::new();
@@ -47,7 +47,7 @@ fn the_loss_falls_by_half() {
     }
 }
 
-/// Classifies by brightness, in units the author chose.
+/// Classifies by brightness, in a unit that the author of the network sets.
 #[derive(Module, Debug)]
 struct Brightness {
     unit: Param<Tensor<1>>,
@@ -64,7 +64,7 @@ impl Network for Brightness {
 }
 
 #[test]
-fn a_network_of_ones_own_trains_on_data_of_ones_own() {
+fn a_custom_network_trains_on_custom_data() {
     let part = || {
         let labels: Vec<u8> = (0..60).map(|sample| sample % 2).collect();
         let pixels = labels.iter().flat_map(|&label| [200 * label + 20; 6]).collect();
@@ -80,9 +80,9 @@ fn a_network_of_ones_own_trains_on_data_of_ones_own() {
     let names: Vec<_> = workload.layout().entries().iter().map(|entry| entry.name.as_str()).collect();
     assert_eq!(names, ["dense.weight", "dense.bias", "unit"]);
     let mut parameters = workload.initial(1);
-    assert_eq!(parameters[4], 4.0, "a value of the author's is kept");
+    assert_eq!(parameters[4], 4.0, "a value that the author set is kept");
     descend(&workload, &mut parameters, 30, 8, 0.5);
-    assert_eq!(parameters[4], 4.0, "and what requires no gradient stays");
+    assert_eq!(parameters[4], 4.0, "a tensor without gradient does not change");
     assert_eq!(workload.replica().evaluate(&parameters).accuracy, 1.0);
 }
 
@@ -97,7 +97,7 @@ fn real_cifar_images_have_a_finite_gradient() {
     for kind in [ModelKind::Cnn, ModelKind::ResNet8] {
         let workload = kind.workload(&data, &Sampling::default(), &Device::flex()).unwrap();
         let (loss, gradient) = gradient(workload.replica().as_mut(), &workload.initial(1), draw(0, 8));
-        assert!(loss > 1.0 && loss < 5.0, "{kind}: {loss} where ln 10 is usual");
+        assert!(loss > 1.0 && loss < 5.0, "{kind}: {loss}; expected about ln 10");
         assert!(gradient.iter().all(|value| value.is_finite()), "{kind}");
         assert!(gradient.iter().any(|value| *value != 0.0), "{kind}");
     }

@@ -1,4 +1,4 @@
-//! Replicas give the same bits, alone or beside others, and batch normalization's statistics travel apart.
+//! Replicas give the same bits alone and next to others, and report the statistics of batch normalization separately.
 
 mod common;
 
@@ -12,7 +12,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn same_seed_same_start_even_while_others_start() {
+fn the_seed_decides_the_initial_parameters_on_any_thread() {
     for kind in [ModelKind::Mlp, ModelKind::ResNet8, ModelKind::CharacterModel] {
         let expected = bits(&workload(kind).initial(1));
         assert_ne!(expected, bits(&workload(kind).initial(2)), "{kind}");
@@ -30,7 +30,7 @@ fn same_seed_same_start_even_while_others_start() {
 }
 
 #[test]
-fn threads_give_the_same_bits_as_one_alone() {
+fn concurrent_replicas_give_the_same_bits_as_one_alone() {
     let cases = [(ModelKind::Cnn, 16), (ModelKind::ResNet8, 4), (ModelKind::CharacterModel, 2)];
     let workloads = cases.map(|(kind, samples)| (workload(kind), samples));
     let run = |case: usize| -> Vec<(u64, Vec<u32>)> {
@@ -54,7 +54,7 @@ fn threads_give_the_same_bits_as_one_alone() {
 }
 
 #[test]
-fn what_a_replica_computed_before_does_not_matter() {
+fn earlier_computations_do_not_change_a_gradient() {
     let workload = workload(ModelKind::ResNet8);
     let (parameters, other) = (workload.initial(1), workload.initial(2));
     let (mut fresh, mut used) = (workload.replica(), workload.replica());
@@ -76,7 +76,7 @@ fn statistics_move_towards_the_batch_and_only_they_change_an_evaluation() {
     assert!(names.map(|entry| &entry.name).all(|name| name.contains(".norm.running_")));
     assert_eq!(statistics.len(), 2 * (16 + 16 + 16 + 32 + 32 + 32 + 64 + 64 + 64));
 
-    // Loss and gradient of a training step normalize by the batch: other statistics change neither.
+    // A training step normalizes by the batch: running statistics change neither its loss nor its gradient.
     let (loss, gradient_at_start) = gradient(replica.as_mut(), &start, draw(0, 32));
     let mut shifted = start.clone();
     shifted[statistics.clone()].iter_mut().for_each(|value| *value += 1.0);
@@ -84,7 +84,7 @@ fn statistics_move_towards_the_batch_and_only_they_change_an_evaluation() {
     assert_eq!(loss, shifted_loss);
     assert_eq!(gradient_at_start[weights.clone()], gradient_shifted[weights]);
 
-    // Applied with rate 1, as a store does, the reported differences converge to the batch's own statistics.
+    // Applied with rate 1, as the optimizer does, the reported differences converge to the statistics of the batch.
     let mut parameters = start.clone();
     let mut last = f32::INFINITY;
     for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! Unequal batches, weighted by their samples, make the gradient of one batch of them all (LB-BSP (8)).
+//! The gradients of unequal batches, weighted by their samples, add up to the gradient of the whole batch (LB-BSP (8)).
 
 mod common;
 
@@ -6,7 +6,7 @@ use common::{draw, gradient, workload};
 use paceline_models::ModelKind;
 use paceline_store::aggregate;
 
-/// What workers of speeds 1, 2, 3 and 10 get of 64 samples.
+/// The shares of 64 samples for workers of speeds 1, 2, 3 and 10.
 const SIZES: [u32; 4] = [4, 8, 12, 40];
 
 #[test]

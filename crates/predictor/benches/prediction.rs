@@ -1,4 +1,4 @@
-//! How long a prediction takes, and what share of an iteration that is.
+//! The time of a prediction, and its share of an iteration.
 //!
 //! `cargo bench -p paceline-predictor`
 
@@ -9,7 +9,7 @@ use std::time::Instant;
 use paceline_core::WorkerId;
 use paceline_core::run_times::{Amortized, DeepMarkov, Draws, IndependentNormal, RunTimePredictor, SAMPLES, Size};
 
-/// The mean iteration of Cutoff SGD's clusters takes about a second (section 4.1).
+/// The mean iteration on the clusters of Cutoff SGD, in seconds (section 4.1).
 const ITERATION: f64 = 1.057;
 
 fn main() {
@@ -22,13 +22,13 @@ fn main() {
             (name, (shape, (0..count).map(|_| (bound * draws.normal()) as f32).collect()))
         };
         let tensors = size.shapes().into_iter().map(tensor).collect();
-        let model = Arc::new(DeepMarkov::of(size, &tensors, 1.0).expect("all tensors are there"));
+        let model = Arc::new(DeepMarkov::of(size, &tensors, 1.0).expect("all tensors are given"));
         report("dmm", workers, &mut Amortized::new(model, SAMPLES, 1));
         report("normal", workers, &mut IndependentNormal::new(20));
     }
 }
 
-/// Observes and predicts many times over, and says how long one of each takes.
+/// Prints the time of one observation with one prediction.
 fn report(name: &str, workers: usize, predictor: &mut dyn RunTimePredictor) {
     let ranks: Vec<WorkerId> = (0..workers as u32).map(WorkerId).collect();
     let mut draws = Draws::at(&[2]);
@@ -37,10 +37,10 @@ fn report(name: &str, workers: usize, predictor: &mut dyn RunTimePredictor) {
     rows.iter().for_each(|row| predictor.observe(row));
     let mut times: Vec<f64> = (0..60)
         .map(|round| {
-            let began = Instant::now();
+            let start = Instant::now();
             predictor.observe(&rows[round % rows.len()]);
             black_box(predictor.predict(&ranks).map(|forecast| forecast.cutoff()));
-            began.elapsed().as_secs_f64()
+            start.elapsed().as_secs_f64()
         })
         .collect();
     times.sort_by(f64::total_cmp);

@@ -1,5 +1,5 @@
-//! ELBO and its gradient: the computations of [`DeepMarkov`](paceline_core::run_times::DeepMarkov) with automatic
-//! differentiation.
+//! The ELBO (evidence lower bound) and its gradient: the computations of
+//! [`DeepMarkov`](paceline_core::run_times::DeepMarkov) with automatic differentiation.
 
 use std::f64::consts::PI;
 
@@ -8,8 +8,8 @@ use burn::tensor::{Device, Tensor, TensorData};
 use paceline_core::run_times::{LEAST_DEVIATION, Size};
 use paceline_store::Layout;
 
-/// Windows of equal length, side by side.
-pub(crate) struct Batch {
+/// A batch of windows of equal length.
+pub(crate) struct WindowBatch {
     /// For each iteration, the normalized times of all windows: windows × workers.
     pub(crate) times: Vec<Vec<f32>>,
     /// For each iteration, standard normal noise of all windows: windows × latent units.
@@ -17,23 +17,23 @@ pub(crate) struct Batch {
     pub(crate) windows: usize,
 }
 
-/// What computes ELBO of batches.
+/// Computes the ELBO of batches.
 pub(crate) struct Graph {
     size: Size,
     layout: Layout,
     device: Device,
 }
 
-/// The model's tensors, ready to be differentiated by.
-struct Weights<'a> {
+/// The tensors of the model, with gradients enabled.
+struct WeightTensors<'a> {
     layout: &'a Layout,
     tensors: Vec<Tensor<2>>,
 }
 
-impl Weights<'_> {
+impl WeightTensors<'_> {
     fn tensor(&self, name: &str) -> Tensor<2> {
         let position = self.layout.entries().iter().position(|entry| entry.name == name);
-        self.tensors[position.expect("layers are named as in the layout")].clone()
+        self.tensors[position.expect("the layout names all layers")].clone()
     }
 
     fn dense(&self, name: &str, input: Tensor<2>) -> Tensor<2> {
@@ -55,15 +55,16 @@ impl Graph {
         &self.layout
     }
 
-    /// The mean ELBO of a batch's windows, per observed time, with divergences counted `weight` times; and its gradient.
-    pub(crate) fn elbo(&self, parameters: &[f32], batch: &Batch, weight: f64) -> (f64, Vec<f32>) {
+    /// The mean ELBO of the windows of a batch, in nats per observed time, with divergences multiplied by `weight`; and
+    /// its gradient.
+    pub(crate) fn elbo(&self, parameters: &[f32], batch: &WindowBatch, weight: f64) -> (f64, Vec<f32>) {
         let leaf = |entry: &paceline_store::TensorEntry| {
             let columns = *entry.shape.last().unwrap_or(&1);
             let data =
                 TensorData::new(parameters[entry.range.clone()].to_vec(), [entry.range.len() / columns, columns]);
             Tensor::<2>::from_data(data, &self.device).require_grad()
         };
-        let weights = Weights { layout: &self.layout, tensors: self.layout.entries().iter().map(leaf).collect() };
+        let weights = WeightTensors { layout: &self.layout, tensors: self.layout.entries().iter().map(leaf).collect() };
         let (likelihood, divergence) = self.forward(&weights, batch);
         let observed = (batch.windows * batch.times.len() * self.size.workers) as f64;
         let elbo = (likelihood - divergence.mul_scalar(weight)).div_scalar(observed);
@@ -77,7 +78,7 @@ impl Graph {
     }
 
     /// The log-likelihood of all times and the divergence of all states.
-    fn forward(&self, weights: &Weights<'_>, batch: &Batch) -> (Tensor<1>, Tensor<1>) {
+    fn forward(&self, weights: &WeightTensors<'_>, batch: &WindowBatch) -> (Tensor<1>, Tensor<1>) {
         let Size { workers, latent, hidden, .. } = self.size;
         let constant = |values: &[f32], columns: usize| {
             Tensor::<2>::from_data(TensorData::new(values.to_vec(), [batch.windows, columns]), &self.device)

@@ -1,4 +1,4 @@
-//! What training starts from: a function of the seed, and of what the times are like on the whole.
+//! Initial parameters: a function of the seed, and of mean and deviation of the times.
 
 use paceline_core::run_times::Draws;
 use paceline_store::Layout;
@@ -8,8 +8,8 @@ fn softplus_inverse(value: f64) -> f32 {
     (value.exp_m1().ln()) as f32
 }
 
-/// Weights within ±1/√inputs and no biases, but for these: by itself the state stays as it is; times are expected to be
-/// those of each worker on the average, give or take their deviation; and states are rather certain.
+/// Weights are within ±1/√inputs and biases 0, except that the state initially persists, the predicted time of each
+/// worker is its mean time with its standard deviation, and states have a small deviation.
 pub(crate) fn parameters(layout: &Layout, times: &[Vec<f64>], scale: f64, seed: u64) -> Vec<f32> {
     let mut values = vec![0.0; layout.len()];
     let count = times.len() as f64;

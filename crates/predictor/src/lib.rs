@@ -1,8 +1,8 @@
-//! Trains a deep Markov model of a cluster's run-times (Cutoff SGD, section 3.1.3).
+//! Trains a deep Markov model of the run-times of a cluster (Cutoff SGD, section 3.1.3).
 //!
-//! The model itself, and what is predicted with it, is [`paceline_core::run_times`]; here is what needs automatic
-//! differentiation. [`RunTimes`] are those of a fully synchronous run; [`train`] learns from them; [`assess`] says how good a
-//! predictor's forecasts of them are.
+//! The model and its predictions are in [`paceline_core::run_times`]. This crate has what needs automatic
+//! differentiation: [`train`] trains a model on the [`RunTimes`] of a fully synchronous run, and [`assess`] measures
+//! the forecasts of a predictor on them.
 
 mod assess;
 mod graph;
@@ -10,6 +10,6 @@ mod initial;
 mod run_times;
 mod training;
 
-pub use assess::{Assessment, Foreseen, assess};
+pub use assess::{Assessment, PredictedIteration, assess};
 pub use run_times::{RunTimes, RunTimesError};
-pub use training::{Epoch, Options, Trained, train};
+pub use training::{EpochReport, TrainedPredictor, TrainingConfig, train};

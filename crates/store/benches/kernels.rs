@@ -1,7 +1,7 @@
-//! How near the kernels come to the speed of memory: `cargo bench -p paceline-store`.
+//! Speed of the kernels relative to memory bandwidth: `cargo bench -p paceline-store`.
 //!
-//! Every figure is the median of repeated runs and stands beside a `memcpy` of the same length from the same minute.
-//! Traffic counts each value read and written once; with several sources the result counts once.
+//! Every figure is the median of repeated runs, next to a `memcpy` of the same length in the same minute. Traffic
+//! counts each value that is read or written once; with several sources the result counts once.
 
 use std::hint::black_box;
 use std::thread;
@@ -22,7 +22,7 @@ fn main() {
     checkpoints(LENGTHS[2]);
 }
 
-/// Prints one row; `vectors` is how many vectors of `len` values pass through memory.
+/// Prints one row. `vectors` is the number of vectors of `len` values that are read or written.
 fn row(name: &str, len: usize, vectors: usize, seconds: f64, memcpy: f64) -> f64 {
     let speed = (vectors * len * size_of::<f32>()) as f64 / seconds / 1e9;
     println!("{name:<34} {len:>10} {:>9.3} {speed:>8.1} {:>9.2}", seconds * 1e3, speed / memcpy);
@@ -45,7 +45,7 @@ fn median(repeats: usize, mut call: impl FnMut()) -> f64 {
 fn memcpy(repeats: usize, source: &[f32], out: &mut [f32]) -> f64 {
     let seconds = median(repeats, || out.copy_from_slice(black_box(source)));
     let len = out.len();
-    // Its own ratio is one by definition.
+    // The ratio of memcpy to itself is one.
     let speed = (2 * size_of_val(source)) as f64 / seconds / 1e9;
     row("memcpy", len, 2, seconds, speed)
 }
@@ -114,5 +114,5 @@ fn checkpoints(len: usize) {
     let seconds = median(5, || {
         black_box(load_checkpoint(&manifest, &layout).expect("valid"));
     });
-    row("load it from the page cache", len, 1, seconds, memcpy);
+    row("load a cached checkpoint", len, 1, seconds, memcpy);
 }

@@ -1,13 +1,13 @@
-//! The weighted sum of several gradients in one pass, with the squared norms that schemes ask for.
+//! The weighted sum of several gradients in one pass, with the squared norms that schemes use.
 //!
-//! Two promises shape the code:
+//! The code guarantees:
 //!
-//! - **Same bits, however the work is cut.** Every element is `0 + w₀·g₀ + w₁·g₁ + …`, strictly in the order of the
-//!   sources, so adding eight at once equals adding them one by one. Squares are added in a fixed pattern: eight
-//!   `f32` lanes within a tile, tiles in `f64` within a [`BLOCK`], blocks in `f64` over the vector. A shard is a
-//!   whole number of blocks and hands back its block sums, so neither shards nor threads show in the result.
-//! - **Memory speed.** The sum of one tile stays in the first-level cache until every source is added, so memory sees
-//!   each source read once and the result written once, however many sources there are.
+//! - **The same bits for every number of shards and threads.** Every element is `0 + w₀·g₀ + w₁·g₁ + …`, strictly in
+//!   the order of the sources, so adding eight at once equals adding them one by one. Squares are added in a fixed
+//!   pattern: eight `f32` lanes within a tile, tiles in `f64` within a [`BLOCK`], blocks in `f64` over the vector. A
+//!   shard is a whole number of blocks and returns its block sums, so the result does not depend on shards or threads.
+//! - **Memory speed.** The sum of one tile stays in the first-level cache until every source is added, so each source
+//!   is read from memory once and the result is written once, for any number of sources.
 
 use std::array;
 use std::collections::BTreeSet;
@@ -31,18 +31,18 @@ const _: () = assert!(BLOCK.is_multiple_of(TILE) && TILE.is_multiple_of(LANES));
 
 /// Squared Euclidean norms over the trainable part of an aggregation.
 ///
-/// A component whose square is beyond `f32` (above about 1.8e19) counts as infinite.
+/// A component whose square overflows `f32` (above about 1.8e19) counts as infinite.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Norms {
-    /// ‖gⱼ‖² of each source, in the order given, before its weight; of what was not left out of it.
+    /// ‖gⱼ‖² of each source, unweighted, in the order given. Shards that the source is left out of count as zero.
     pub sources: Vec<f64>,
-    /// ‖Σ wⱼ·gⱼ‖² of the result; with weights that add up to one, of the mean.
+    /// ‖Σ wⱼ·gⱼ‖² of the result. If the weights add up to one, the result is the mean.
     pub mean: f64,
-    /// The sources that were left out of at least one shard, by their place: they were not finite there.
+    /// Indices of the sources that are left out of at least one shard, because they are not finite there.
     pub left_out: Vec<usize>,
 }
 
-/// What one shard contributes to [`Norms`].
+/// The contribution of one shard to [`Norms`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShardNorms {
     /// One row per block: the sum of squares of each source, then of the result.
@@ -55,13 +55,13 @@ impl Norms {
     /// Joins the contributions of all shards, given in the order of their ranges.
     ///
     /// # Panics
-    /// If there is no shard, or if they were not aggregated from the same number of sources.
+    /// If `shards` is empty, or if the shards have different numbers of sources.
     pub fn join(shards: &[ShardNorms]) -> Self {
         let columns = shards[0].columns;
         let mut sources = vec![0.0; columns];
         let mut left_out = BTreeSet::new();
         for shard in shards {
-            assert_eq!(shard.columns, columns, "shards of different aggregations");
+            assert_eq!(shard.columns, columns, "the shards have different numbers of sources");
             left_out.extend(&shard.left_out);
             for row in shard.sums.chunks_exact(columns) {
                 for (sum, block) in sources.iter_mut().zip(row) {
@@ -69,28 +69,28 @@ impl Norms {
                 }
             }
         }
-        let mean = sources.pop().expect("the last column is the result's");
+        let mean = sources.pop().expect("the last column belongs to the result");
         Norms { sources, mean, left_out: left_out.into_iter().collect() }
     }
 }
 
 /// Writes Σ wⱼ·gⱼ over `sources`, pairs of a gradient and its weight, into `out`.
 ///
-/// Only the first `trainable` values count for the norms; behind them lie statistics (see
-/// [`Layout`](crate::Layout)), which are summed alike. Without sources the result is zero.
+/// The norms cover the first `trainable` values only. Statistics (see [`Layout`](crate::Layout)) follow them and are
+/// summed in the same way. Without sources the result is zero.
 ///
 /// # Panics
-/// If a source is not as long as `out`, or `trainable` is longer.
+/// If a source differs in length from `out`, or `trainable` exceeds that length.
 pub fn aggregate(sources: &[(&[f32], f32)], trainable: usize, out: &mut [f32]) -> Norms {
     Norms::join(&[aggregate_shard(sources, trainable, out)])
 }
 
-/// [`aggregate`] for one shard: all slices are that shard's range, and `trainable` counts from its start.
+/// [`aggregate`] for one shard: all slices cover the range of the shard, and `trainable` counts from its start.
 ///
-/// A source that is not finite in this range is left out of it.
+/// A source that is not finite in this range is left out of this shard; the other weights stay as they are.
 ///
 /// # Panics
-/// As [`aggregate`].
+/// In the same cases as [`aggregate`].
 pub fn aggregate_shard(sources: &[(&[f32], f32)], trainable: usize, out: &mut [f32]) -> ShardNorms {
     let all = sum_shard(sources, trainable, out);
     if all.left_out.is_empty() {
@@ -98,18 +98,18 @@ pub fn aggregate_shard(sources: &[(&[f32], f32)], trainable: usize, out: &mut [f
     }
     let zeros = vec![0.0; out.len()];
     let mut rest = sources.to_vec();
-    all.left_out.iter().for_each(|&place| rest[place].0 = &zeros);
+    all.left_out.iter().for_each(|&index| rest[index].0 = &zeros);
     ShardNorms { left_out: all.left_out, ..sum_shard(&rest, trainable, out) }
 }
 
-/// Sums all sources, and says which of them should have been left out.
+/// Sums all sources, and lists those that are not finite in `left_out`.
 fn sum_shard(sources: &[(&[f32], f32)], trainable: usize, out: &mut [f32]) -> ShardNorms {
     for (source, _) in sources {
-        assert_eq!(source.len(), out.len(), "a gradient of another length");
+        assert_eq!(source.len(), out.len(), "a gradient differs in length from the output");
     }
     let columns = sources.len() + 1;
     let blocks = trainable.div_ceil(BLOCK);
-    // The last row is of the statistics, which count for no norm.
+    // The last row is for the statistics, which no norm includes.
     let mut sums = vec![0.0; (blocks + 1) * columns];
     let (learned, statistics) = out.split_at_mut(trainable);
     for (tile, out) in learned.chunks_mut(TILE).enumerate() {
@@ -119,18 +119,18 @@ fn sum_shard(sources: &[(&[f32], f32)], trainable: usize, out: &mut [f32]) -> Sh
     for (tile, out) in statistics.chunks_mut(TILE).enumerate() {
         add_tile(sources, trainable + tile * TILE, out, &mut sums[blocks * columns..]);
     }
-    let is_finite = |&place: &usize| sums.iter().skip(place).step_by(columns).all(|sum| sum.is_finite());
-    let left_out = (0..sources.len()).filter(|place| !is_finite(place)).collect();
+    let is_finite = |&index: &usize| sums.iter().skip(index).step_by(columns).all(|sum| sum.is_finite());
+    let left_out = (0..sources.len()).filter(|index| !is_finite(index)).collect();
     sums.truncate(blocks * columns);
     ShardNorms { sums, columns, left_out }
 }
 
-/// Sums the stretch of all sources that begins at `start` into `out`, and its squares into `sums`.
+/// Sums one tile of all sources, from `start`, into `out`, and adds the squares to `sums`.
 fn add_tile(sources: &[(&[f32], f32)], start: usize, out: &mut [f32], sums: &mut [f64]) {
     let (chunks, rest) = out.as_chunks_mut();
     add_chunks(sources, start, chunks, sums);
     if !rest.is_empty() {
-        // The last few values go through a chunk of their own; the zeros behind them change no square.
+        // The last few values are padded with zeros to a full chunk. Zeros change no square.
         let start = start + chunks.len() * LANES;
         let pad = |(values, weight): &(&[f32], f32)| {
             let mut chunk = [0.0; LANES];
@@ -160,7 +160,8 @@ fn add_chunks(sources: &[(&[f32], f32)], start: usize, out: &mut [[f32; LANES]],
     sums[sources.len()] += result;
 }
 
-/// `out += Σ wⱼ·gⱼ` for the `N` sources of `group`; adds their squares to `squares` and returns the result's.
+/// `out += Σ wⱼ·gⱼ` for the `N` sources of `group`; adds their squares to `squares` and returns the squares of the
+/// result.
 fn add_group<const N: usize>(
     group: &[(&[f32], f32)],
     start: usize,
@@ -169,14 +170,14 @@ fn add_group<const N: usize>(
 ) -> f64 {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has what the function needs.
+        // SAFETY: the check above shows that the processor supports AVX2.
         return unsafe { add_group_avx2::<N>(group, start, out, squares) };
     }
     add_group_with::<f32x8, N>(group, start, out, squares, |a, b| a + b, |a, b| a * b)
 }
 
-/// [`add_group`] in registers of full width. Compilers assume a processor without them, on which the squares of
-/// gradients that lie in the cache take nearly twice as long.
+/// [`add_group`] with AVX2 registers. The compiler targets processors without AVX2 by default, for which the squares of
+/// cached gradients take nearly twice as long.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn add_group_avx2<const N: usize>(
@@ -191,8 +192,8 @@ fn add_group_avx2<const N: usize>(
     add_group_with::<__m256, N>(group, start, out, squares, plus, times)
 }
 
-/// [`add_group`] on a vector type of eight lanes. Products and sums stay apart: a fused multiply-add would round
-/// differently where it exists.
+/// [`add_group`] on a vector type of eight lanes. Products and sums are separate: a fused multiply-add, where it
+/// exists, would round differently.
 #[inline(always)]
 fn add_group_with<V: Pod, const N: usize>(
     group: &[(&[f32], f32)],
@@ -235,7 +236,7 @@ mod tests {
     use super::*;
     use crate::Shards;
 
-    /// Values in [−1, 1) that look random; the same for the same source.
+    /// Pseudo-random values in [−1, 1), a function of the source.
     fn gradient(source: usize, len: usize) -> Vec<f32> {
         let mut state = source as u32 * 0x9E37_79B9 + 1;
         let step = || {
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn many_at_once_equals_one_by_one_and_norms_are_those_of_f64() {
+    fn the_sum_equals_adding_one_by_one_and_norms_match_f64() {
         for (count, len) in [(1, 7), (3, 512), (4, 40_000), (5, 1_025), (8, 16_385), (19, 3_003)] {
             let gradients: Vec<_> = (0..count).map(|source| gradient(source, len)).collect();
             let sources = weighted(&gradients);
@@ -324,12 +325,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_is_left_out_of_its_shard() {
+    fn a_source_that_is_not_finite_is_left_out_of_its_shard() {
         let (trainable, len) = (3, 5);
         let good = [1.0; 5];
-        let with = |place: usize, value: f32| {
+        let with = |index: usize, value: f32| {
             let mut gradient = good;
-            gradient[place] = value;
+            gradient[index] = value;
             gradient
         };
         for bad in [with(1, f32::NAN), with(0, f32::INFINITY), with(2, 1e20), with(len - 1, f32::NAN)] {
@@ -352,8 +353,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "another length")]
-    fn gradients_of_another_length_are_refused() {
+    #[should_panic(expected = "differs in length")]
+    fn a_gradient_of_another_length_panics() {
         aggregate(&[(&[1.0; 4], 1.0)], 3, &mut [0.0; 3]);
     }
 }

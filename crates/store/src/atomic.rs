@@ -1,21 +1,22 @@
-//! Files that are there whole or not at all.
+//! Atomic file writes: a file is complete or unchanged.
 
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 
-/// How the name of an unfinished file ends; it begins with a dot.
+/// The suffix of an unfinished file. Its name also starts with a dot.
 pub(crate) const UNFINISHED: &str = ".unfinished";
 
-/// Writes `path` through `write`: into an unfinished file beside it, which takes its name once it is on the disk. What a
-/// link points to is written, not the link; a pipe or a device is written as it is.
+/// Writes a file atomically: `write` fills a temporary file in the same folder, which is synced to disk and then
+/// renamed to `path`.
 ///
-/// After an error a file is as it was.
+/// A symbolic link is followed: its target is replaced, not the link. A pipe or a device is written in place. After an
+/// error the existing file is unchanged.
 ///
 /// # Errors
-/// What `write` returns, and whatever keeps the file from being made.
+/// The error of `write`, or of the operating system if the file cannot be created, synced or renamed.
 pub fn write_file<T, E: From<io::Error>>(path: &Path, write: impl FnOnce(&mut File) -> Result<T, E>) -> Result<T, E> {
-    // It fails where there is nothing yet.
+    // Fails if the file does not exist yet.
     let path = &fs::canonicalize(path).unwrap_or_else(|_| path.into());
     if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
         return write(&mut File::options().write(true).open(path)?);
@@ -29,15 +30,15 @@ pub fn write_file<T, E: From<io::Error>>(path: &Path, write: impl FnOnce(&mut Fi
         Ok(value)
     });
     if written.is_err() {
-        // The error that led here says more than that of a file that cannot be removed, or was never made.
+        // The first error matters more than a failure to remove the file, which may not exist.
         let _ = fs::remove_file(&unfinished);
     }
     written
 }
 
-/// Puts the names of a folder on the disk, so that they survive a power cut.
+/// Syncs a folder to disk, so that renamed files survive a power cut.
 pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
-    // Other systems cannot open a folder, and keep names safe by themselves.
+    // Other systems cannot open a folder as a file, and persist names without it.
     if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
 }
 
@@ -52,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_replaced_links_followed_and_devices_left_alone() {
+    fn files_are_replaced_links_followed_and_devices_written_in_place() {
         let folder = tempfile::tempdir().unwrap();
         let [file, link] = ["file", "link"].map(|name| folder.path().join(name));
         symlink("file", &link).unwrap();
@@ -65,7 +66,7 @@ mod tests {
             write_file(&file, |file| file.write_all(b"half").and_then(|()| Err::<(), _>(io::Error::other("no"))));
         assert_eq!(failed.unwrap_err().to_string(), "no");
         assert_eq!(fs::read_to_string(&file).unwrap(), "new");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "nothing unfinished is left");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "no unfinished file is left");
         assert!(write(folder.path(), "").is_err());
 
         let device = folder.path().join("device");

@@ -1,55 +1,55 @@
-//! Checkpoints: what a run needs to go on, as files that survive a crash at any moment.
+//! Checkpoints: the state that a run resumes from, in files that survive a crash at any moment.
 //!
-//! A checkpoint is two files, `checkpoint-00000042.safetensors` and `checkpoint-00000042.json`, numbered in the order of
-//! writing. The manifest is written last and holds the checksum of the tensors, so a checkpoint whose writing was cut
-//! short is recognized; older ones are removed only when a new one is on the disk.
+//! A checkpoint is two files, `checkpoint-00000042.safetensors` (tensors) and `checkpoint-00000042.json` (manifest),
+//! numbered in the order of writing. The manifest is written last and holds the checksum of the tensors, so an
+//! incomplete checkpoint is detected. Older checkpoints are removed only after a new one is on disk.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::atomic::{self, UNFINISHED};
+use crate::flat_tensors::{self, AmbiguousName, FlatVector};
 use crate::manifest::{self, FORMAT, Manifest};
-use crate::tensors::{self, AmbiguousName, Part};
 use crate::{Layout, Optimizer, OptimizerSpec};
 
 const PREFIX: &str = "checkpoint-";
 const MANIFEST: &str = "json";
 const TENSORS: &str = "safetensors";
 
-/// Why a checkpoint could not be written or read.
+/// Why a checkpoint cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// The operating system refused: no space, no permission, no such file.
+    /// The operating system returned an error: disk full, permission denied, file not found.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was being done.
+        /// The failed operation, as a verb: write, read, remove.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The system's answer.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The file is not what was once written: cut short, damaged, or of another program or version.
+    /// The file is truncated, damaged, or written by another program or version.
     #[error("{} is not a valid checkpoint: {reason}", path.display())]
     Invalid {
         /// The damaged file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         reason: String,
     },
-    /// The checkpoint is of another model.
-    #[error("{} is of another model: it has {checkpoint} where this model has {model}", path.display())]
+    /// The checkpoint belongs to another model.
+    #[error("{} belongs to another model: found {checkpoint}; expected {model}", path.display())]
     Layout {
         /// The manifest.
         path: PathBuf,
         /// The first tensor of the checkpoint that differs.
         checkpoint: String,
-        /// What the model has in its place.
+        /// The tensor that the model has at that position.
         model: String,
     },
-    /// Two tensors of the layout would share a name in the file.
-    #[error("cannot write {}: the tensor name `{name}` is taken", path.display())]
+    /// Two tensors would have the same name in the file, or a name that the format reserves.
+    #[error("cannot write {}: tensor name '{name}' is used twice or reserved; expected a unique name", path.display())]
     TensorName {
         /// The file.
         path: PathBuf,
@@ -58,24 +58,24 @@ pub enum CheckpointError {
     },
 }
 
-/// What a checkpoint is made of; nothing is copied to write it.
+/// The state to write as a checkpoint, borrowed: saving copies no tensor.
 #[derive(Debug, Clone, Copy)]
 pub struct CheckpointView<'a> {
     /// The model's version.
     pub version: u64,
     /// Names and shapes of the parameters.
     pub layout: &'a Layout,
-    /// The parameters, as long as the layout.
+    /// The parameters; their length is that of the layout.
     pub parameters: &'a [f32],
     /// The optimizer with its state.
     pub optimizer: &'a Optimizer,
-    /// The scheme's state, in a text of its own making.
+    /// The scheme's state, as text that only the scheme interprets.
     pub scheme_state: &'a str,
-    /// Whatever else the run needs.
+    /// Further state of the run, as text that only the caller interprets.
     pub extra: &'a str,
 }
 
-/// A checkpoint read back.
+/// A checkpoint that was read from disk.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checkpoint {
     /// The model's version.
@@ -84,22 +84,22 @@ pub struct Checkpoint {
     pub parameters: Vec<f32>,
     /// The optimizer with its state, ready for the next step.
     pub optimizer: Optimizer,
-    /// The scheme's state as it was given.
+    /// The scheme's state, as it was saved.
     pub scheme_state: String,
-    /// What else was given.
+    /// Further state of the run, as it was saved.
     pub extra: String,
 }
 
-/// The outcome of [`CheckpointFolder::latest`].
+/// The result of [`CheckpointFolder::latest`].
 #[derive(Debug)]
 pub struct LatestCheckpoint {
-    /// The newest valid checkpoint, if there is any.
+    /// The newest valid checkpoint; `None` if the folder has none.
     pub checkpoint: Option<Checkpoint>,
-    /// Newer ones that are not valid, and why.
+    /// Why each newer checkpoint was skipped, newest first.
     pub skipped: Vec<CheckpointError>,
 }
 
-/// A folder that keeps the last checkpoints of one run. Only one process may write to it.
+/// A folder with the last checkpoints of one run. Only one process may write to it.
 #[derive(Debug, Clone)]
 pub struct CheckpointFolder {
     path: PathBuf,
@@ -107,30 +107,31 @@ pub struct CheckpointFolder {
 }
 
 impl CheckpointFolder {
-    /// Makes the folder if it is not there. Of the checkpoints in it, the last `keep` (at least one) stay.
+    /// Opens the folder, and creates it if it does not exist. Each save keeps the last `keep` checkpoints (at least
+    /// one) and removes older ones.
     ///
     /// # Errors
-    /// [`CheckpointError::Io`] if the folder cannot be made.
+    /// [`CheckpointError::Io`] if the folder cannot be created.
     pub fn create(path: impl Into<PathBuf>, keep: usize) -> Result<Self, CheckpointError> {
         let path = path.into();
         fs::create_dir_all(&path).map_err(failure("create folder", &path))?;
         Ok(CheckpointFolder { path, keep: keep.max(1) })
     }
 
-    /// Writes a checkpoint, then removes those beyond the last few. Returns the path of its manifest.
+    /// Writes a checkpoint, then removes the oldest ones. Returns the path of the manifest.
     ///
-    /// Once this returns, the checkpoint survives a power cut. After an error all earlier checkpoints are still there.
+    /// After success the checkpoint survives a power cut. After a failed write all earlier checkpoints still exist.
     ///
     /// # Errors
-    /// [`CheckpointError::Io`] if the disk is full or the folder cannot be written to, [`CheckpointError::TensorName`] if
-    /// the layout has the same name twice.
+    /// [`CheckpointError::Io`] if the disk is full or the folder is not writable, [`CheckpointError::TensorName`] if
+    /// the layout uses a name twice.
     ///
     /// # Panics
     /// If the parameters or the optimizer do not fit the layout.
     pub fn save(&self, view: &CheckpointView<'_>) -> Result<PathBuf, CheckpointError> {
         let numbers = self.numbers()?;
         let number = numbers.last().map_or(1, |last| last + 1);
-        let tensors_crc32 = write_tensors(&self.file(number, TENSORS), view.layout, &parts(view))?;
+        let tensors_crc32 = write_tensors(&self.file(number, TENSORS), view.layout, &vectors(view))?;
         let manifest = Manifest {
             format: FORMAT,
             version: view.version,
@@ -143,18 +144,18 @@ impl CheckpointFolder {
             extra: view.extra.to_string(),
         };
         let path = self.file(number, MANIFEST);
-        atomic::write_file(&path, |file| file.write_all(manifest.seal().as_bytes()))
+        atomic::write_file(&path, |file| file.write_all(manifest.to_json().as_bytes()))
             .map_err(failure("write", &path))?;
         atomic::sync_folder(&self.path).map_err(failure("sync folder", &self.path))?;
         self.prune(&numbers)?;
         Ok(path)
     }
 
-    /// Reads the newest checkpoint that is valid; those that are not are skipped and reported.
+    /// Reads the newest valid checkpoint. Newer ones that are not valid are skipped and listed in the result.
     ///
     /// # Errors
-    /// [`CheckpointError::Io`] if the folder cannot be listed, [`CheckpointError::Layout`] if the newest valid checkpoint is
-    /// of another model.
+    /// [`CheckpointError::Io`] if the folder cannot be listed, [`CheckpointError::Layout`] if the newest valid
+    /// checkpoint belongs to another model.
     pub fn latest(&self, layout: &Layout) -> Result<LatestCheckpoint, CheckpointError> {
         let mut skipped = Vec::new();
         for number in self.numbers()?.into_iter().rev() {
@@ -177,7 +178,7 @@ impl CheckpointFolder {
         list().map_err(failure("list folder", &self.path))
     }
 
-    /// The numbers of all checkpoints, whole or not, ascending.
+    /// The numbers of all checkpoints, complete or not, ascending.
     fn numbers(&self) -> Result<Vec<u64>, CheckpointError> {
         let number = |name: &String| {
             let (number, extension) = name.strip_prefix(PREFIX)?.split_once('.')?;
@@ -189,7 +190,7 @@ impl CheckpointFolder {
         Ok(numbers)
     }
 
-    /// Removes all but the newest of the `earlier` checkpoints, and what interrupted writing left behind.
+    /// Removes all but the newest of the `earlier` checkpoints, and unfinished files of interrupted writes.
     fn prune(&self, earlier: &[u64]) -> Result<(), CheckpointError> {
         let remove = |path: PathBuf| match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failure("remove", &path)(error)),
@@ -212,39 +213,39 @@ impl CheckpointFolder {
 /// Reads the checkpoint with the manifest at `path`.
 ///
 /// # Errors
-/// [`CheckpointError::Layout`] if it is of another model than `layout`'s, [`CheckpointError::Invalid`] if it is damaged,
-/// [`CheckpointError::Io`] if a file cannot be read.
+/// [`CheckpointError::Layout`] if the checkpoint does not have this `layout`, [`CheckpointError::Invalid`] if a file is
+/// damaged, [`CheckpointError::Io`] if a file cannot be read.
 pub fn load_checkpoint(path: &Path, layout: &Layout) -> Result<Checkpoint, CheckpointError> {
     let invalid = |path: &Path, reason| CheckpointError::Invalid { path: path.to_path_buf(), reason };
     let text = fs::read(path).map_err(failure("read", path))?;
-    let manifest = Manifest::open(&text).map_err(|reason| invalid(path, reason))?;
+    let manifest = Manifest::from_json(&text).map_err(|reason| invalid(path, reason))?;
     if let Some((checkpoint, model)) = manifest.difference(layout) {
         return Err(CheckpointError::Layout { path: path.to_path_buf(), checkpoint, model });
     }
     let spec: OptimizerSpec = manifest.optimizer.parse().map_err(|error| invalid(path, format!("{error}")))?;
 
-    let part = |prefix, len| Part { prefix, values: vec![0.0; len] };
-    let mut parts = vec![part(String::new(), layout.len())];
-    parts.extend(spec.state_names().iter().map(|name| part(state_prefix(name), layout.trainable())));
+    let vector = |prefix, len| FlatVector { prefix, values: vec![0.0; len] };
+    let mut vectors = vec![vector(String::new(), layout.len())];
+    vectors.extend(spec.state_names().iter().map(|name| vector(state_prefix(name), layout.trainable())));
 
     let path = path.with_extension(TENSORS);
     let mut read = || {
         let file = File::open(&path)?;
         let bytes = file.metadata()?.len();
-        tensors::read(file, bytes, layout, &mut parts)
+        flat_tensors::read(file, bytes, layout, &mut vectors)
     };
     let found = read().map_err(|error| match error.kind() {
         io::ErrorKind::InvalidData => invalid(&path, error.to_string()),
-        io::ErrorKind::UnexpectedEof => invalid(&path, "it is cut short".to_string()),
+        io::ErrorKind::UnexpectedEof => invalid(&path, "unexpected end of file".to_string()),
         _ => failure("read", &path)(error),
     })?;
     let expected = manifest.tensors_crc32;
     if found != expected {
-        return Err(invalid(&path, format!("its checksum is {found}, its manifest says {expected}")));
+        return Err(invalid(&path, format!("checksum {found}; expected {expected}, as in its manifest")));
     }
 
-    let mut vectors = parts.into_iter().map(|part| part.values);
-    let parameters = vectors.next().expect("the first part is the parameters");
+    let mut vectors = vectors.into_iter().map(|vector| vector.values);
+    let parameters = vectors.next().expect("the first vector is the parameters");
     Ok(Checkpoint {
         version: manifest.version,
         parameters,
@@ -254,39 +255,39 @@ pub fn load_checkpoint(path: &Path, layout: &Layout) -> Result<Checkpoint, Check
     })
 }
 
-/// Writes the parameters alone as one safetensors file, which is there whole or not at all.
+/// Writes the parameters, without optimizer state, as one safetensors file. The write is atomic.
 ///
 /// # Errors
-/// As [`CheckpointFolder::save`].
+/// As for [`CheckpointFolder::save`].
 ///
 /// # Panics
-/// If the parameters are not as long as the layout.
+/// If the parameters differ in length from the layout.
 pub fn export_model(path: &Path, layout: &Layout, parameters: &[f32]) -> Result<(), CheckpointError> {
-    let parts = [Part { prefix: String::new(), values: parameters }];
-    write_tensors(path, layout, &parts)?;
+    let vectors = [FlatVector { prefix: String::new(), values: parameters }];
+    write_tensors(path, layout, &vectors)?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     atomic::sync_folder(folder).map_err(failure("sync folder", folder))
 }
 
-fn parts<'a>(view: &CheckpointView<'a>) -> Vec<Part<&'a [f32]>> {
-    let model = Part { prefix: String::new(), values: view.parameters };
+fn vectors<'a>(view: &CheckpointView<'a>) -> Vec<FlatVector<&'a [f32]>> {
+    let model = FlatVector { prefix: String::new(), values: view.parameters };
     let state = view.optimizer.state().map(|(name, values)| {
-        assert_eq!(values.len(), view.layout.trainable(), "an optimizer of another layout");
-        Part { prefix: state_prefix(name), values }
+        assert_eq!(values.len(), view.layout.trainable(), "the optimizer state differs in length from the layout");
+        FlatVector { prefix: state_prefix(name), values }
     });
     std::iter::once(model).chain(state).collect()
 }
 
-/// What stands before the tensor's name for a vector of the optimizer's.
+/// The prefix of tensor names in the optimizer's vector of this name.
 fn state_prefix(name: &str) -> String {
     format!("optimizer.{name}.")
 }
 
-fn write_tensors(path: &Path, layout: &Layout, parts: &[Part<&[f32]>]) -> Result<u32, CheckpointError> {
-    assert_eq!(parts[0].values.len(), layout.len(), "parameters of another layout");
-    let preamble = tensors::preamble(layout, parts)
+fn write_tensors(path: &Path, layout: &Layout, vectors: &[FlatVector<&[f32]>]) -> Result<u32, CheckpointError> {
+    assert_eq!(vectors[0].values.len(), layout.len(), "the parameters differ in length from the layout");
+    let header = flat_tensors::header(layout, vectors)
         .map_err(|AmbiguousName(name)| CheckpointError::TensorName { path: path.to_path_buf(), name })?;
-    atomic::write_file(path, |file| tensors::write(file, &preamble, parts)).map_err(failure("write", path))
+    atomic::write_file(path, |file| flat_tensors::write(file, &header, vectors)).map_err(failure("write", path))
 }
 
 fn failure(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
@@ -303,7 +304,7 @@ mod tests {
     }
 
     /// A folder that holds the versions 1 to `count`, each saved after one more step.
-    struct Run {
+    struct TestRun {
         folder: CheckpointFolder,
         directory: tempfile::TempDir,
         layout: Layout,
@@ -311,14 +312,14 @@ mod tests {
         optimizer: Optimizer,
     }
 
-    impl Run {
+    impl TestRun {
         fn new(optimizer: &str, count: u64, keep: usize) -> Self {
             let directory = tempfile::tempdir().expect("a temporary folder");
             let folder = CheckpointFolder::create(directory.path().join("deep/down"), keep).expect("a new folder");
             let layout = layout();
             let optimizer = Optimizer::new(optimizer.parse().expect("a valid optimizer"), layout.trainable());
             let parameters = (0..layout.len()).map(|index| index as f32).collect();
-            let mut run = Run { folder, directory, layout, parameters, optimizer };
+            let mut run = TestRun { folder, directory, layout, parameters, optimizer };
             for version in 1..=count {
                 run.step();
                 run.save(version).expect("saved");
@@ -357,7 +358,7 @@ mod tests {
     #[test]
     fn a_resumed_run_takes_the_same_steps() {
         for optimizer in ["sgd", "momentum:0.9", "nesterov:0.5,decay=0.1", "adam", "adamw:0.1"] {
-            let mut run = Run::new(optimizer, 3, 2);
+            let mut run = TestRun::new(optimizer, 3, 2);
             let LatestCheckpoint { checkpoint, skipped } = run.folder.latest(&run.layout).expect("a readable folder");
             let mut checkpoint = checkpoint.expect("a valid checkpoint");
             assert!(skipped.is_empty());
@@ -373,12 +374,12 @@ mod tests {
     }
 
     #[test]
-    fn the_last_written_stay_and_leftovers_go() {
-        let run = Run::new("sgd", 4, 2);
+    fn the_last_checkpoints_stay_and_unfinished_files_are_removed() {
+        let run = TestRun::new("sgd", 4, 2);
         let leftover = run.folder.path.join(".checkpoint-00000009.json.unfinished");
         fs::write(&leftover, "half").expect("written");
         fs::write(run.folder.path.join("notes.txt"), "mine").expect("written");
-        // A run that went back to version 2 goes on from there: what counts is the order of writing.
+        // A run that resumed from version 2 saves that version again. The order of writing decides what is kept.
         run.save(2).expect("saved");
         assert_eq!(
             run.names(),
@@ -394,8 +395,8 @@ mod tests {
     }
 
     #[test]
-    fn damage_anywhere_is_found_and_the_one_before_is_taken() {
-        let run = Run::new("momentum:0.9", 2, 5);
+    fn any_damage_is_detected_and_the_previous_checkpoint_is_used() {
+        let run = TestRun::new("momentum:0.9", 2, 5);
         for extension in [MANIFEST, TENSORS] {
             let path = run.folder.file(2, extension);
             let whole = fs::read(&path).expect("readable");
@@ -411,8 +412,8 @@ mod tests {
                 let LatestCheckpoint { checkpoint, skipped } =
                     run.folder.latest(&run.layout).expect("a readable folder");
                 let version = checkpoint.map(|checkpoint| checkpoint.version);
-                // White space around the manifest's values is the one thing that may change.
-                let same = extension == MANIFEST && Manifest::open(&bytes).is_ok();
+                // Only white space around the values of the manifest may change.
+                let same = extension == MANIFEST && Manifest::from_json(&bytes).is_ok();
                 assert_eq!(version, Some(if same { 2 } else { 1 }), "{}", String::from_utf8_lossy(&bytes));
                 assert_eq!(skipped.len(), usize::from(!same));
             }
@@ -422,8 +423,8 @@ mod tests {
     }
 
     #[test]
-    fn reports_say_what_is_wrong() {
-        let run = Run::new("sgd", 3, 5);
+    fn errors_name_the_file_and_the_problem() {
+        let run = TestRun::new("sgd", 3, 5);
         let tensors = run.folder.file(3, TENSORS);
         let mut bytes = fs::read(&tensors).expect("readable");
         let last = bytes.len() - 1;
@@ -432,36 +433,36 @@ mod tests {
         fs::remove_file(run.folder.file(2, MANIFEST)).expect("removed");
         let (version, reports) = run.latest();
         assert_eq!((version, reports.len()), (Some(1), 2));
-        assert!(reports[0].contains("00003.safetensors is not a valid checkpoint: its checksum is"), "{}", reports[0]);
+        assert!(reports[0].contains("00003.safetensors is not a valid checkpoint: checksum"), "{}", reports[0]);
         assert!(reports[1].contains("cannot read") && reports[1].contains("00002.json"), "{}", reports[1]);
     }
 
     #[test]
-    fn other_formats_are_refused_by_number() {
-        let run = Run::new("sgd", 1, 1);
+    fn another_format_is_rejected_by_number() {
+        let run = TestRun::new("sgd", 1, 1);
         let path = run.folder.file(1, MANIFEST);
         let text = r#"{"format":7,"fancy":true}"#;
         let crc32 = crc32fast::hash(text.as_bytes());
         fs::write(path, format!(r#"{{"crc32":{crc32},"manifest":{text}}}"#)).expect("written");
         let (_, reports) = run.latest();
-        assert!(reports[0].ends_with("it has format 7; this version reads format 1"), "{}", reports[0]);
+        assert!(reports[0].ends_with("format 7; expected format 1"), "{}", reports[0]);
     }
 
     #[test]
-    fn another_model_is_refused_naming_both() {
-        let run = Run::new("sgd", 1, 1);
-        let refusal = |layout: Layout| run.folder.latest(&layout).expect_err("another model").to_string();
+    fn a_checkpoint_of_another_model_is_rejected() {
+        let run = TestRun::new("sgd", 1, 1);
+        let rejection = |layout: Layout| run.folder.latest(&layout).expect_err("another model").to_string();
         let other = Layout::new([("weight", vec![3, 2]), ("bias", vec![2])], [("mean", vec![2])]);
-        let error = refusal(other);
-        assert!(error.ends_with("it has `weight` of shape [2, 3] where this model has `weight` of shape [3, 2]"));
+        let error = rejection(other);
+        assert!(error.ends_with("found 'weight' of shape [2, 3]; expected 'weight' of shape [3, 2]"));
         let fewer = Layout::new([("weight", vec![2, 3])], []);
-        assert!(refusal(fewer).ends_with("it has `bias` of shape [2] where this model has nothing"));
-        let learned = Layout::new([("weight", vec![2, 3]), ("bias", vec![2]), ("mean", vec![2])], []);
-        assert!(refusal(learned).ends_with("it has 8 trainable values where this model has 10 trainable values"));
+        assert!(rejection(fewer).ends_with("found 'bias' of shape [2]; expected no tensor"));
+        let trainable = Layout::new([("weight", vec![2, 3]), ("bias", vec![2]), ("mean", vec![2])], []);
+        assert!(rejection(trainable).ends_with("found 8 trainable values; expected 10 trainable values"));
     }
 
     #[test]
-    fn a_name_given_twice_is_refused() {
+    fn a_tensor_name_used_twice_is_rejected() {
         let layout = Layout::new([("a", vec![1]), ("a", vec![1])], []);
         let directory = tempfile::tempdir().expect("a temporary folder");
         let error = export_model(&directory.path().join("model.safetensors"), &layout, &[0.0; 2]);
@@ -470,8 +471,8 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_full_disk_leaves_earlier_checkpoints_alone() {
-        let run = Run::new("adam", 2, 2);
+    fn a_full_disk_keeps_earlier_checkpoints() {
+        let run = TestRun::new("adam", 2, 2);
         let before = run.names();
         let unfinished = run.folder.path.join(".checkpoint-00000003.safetensors.unfinished");
         std::os::unix::fs::symlink("/dev/full", &unfinished).expect("linked");
@@ -487,10 +488,10 @@ mod tests {
     #[test]
     fn a_read_only_folder_is_an_error() {
         use std::os::unix::fs::PermissionsExt;
-        let run = Run::new("sgd", 1, 1);
+        let run = TestRun::new("sgd", 1, 1);
         fs::set_permissions(&run.folder.path, fs::Permissions::from_mode(0o555)).expect("own folder");
         if fs::write(run.folder.path.join("probe"), "").is_ok() {
-            println!("skipped: permissions do not bind this user");
+            println!("skipped: this user may write to read-only folders");
             return;
         }
         assert!(matches!(run.save(2), Err(CheckpointError::Io { action: "write", .. })));
@@ -500,7 +501,7 @@ mod tests {
 
     #[test]
     fn python_reads_names_shapes_and_values() {
-        let run = Run::new("momentum:0.9", 1, 1);
+        let run = TestRun::new("momentum:0.9", 1, 1);
         let model = run.directory.path().join("model.safetensors");
         export_model(&model, &run.layout, &run.parameters).expect("written");
         let checkpoint = run.folder.file(1, TENSORS);

@@ -9,15 +9,15 @@ pub struct TensorEntry {
     pub name: String,
     /// Dimensions, outermost first; the values are stored row by row.
     pub shape: Vec<usize>,
-    /// Where the values lie in the flat vector.
+    /// Range of the values in the flat vector.
     pub range: Range<usize>,
 }
 
-/// What lies where in a flat `f32` parameter vector.
+/// Names, shapes and ranges of the tensors in a flat `f32` parameter vector.
 ///
-/// Trainable tensors come first. Behind them come *statistics* (running means and variances of batch
-/// normalization): no gradient flows into them. A worker reports `old − new` in their place, and an optimizer
-/// applies that difference as it is, with rate 1, so that averaging updates averages the statistics.
+/// Trainable tensors come first. *Statistics* (running means and variances of batch normalization) follow: they have
+/// no gradient. A worker reports `old − new` instead, and an optimizer subtracts that difference with rate 1, so that
+/// averaging updates averages the statistics.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Layout {
     entries: Vec<TensorEntry>,
@@ -25,7 +25,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Lays out `trainable` tensors, then `statistics`, each given as name and shape, one after another.
+    /// A layout of the `trainable` tensors followed by the `statistics`, each given as name and shape.
     pub fn new<N: Into<String>>(
         trainable: impl IntoIterator<Item = (N, Vec<usize>)>,
         statistics: impl IntoIterator<Item = (N, Vec<usize>)>,
@@ -47,22 +47,22 @@ impl Layout {
         self.entries.push(TensorEntry { name, shape, range });
     }
 
-    /// All tensors in order.
+    /// All tensors in the order of the vector.
     pub fn entries(&self) -> &[TensorEntry] {
         &self.entries
     }
 
-    /// Length of the flat vector, statistics included.
+    /// Length of the flat vector in values, statistics included.
     pub fn len(&self) -> usize {
         self.entries.last().map_or(0, |entry| entry.range.end)
     }
 
-    /// Whether there are no parameters at all.
+    /// Whether the vector has no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many of the leading values are trainable; the rest are statistics.
+    /// Number of leading values that are trainable; the rest are statistics.
     pub fn trainable(&self) -> usize {
         self.trainable
     }

@@ -1,21 +1,20 @@
-//! The *move* plane: what happens to parameters, without network or clock.
+//! Parameters and what changes them, without network or clock.
 //!
-//! A model is one flat `f32` vector with a named [`Layout`]. Gradients of several workers become one in [`aggregate`],
-//! which also yields the norms that schemes decide by; an [`Optimizer`] applies it at the rate of a [`Schedule`].
-//! [`Shards`] cut the vector for threads or hosts without changing a bit of the result, and a
-//! [`CheckpointFolder`] keeps what a run needs to go on after it was killed. Other tensors, with notes about them, are kept by
-//! [`write_tensors`].
+//! A model is one flat `f32` vector with a named [`Layout`]. [`aggregate`] combines the gradients of several workers
+//! and computes the norms that schemes decide by. An [`Optimizer`] applies the result at the rate of a [`Schedule`].
+//! [`Shards`] cut the vector for threads or hosts without changing a bit of the result. A [`CheckpointFolder`] stores
+//! what a run needs to resume. [`write_tensors`] stores other named tensors, such as a pretrained predictor.
 
 mod aggregate;
 mod atomic;
 mod checkpoint;
+mod flat_tensors;
 mod layout;
 mod manifest;
 mod optimizer;
 mod schedule;
 mod shards;
 mod tensor_file;
-mod tensors;
 
 pub use aggregate::{Norms, ShardNorms, aggregate, aggregate_shard};
 pub use atomic::write_file;
@@ -25,6 +24,6 @@ pub use checkpoint::{
 pub use layout::{Layout, TensorEntry};
 pub use optimizer::{Moments, Optimizer, OptimizerSpec, OptimizerStep};
 pub use paceline_spec::SpecError;
-pub use schedule::{Schedule, Shape};
+pub use schedule::{Schedule, ScheduleShape};
 pub use shards::{BLOCK, Shards};
 pub use tensor_file::{Notes, TensorFileError, TensorFileErrorKind, Tensors, read_tensors, write_tensors};

@@ -1,4 +1,4 @@
-//! How an aggregated gradient changes the parameters.
+//! Optimizers: how an aggregated gradient changes the parameters.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,50 +6,51 @@ use std::str::FromStr;
 use paceline_spec::{Form, Spec, SpecError, pair};
 use serde::{Deserialize, Serialize};
 
-/// Which optimizer, with its settings.
+/// An optimizer and its settings.
 ///
 /// As text: `sgd`, `momentum:0.9`, `nesterov:momentum=0.9,decay=1e-4`, `adam:beta1=0.9,beta2=0.999,epsilon=1e-8`,
-/// `adamw:0.01`. Keys left out take their defaults; a value without a key is the first key's.
+/// `adamw:0.01`. Omitted keys take their defaults. After `momentum`, `nesterov` and `adamw`, one value without a key
+/// stands for the first key.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum OptimizerSpec {
-    /// `p −= rate·g`. Keeps no state.
+    /// `p −= rate·g`. No state.
     Sgd {
-        /// Added to the gradient as `decay·p`; default 0.
+        /// Weight decay, added to the gradient as `decay·p`; default 0.
         decay: f64,
     },
     /// `m = momentum·m + g; p −= rate·m`. One vector of state.
     Momentum {
-        /// How much of the last step is kept, 0 to 1; default 0.9.
+        /// Share of the last step that is kept, at least 0 and below 1; default 0.9.
         momentum: f64,
-        /// Added to the gradient as `decay·p`; default 0.
+        /// Weight decay, added to the gradient as `decay·p`; default 0.
         decay: f64,
     },
     /// `m = momentum·m + g; p −= rate·(g + momentum·m)`. One vector of state.
     Nesterov {
-        /// How much of the last step is kept, 0 to 1; default 0.9.
+        /// Share of the last step that is kept, at least 0 and below 1; default 0.9.
         momentum: f64,
-        /// Added to the gradient as `decay·p`; default 0.
+        /// Weight decay, added to the gradient as `decay·p`; default 0.
         decay: f64,
     },
     /// Adam with bias correction. Two vectors of state.
     Adam(Moments),
-    /// Adam whose weights shrink by `rate·decay` apart from the gradient. Two vectors of state.
+    /// Adam with decoupled weight decay: weights shrink by `rate·decay` per step. Two vectors of state.
     AdamW {
-        /// Default 0.01.
+        /// Weight decay; default 0.01.
         decay: f64,
-        /// As Adam's.
+        /// The settings of Adam.
         moments: Moments,
     },
 }
 
-/// Adam's settings.
+/// The settings of Adam.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Moments {
-    /// Share of the running mean that is kept per step, 0 to 1; default 0.9.
+    /// Share of the running mean that is kept per step, at least 0 and below 1; default 0.9.
     pub beta1: f64,
-    /// Share of the running mean square that is kept per step, 0 to 1; default 0.999.
+    /// Share of the running mean square that is kept per step, at least 0 and below 1; default 0.999.
     pub beta2: f64,
-    /// Added to the root of the mean square; default 1e-8.
+    /// Added to the root of the mean square, which prevents division by zero; default 1e-8.
     pub epsilon: f64,
 }
 
@@ -62,7 +63,7 @@ impl Default for Moments {
 const MOMENTUM: f64 = 0.9;
 const ADAMW_DECAY: f64 = 0.01;
 
-/// A number alone after `sgd` or `adam` is refused: it might be meant as a learning rate.
+/// A value without a key after `sgd` or `adam` is an error: it could be meant as a learning rate.
 const FORMS: &[Form<'_>] = &[
     Form::new("sgd", &["decay"]).positional(0),
     Form::new("momentum", &["momentum", "decay"]).positional(1),
@@ -142,7 +143,7 @@ impl Moments {
 }
 
 impl OptimizerSpec {
-    /// Names of the vectors that this optimizer keeps, each as long as the trainable part.
+    /// Names of the state vectors, each of the length of the trainable part.
     pub(crate) fn state_names(self) -> &'static [&'static str] {
         match self {
             OptimizerSpec::Sgd { .. } => &[],
@@ -154,8 +155,8 @@ impl OptimizerSpec {
 
 /// An optimizer and its state.
 ///
-/// The first `trainable` values take the optimizer's step. Behind them lie statistics (see
-/// [`Layout`](crate::Layout)), whose "gradient" is the difference itself: `p −= g`, whatever the rate.
+/// The optimizer steps the first `trainable` values. Statistics (see [`Layout`](crate::Layout)) follow them; their
+/// "gradient" is the difference itself, so `p −= g` at any rate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Optimizer {
     spec: OptimizerSpec,
@@ -165,28 +166,28 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// An optimizer that has seen nothing yet, for `trainable` leading values.
+    /// An optimizer with zero state, for `trainable` leading values.
     pub fn new(spec: OptimizerSpec, trainable: usize) -> Self {
         let state = vec![vec![0.0; trainable]; spec.state_names().len()];
         Optimizer { spec, steps: 0, state, trainable }
     }
 
-    /// An optimizer as it was after `steps` steps, given the vectors that [`Optimizer::state`] named.
+    /// The optimizer of a checkpoint: its state after `steps` steps, with vectors in the order of [`Optimizer::state`].
     pub(crate) fn restored(spec: OptimizerSpec, trainable: usize, steps: u64, state: Vec<Vec<f32>>) -> Self {
         Optimizer { spec, steps, state, trainable }
     }
 
-    /// Which optimizer this is.
+    /// The optimizer and its settings.
     pub fn spec(&self) -> OptimizerSpec {
         self.spec
     }
 
-    /// How many steps it has taken.
+    /// Number of steps taken.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// The vectors it keeps by name, each as long as the trainable part.
+    /// The state vectors by name, each of the length of the trainable part.
     pub fn state(&self) -> impl Iterator<Item = (&'static str, &[f32])> {
         let names = self.spec.state_names().iter().copied();
         names.zip(self.state.iter().map(Vec::as_slice))
@@ -200,7 +201,10 @@ impl Optimizer {
         self.begin(rate).apply(parameters, gradient);
     }
 
-    /// Begins a step with learning rate `rate`, to be [cut](OptimizerStep::split_off) and applied range by range.
+    /// Begins a step with learning rate `rate`, which can be [split](OptimizerStep::split_off) and applied range by
+    /// range.
+    ///
+    /// The step counts as taken from here on; apply it to every range.
     pub fn begin(&mut self, rate: f32) -> OptimizerStep<'_> {
         self.steps += 1;
         let state = self.state.iter_mut().map(Vec::as_mut_slice).collect();
@@ -208,8 +212,8 @@ impl Optimizer {
     }
 }
 
-/// One step of an [`Optimizer`] on a range of the vector. Ranges do not depend on each other: in whatever order and on
-/// whatever threads they are applied, the result is the same.
+/// One step of an [`Optimizer`] on a range of the vector. Ranges are independent: the result is the same in any order
+/// and on any threads.
 #[derive(Debug)]
 pub struct OptimizerStep<'a> {
     spec: OptimizerSpec,
@@ -220,7 +224,7 @@ pub struct OptimizerStep<'a> {
 }
 
 impl<'a> OptimizerStep<'a> {
-    /// Cuts the range: `self` keeps its first `at` values, the rest is returned.
+    /// Splits the range: `self` keeps its first `at` values, the rest is returned.
     pub fn split_off(&mut self, at: usize) -> OptimizerStep<'a> {
         let kept = at.min(self.trainable);
         let cut = |vector: &mut &'a mut [f32]| {
@@ -234,12 +238,12 @@ impl<'a> OptimizerStep<'a> {
         OptimizerStep { spec: self.spec, steps: self.steps, rate: self.rate, trainable, state }
     }
 
-    /// Applies the step: both slices are its range of the vector.
+    /// Applies the step. Both slices cover its range of the vector.
     ///
     /// # Panics
     /// If the slices differ in length or are shorter than the trainable part of the range.
     pub fn apply(mut self, parameters: &mut [f32], gradient: &[f32]) {
-        assert_eq!(parameters.len(), gradient.len(), "a gradient of another length");
+        assert_eq!(parameters.len(), gradient.len(), "gradient and parameters differ in length");
         let rate = self.rate;
         let (parameters, statistics) = parameters.split_at_mut(self.trainable);
         let (gradient, differences) = gradient.split_at(self.trainable);
@@ -275,12 +279,12 @@ impl<'a> OptimizerStep<'a> {
             (OptimizerSpec::AdamW { decay, moments }, [mean, square]) => {
                 AdamStep::new(moments, rate, decay, self.steps).apply(parameters, gradient, mean, square);
             }
-            _ => unreachable!("`new` makes as many vectors as the optimizer names"),
+            _ => unreachable!("the state has one vector per state name"),
         }
     }
 }
 
-/// What is the same for all parameters in one step of Adam (Kingma & Ba, algorithm 1, last remark of section 2).
+/// The factors that all parameters share in one step of Adam (Kingma & Ba, algorithm 1, last remark of section 2).
 struct AdamStep {
     keep_mean: f32,
     add_mean: f32,
@@ -322,7 +326,7 @@ impl AdamStep {
 mod tests {
     use super::*;
 
-    /// Where minimizing f(p) = p² (gradient 2p) from p = 1 with rate 0.1 stands after each of three steps.
+    /// The values of p in the first three steps of minimizing f(p) = p² (gradient 2p) from p = 1 with rate 0.1.
     fn descend(text: &str) -> [f64; 3] {
         let mut optimizer = Optimizer::new(text.parse().expect("a valid optimizer"), 1);
         let mut parameters = [1.0_f32];
@@ -340,14 +344,14 @@ mod tests {
     }
 
     #[test]
-    fn sgd_by_hand() {
+    fn sgd_matches_hand_computation() {
         assert_close(descend("sgd"), [0.8, 0.64, 0.512]);
         // g = 2p + 0.5p, so p shrinks to three quarters.
         assert_close(descend("sgd:decay=0.5"), [0.75, 0.5625, 0.421875]);
     }
 
     #[test]
-    fn momentum_by_hand() {
+    fn momentum_matches_hand_computation() {
         // m = 2, 3.4, 3.98; p = 1 − 0.2 − 0.34 − 0.398.
         assert_close(descend("momentum:0.9"), [0.8, 0.46, 0.062]);
         // g = 2, 1.24, 0.4448; m = 2, 3.04, 3.1808; steps of 0.1·(g + 0.9·m) = 0.38, 0.3976, 0.330752.
@@ -355,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn adam_by_hand() {
+    fn adam_matches_hand_computation() {
         // First step: m̂ = g and v̂ = g², so it is the rate. Second, with g = 1.8: m = 0.36, v = 0.007236,
         // m̂ = 0.36 / 0.19, √v̂ = √(0.007236 / 0.001999); third likewise.
         let second = 0.9 - 0.1 * (0.36 / 0.19) / (0.007236_f64 / 0.001999).sqrt();
@@ -367,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn adamw_shrinks_the_weights_apart_from_the_gradient() {
+    fn adamw_decay_does_not_pass_through_the_moments() {
         // p·(1 − 0.1·0.5) − 0.1 in the first step.
         let [first, ..] = descend("adamw:0.5");
         assert!((first - 0.85).abs() < 1e-6, "{first}");
@@ -375,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn statistics_take_their_difference_whatever_the_rate() {
+    fn statistics_do_not_depend_on_the_rate() {
         for text in ["sgd", "momentum", "nesterov", "adam", "adamw"] {
             let mut optimizer = Optimizer::new(text.parse().expect(text), 1);
             let mut parameters = [1.0, 5.0];
@@ -386,15 +390,15 @@ mod tests {
     }
 
     #[test]
-    fn ranges_give_the_bits_of_the_whole() {
+    fn a_split_step_gives_the_same_bits() {
         let gradient: Vec<f32> = (0..10).map(|index| (index as f32).sin()).collect();
         for text in ["sgd", "momentum", "nesterov", "adam", "adamw"] {
             let mut whole = Optimizer::new(text.parse().expect(text), 7);
-            let mut cut = whole.clone();
+            let mut split = whole.clone();
             let (mut expected, mut parameters) = (vec![0.5; 10], vec![0.5; 10]);
             for _ in 0..3 {
                 whole.step(&mut expected, &gradient, 0.1);
-                let mut front = cut.begin(0.1);
+                let mut front = split.begin(0.1);
                 let mut middle = front.split_off(3);
                 let back = middle.split_off(6);
                 back.apply(&mut parameters[9..], &gradient[9..]);
@@ -402,12 +406,12 @@ mod tests {
                 front.apply(&mut parameters[..3], &gradient[..3]);
             }
             assert_eq!(parameters, expected, "{text}");
-            assert_eq!(cut, whole, "{text}");
+            assert_eq!(split, whole, "{text}");
         }
     }
 
     #[test]
-    fn specs_survive_text() {
+    fn specs_round_trip_through_text() {
         for text in ["sgd", "sgd:decay=0.0001", "momentum:0.9", "nesterov:0.5,decay=0.01", "adam"] {
             let spec: OptimizerSpec = text.parse().expect(text);
             assert_eq!(spec.to_string(), text);
@@ -419,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_out_of_range_are_refused() {
+    fn settings_out_of_range_are_rejected() {
         for text in ["momentum:1", "sgd:decay=-1", "adam:epsilon=nan", "adamw:beta1=1.5", "sgd:0.1"] {
             assert!(text.parse::<OptimizerSpec>().is_err(), "{text}");
         }

@@ -1,15 +1,15 @@
-//! The vector cut into ranges that threads or hosts own.
+//! The parameter vector cut into shards for threads or hosts.
 
 use std::ops::Range;
 
-/// Values per block, the unit in which vectors are cut: 64 KiB of `f32`.
+/// Values per block, the unit of sharding: 64 KiB of `f32`.
 ///
-/// Sums of squares are kept per block, so that they come out the same however a vector is sharded.
+/// Sums of squares are kept per block, so that they are the same for every number of shards.
 pub const BLOCK: usize = 16_384;
 
 /// A vector of `len` values cut into `count` ranges of whole blocks, as even as blocks allow.
 ///
-/// The last range ends with the vector. Where there are fewer blocks than shards, some ranges are empty.
+/// The last range ends with the vector. With fewer blocks than shards, some ranges are empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shards {
     len: usize,
@@ -23,7 +23,7 @@ impl Shards {
         Shards { len, count }
     }
 
-    /// The ranges in order: together they are `0..len`.
+    /// The ranges in order; together they cover `0..len`.
     pub fn ranges(self) -> impl Iterator<Item = Range<usize>> {
         let blocks = self.len.div_ceil(BLOCK);
         let edge = move |shard: usize| (shard * blocks / self.count * BLOCK).min(self.len);

@@ -1,4 +1,4 @@
-//! Named tensors with notes about them, as a safetensors file.
+//! Named tensors with notes (the metadata of the format) as a safetensors file.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,16 +12,16 @@ use thiserror::Error;
 
 use crate::atomic::write_file;
 
-/// Notes by name.
+/// The metadata of a file: text values by name.
 pub type Notes = BTreeMap<String, String>;
 
-/// Tensors by name, each with its shape, row by row.
+/// Tensors by name, each as its shape and its values in row-major order.
 pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 /// The note that holds the checksum of all values.
 const CHECKSUM: &str = "crc32";
 
-/// What is wrong with a file of tensors.
+/// Why a tensor file cannot be read or written.
 #[derive(Debug, Error)]
 #[error("{}: {kind}", path.display())]
 pub struct TensorFileError {
@@ -31,42 +31,42 @@ pub struct TensorFileError {
     pub kind: TensorFileErrorKind,
 }
 
-/// What can be wrong with a file of tensors.
+/// The kinds of [`TensorFileError`].
 #[derive(Debug, Error)]
 pub enum TensorFileErrorKind {
-    /// It can't be read or written.
+    /// The file cannot be read or written.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// It is no safetensors file, or cut short.
+    /// The file is truncated, or not a safetensors file.
     #[error("not a whole safetensors file: {0}")]
     Malformed(#[from] safetensors::SafeTensorError),
-    /// A tensor is of other numbers.
-    #[error("tensor '{name}' is of {found:?} numbers: expected F32")]
-    OtherNumbers {
-        /// Its name.
+    /// A tensor has another number type than `f32`.
+    #[error("tensor '{name}' has type {found:?}; expected F32")]
+    WrongType {
+        /// Name of the tensor.
         name: String,
-        /// What it is of.
+        /// Its number type.
         found: Dtype,
     },
-    /// The values are not those that were written.
-    #[error("corrupt: the checksum of its values is {found}, but should be {expected}")]
+    /// The values changed after they were written.
+    #[error("corrupt: the checksum of its values is {found}; expected {expected}")]
     Corrupt {
-        /// What they add up to.
+        /// CRC-32 of the values, in hexadecimal.
         found: String,
-        /// What was written.
+        /// The CRC-32 in the file, in hexadecimal.
         expected: String,
     },
 }
 
-/// Writes tensors with notes, the same bytes for the same tensors and notes; whole or not at all.
+/// Writes tensors and notes atomically. Equal tensors and notes give equal bytes.
 ///
 /// # Errors
-/// If it can't be written.
+/// [`TensorFileErrorKind::Io`] if the file cannot be written.
 pub fn write_tensors(path: &Path, notes: &Notes, tensors: &Tensors) -> Result<(), TensorFileError> {
     let values: Vec<&[u8]> = tensors.values().map(|(_, values)| bytemuck::cast_slice(values)).collect();
     let mut notes = notes.clone();
     notes.insert(CHECKSUM.into(), checksum(values.iter().copied()));
-    // The library would write notes in an order that changes from run to run.
+    // The safetensors crate writes metadata in an order that changes from run to run.
     let mut header = Map::from_iter([("__metadata__".to_string(), json!(notes))]);
     let mut end = 0;
     for (name, (shape, values)) in tensors {
@@ -84,10 +84,10 @@ pub fn write_tensors(path: &Path, notes: &Notes, tensors: &Tensors) -> Result<()
     written.map_err(|error| TensorFileError { path: path.into(), kind: error.into() })
 }
 
-/// Reads what [`write_tensors`] wrote.
+/// Reads a file of [`write_tensors`], or another safetensors file of `f32` tensors, which has no checksum to verify.
 ///
 /// # Errors
-/// If it can't be read, is no such file, or was damaged.
+/// If the file cannot be read, is not a safetensors file of `f32` tensors, or is damaged.
 pub fn read_tensors(path: &Path) -> Result<(Notes, Tensors), TensorFileError> {
     let read = || {
         let bytes = fs::read(path)?;
@@ -99,7 +99,7 @@ pub fn read_tensors(path: &Path) -> Result<(Notes, Tensors), TensorFileError> {
         let found = checksum(views.values().map(|view| view.data()));
         for (name, view) in views {
             if view.dtype() != Dtype::F32 {
-                return Err(TensorFileErrorKind::OtherNumbers { name, found: view.dtype() });
+                return Err(TensorFileErrorKind::WrongType { name, found: view.dtype() });
             }
             let values =
                 view.data().chunks_exact(4).map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
@@ -107,7 +107,7 @@ pub fn read_tensors(path: &Path) -> Result<(Notes, Tensors), TensorFileError> {
         }
         match notes.remove(CHECKSUM) {
             Some(expected) if expected != found => Err(TensorFileErrorKind::Corrupt { found, expected }),
-            // Files of others have none.
+            // Files of other programs have no checksum.
             _ => Ok((notes, tensors)),
         }
     };
@@ -115,9 +115,9 @@ pub fn read_tensors(path: &Path) -> Result<(Notes, Tensors), TensorFileError> {
 }
 
 fn checksum<'a>(values: impl Iterator<Item = &'a [u8]>) -> String {
-    let mut sum = crc32fast::Hasher::new();
-    values.for_each(|values| sum.update(values));
-    format!("{:08x}", sum.finalize())
+    let mut crc = crc32fast::Hasher::new();
+    values.for_each(|values| crc.update(values));
+    format!("{:08x}", crc.finalize())
 }
 
 #[cfg(test)]
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn files_read_back_and_have_the_same_bytes_every_time() {
+    fn a_file_reads_back_and_has_the_same_bytes_every_time() {
         let folder = tempfile::tempdir().unwrap();
         let (notes, tensors) = example();
         let [first, second] = ["first", "second"].map(|name| {
@@ -147,24 +147,24 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_noticed_wherever_it_is() {
+    fn any_damage_is_detected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model");
         let (notes, tensors) = example();
         write_tensors(&path, &notes, &tensors).unwrap();
         let whole = fs::read(&path).unwrap();
-        let refused = |bytes: &[u8]| {
+        let rejection = |bytes: &[u8]| {
             fs::write(&path, bytes).unwrap();
             read_tensors(&path).unwrap_err().to_string()
         };
         let mut flipped = whole.clone();
         *flipped.last_mut().unwrap() ^= 1;
-        assert!(refused(&flipped).contains("corrupt: the checksum"), "{}", refused(&flipped));
+        assert!(rejection(&flipped).contains("corrupt: the checksum"), "{}", rejection(&flipped));
         for length in [0, 4, 20, whole.len() - 1] {
-            let told = refused(&whole[..length]);
-            assert!(told.contains("not a whole safetensors file"), "{length}: {told}");
+            let error = rejection(&whole[..length]);
+            assert!(error.contains("not a whole safetensors file"), "{length}: {error}");
         }
-        assert!(refused(b"PK\x03\x04 something else altogether").contains("not a whole safetensors file"));
+        assert!(rejection(b"PK\x03\x04 something else altogether").contains("not a whole safetensors file"));
         let missing = read_tensors(&folder.path().join("none")).unwrap_err().to_string();
         assert!(missing.contains("none: "), "{missing}");
     }

@@ -1,20 +1,20 @@
-//! Labelled images in memory, as bytes; they become normalized numbers only when gathered into a batch.
+//! Labelled images in memory, as bytes. They are normalized only when gathered into a batch.
 
 use std::sync::Arc;
 
 use thiserror::Error;
 
-/// Mean and standard deviation of one channel, of pixel values scaled to 0..1.
+/// Mean and standard deviation of the pixel values of one channel, scaled to 0..1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Normalization {
     /// Subtracted from every value.
     pub mean: f32,
-    /// What is left is divided by this; greater than 0.
+    /// Divides the difference; above 0.
     pub deviation: f32,
 }
 
 impl Normalization {
-    /// What gives `pixels` mean 0 and deviation 1; equal pixels, which have no deviation, are only centred.
+    /// The normalization that gives `pixels` mean 0 and deviation 1. If all pixels are equal, they are only centred.
     pub fn of(pixels: &[u8]) -> Self {
         let count = pixels.len().max(1) as f64;
         let total: u64 = pixels.iter().map(|&pixel| u64::from(pixel)).sum();
@@ -26,50 +26,53 @@ impl Normalization {
     }
 }
 
-/// Why samples do not make a [`Dataset`].
+/// Why a [`Dataset`] or [`Splits`] cannot be created.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum DatasetError {
-    /// There is no sample, or samples have no pixels.
-    #[error("a data set needs samples: got {samples} samples of shape {shape:?}")]
+    /// The data set has no sample, or its samples have no pixels.
+    #[error("data set of {samples} samples of shape {shape:?}; expected at least 1 sample of at least 1 pixel")]
     Empty {
-        /// How many labels were given.
+        /// Number of labels.
         samples: usize,
         /// Channels, height, width.
         shape: [usize; 3],
     },
-    /// Pixels and labels do not agree on the number of samples.
-    #[error("{samples} samples of shape {shape:?} take {expected} bytes, got {found}")]
+    /// The number of pixels does not match the number of labels.
+    #[error("{found} bytes of pixels for {samples} samples of shape {shape:?}; expected {expected}")]
     PixelCount {
-        /// How many labels were given.
+        /// Number of labels.
         samples: usize,
         /// Channels, height, width.
         shape: [usize; 3],
-        /// Bytes that many samples take.
+        /// Bytes for this number of samples.
         expected: usize,
         /// Bytes given.
         found: usize,
     },
-    /// A label names no class.
-    #[error("sample {sample} has label {label}; allowed are 0 to {}", classes - 1)]
+    /// A label is not below the number of classes.
+    #[error("sample {sample} has label {label}; expected 0 to {}", classes - 1)]
     Label {
-        /// Position of the sample.
+        /// Index of the sample.
         sample: usize,
         /// Its label.
         label: u8,
         /// Number of classes.
         classes: usize,
     },
-    /// There is not one usable normalization per channel.
-    #[error("{channels} channels need as many normalizations of finite mean and deviation > 0, got {found:?}")]
+    /// The normalization does not have one valid entry per channel.
+    #[error(
+        "normalization {found:?}; expected {channels}, one per channel, each with a finite mean and a deviation above 0"
+    )]
     Normalization {
         /// Channels of a sample.
         channels: usize,
-        /// What was given.
+        /// The given normalizations.
         found: Vec<Normalization>,
     },
-    /// Training and held-out samples are of different kinds.
+    /// Training and held-out samples differ in shape or classes.
     #[error(
-        "training samples have shape {train:?} and {train_classes} classes, held-out samples {held_out:?} and {held_out_classes}"
+        "held-out samples of shape {held_out:?} in {held_out_classes} classes; expected {train:?} in {train_classes}, \
+         as for training"
     )]
     Splits {
         /// Shape of the training samples.
@@ -83,7 +86,7 @@ pub enum DatasetError {
     },
 }
 
-/// Labelled images: at least one, all of one shape.
+/// Labelled images: at least one, all of the same shape.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Dataset {
     pixels: Vec<u8>,
@@ -94,8 +97,11 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Puts a data set together: `pixels` holds the samples one after another, each channel by channel, each
-    /// channel row by row; `shape` is channels, height, width; `normalization` has one entry per channel.
+    /// A data set of these samples. `pixels` holds the samples one after another, each channel by channel, each channel
+    /// row by row. `shape` is channels, height, width. `normalization` has one entry per channel.
+    ///
+    /// # Errors
+    /// If the arguments do not match each other, or the data set is empty.
     pub fn new(
         pixels: Vec<u8>,
         labels: Vec<u8>,
@@ -138,7 +144,7 @@ impl Dataset {
         self.shape.iter().product()
     }
 
-    /// Number of classes; every label is below it.
+    /// Number of classes; every label is below this number.
     pub fn classes(&self) -> usize {
         self.classes
     }
@@ -154,9 +160,10 @@ impl Dataset {
         &self.pixels[sample * features..][..features]
     }
 
-    /// Replaces `features` and `labels` by those of the samples at `indices`, normalized, one after another.
+    /// Replaces `features` and `labels` by those of the samples at `indices`, in that order. Features are normalized.
     ///
-    /// Panics on an index not below [`len`](Self::len).
+    /// # Panics
+    /// If an index is not below [`len`](Self::len).
     pub fn gather(&self, indices: &[usize], features: &mut Vec<f32>, labels: &mut Vec<u8>) {
         features.clear();
         labels.clear();
@@ -174,7 +181,7 @@ impl Dataset {
     }
 }
 
-/// What to train on and what to measure on: samples of one shape with the same classes.
+/// Training samples and held-out samples, of the same shape and classes.
 #[derive(Debug, Clone)]
 pub struct Splits {
     train: Arc<Dataset>,
@@ -182,7 +189,10 @@ pub struct Splits {
 }
 
 impl Splits {
-    /// Pairs two data sets; refuses those whose shapes or classes differ.
+    /// Pairs two data sets.
+    ///
+    /// # Errors
+    /// If their shapes or classes differ.
     pub fn new(train: Dataset, held_out: Dataset) -> Result<Self, DatasetError> {
         if (train.shape, train.classes) != (held_out.shape, held_out.classes) {
             return Err(DatasetError::Splits {
@@ -195,12 +205,12 @@ impl Splits {
         Ok(Splits { train: Arc::new(train), held_out: Arc::new(held_out) })
     }
 
-    /// Samples that gradients are computed on.
+    /// The samples to train on.
     pub fn train(&self) -> &Arc<Dataset> {
         &self.train
     }
 
-    /// Samples that no gradient sees.
+    /// The samples to evaluate on, which are never trained on.
     pub fn held_out(&self) -> &Arc<Dataset> {
         &self.held_out
     }
@@ -213,7 +223,7 @@ mod tests {
     const PLAIN: Normalization = Normalization { mean: 0.0, deviation: 1.0 };
 
     #[test]
-    fn gathers_normalized_channels_in_the_order_asked() {
+    fn gathers_normalized_channels_in_the_requested_order() {
         let halves = Normalization { mean: 0.5, deviation: 0.5 };
         let pixels = vec![0, 255, 0, 255, 255, 255, 255, 255];
         let dataset = Dataset::new(pixels, vec![0, 1], [2, 1, 2], 2, vec![PLAIN, halves]).unwrap();
@@ -235,18 +245,20 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_does_not_fit_and_says_why() {
-        let refusal = |pixels: usize, labels: &[u8], normalization: &[Normalization]| {
+    fn errors_name_the_value_and_what_is_expected() {
+        let rejection = |pixels: usize, labels: &[u8], normalization: &[Normalization]| {
             Dataset::new(vec![0; pixels], labels.to_vec(), [1, 2, 2], 3, normalization.to_vec())
                 .unwrap_err()
                 .to_string()
         };
-        assert!(refusal(0, &[], &[PLAIN]).contains("got 0 samples"));
-        assert!(refusal(7, &[0, 1], &[PLAIN]).contains("take 8 bytes, got 7"));
-        assert!(refusal(8, &[0, 3], &[PLAIN]).contains("sample 1 has label 3; allowed are 0 to 2"));
-        assert!(refusal(8, &[0, 1], &[]).contains("1 channels"));
+        assert!(rejection(0, &[], &[PLAIN]).contains("data set of 0 samples"));
+        assert!(
+            rejection(7, &[0, 1], &[PLAIN]).contains("7 bytes of pixels for 2 samples of shape [1, 2, 2]; expected 8")
+        );
+        assert!(rejection(8, &[0, 3], &[PLAIN]).contains("sample 1 has label 3; expected 0 to 2"));
+        assert!(rejection(8, &[0, 1], &[]).contains("normalization []; expected 1, one per channel"));
         let flat = Normalization { mean: 0.0, deviation: 0.0 };
-        assert!(refusal(8, &[0, 1], &[flat]).contains("deviation: 0.0"));
+        assert!(rejection(8, &[0, 1], &[flat]).contains("deviation: 0.0"));
         let of = |classes| Dataset::new(vec![0; 4], vec![0], [1, 2, 2], classes, vec![PLAIN]).unwrap();
         assert!(Splits::new(of(3), of(4)).is_err());
     }

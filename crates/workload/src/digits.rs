@@ -1,7 +1,7 @@
 //! Synthetic handwritten digits: a data set that needs no download.
 //!
-//! Each digit is a few pen strokes. A random smooth bend of the plane and a random affine map distort them, a pen
-//! of random width and ink draws them on 28 × 28 pixels, and noise is laid over the result.
+//! Each digit is a few pen strokes. A random smooth bend of the plane and a random affine map distort the strokes. A
+//! pen of random width and darkness draws them on 28 × 28 pixels, and noise is added.
 
 use std::f32::consts::TAU;
 
@@ -15,9 +15,10 @@ use crate::dataset::{Dataset, DatasetError, Normalization, Splits};
 const SIDE: usize = 28;
 const CLASSES: usize = 10;
 
-type Point = [f32; 2];
-/// Points that the pen passes through, smoothly; x to the right and y down, both from 0 to 1.
-type Stroke = &'static [Point];
+/// x and y.
+type PenPoint = [f32; 2];
+/// Points of a smooth curve; x to the right and y down, both from 0 to 1.
+type Stroke = &'static [PenPoint];
 
 /// The ways to write each digit.
 #[rustfmt::skip]
@@ -67,9 +68,12 @@ const GLYPHS: [&[&[Stroke]]; CLASSES] = [
     ],
 ];
 
-/// Draws `train` + `held_out` digits, 28 × 28 pixels in one channel, all ten classes equally often.
+/// Draws `train` + `held_out` digits of 28 × 28 pixels in one channel, with all ten classes equally often.
 ///
-/// The same seed gives the same images; the held-out ones are drawn independently.
+/// The same seed gives the same images. Held-out images are drawn independently of training images.
+///
+/// # Errors
+/// [`DatasetError::Empty`] if `train` or `held_out` is 0.
 pub fn synthetic_digits(seed: u64, train: usize, held_out: usize) -> Result<Splits, DatasetError> {
     let mut generator = Xoshiro256PlusPlus::seed_from_u64(seed);
     let (train_pixels, train_labels) = draw(train, &mut generator);
@@ -91,29 +95,29 @@ fn draw(samples: usize, generator: &mut Xoshiro256PlusPlus) -> (Vec<u8>, Vec<u8>
 fn image(digit: usize, generator: &mut Xoshiro256PlusPlus) -> [u8; SIDE * SIDE] {
     let ways = GLYPHS[digit];
     let strokes = ways[generator.random_range(0..ways.len())];
-    let hand = Hand::random(generator);
+    let handwriting = Handwriting::random(generator);
     let mut ink = [0.0f32; SIDE * SIDE];
     for stroke in strokes {
-        let mut from = hand.place(stroke[0]);
+        let mut from = handwriting.to_pixels(stroke[0]);
         for point in smooth(stroke) {
-            let to = hand.place(point);
-            hand.line(from, to, &mut ink);
+            let to = handwriting.to_pixels(point);
+            handwriting.line(from, to, &mut ink);
             from = to;
         }
     }
     ink.map(|ink| {
         let noise: f32 = generator.sample(StandardNormal);
-        ((ink * hand.darkness + noise * hand.noise) * 255.0).clamp(0.0, 255.0) as u8
+        ((ink * handwriting.darkness + noise * handwriting.noise) * 255.0).clamp(0.0, 255.0) as u8
     })
 }
 
 /// Points along the Catmull–Rom curve through a stroke, after its first point.
-fn smooth(stroke: Stroke) -> impl Iterator<Item = Point> {
+fn smooth(stroke: Stroke) -> impl Iterator<Item = PenPoint> {
     const STEPS: usize = 5;
     let at = move |index: isize| stroke[index.clamp(0, stroke.len() as isize - 1) as usize];
     (1..stroke.len() as isize).flat_map(move |end| {
         let [before, start, stop, after] = [at(end - 2), at(end - 1), at(end), at(end + 1)];
-        // A straight stroke still needs points in between, for it will be bent.
+        // A straight stroke needs points in between, too: the plane is bent later.
         (1..=STEPS).map(move |step| {
             let t = step as f32 / STEPS as f32;
             std::array::from_fn(|axis| {
@@ -124,22 +128,22 @@ fn smooth(stroke: Stroke) -> impl Iterator<Item = Point> {
     })
 }
 
-/// One writer's way of writing one digit.
-struct Hand {
+/// The random distortions and the pen of one image.
+struct Handwriting {
     /// Two waves per axis that bend the plane: frequency along x and y, phase, amplitude.
     bends: [[[f32; 4]; 2]; 2],
-    /// Rows of the affine map from the unit square to pixels, about the centre.
+    /// Rows of the affine map from the unit square to pixels, relative to the centre.
     linear: [[f32; 2]; 2],
-    centre: Point,
-    /// Half the pen's width in pixels.
+    centre: PenPoint,
+    /// Half the width of the pen in pixels.
     radius: f32,
     /// Ink of a fully covered pixel, 0 to 1.
     darkness: f32,
-    /// Standard deviation of the noise of each pixel.
+    /// Standard deviation of the noise of each pixel, on the scale 0 to 1.
     noise: f32,
 }
 
-impl Hand {
+impl Handwriting {
     fn random(generator: &mut Xoshiro256PlusPlus) -> Self {
         let mut between = |low: f32, high: f32| generator.random_range(low..high);
         let bends = std::array::from_fn(|_| {
@@ -149,7 +153,7 @@ impl Hand {
         let shear = between(-0.35, 0.35);
         let (width, height) = (between(11.0, 20.0), between(16.0, 22.0));
         let middle = SIDE as f32 / 2.0;
-        Hand {
+        Handwriting {
             bends,
             linear: [
                 [cosine * width, (cosine * shear - sine) * height],
@@ -162,9 +166,9 @@ impl Hand {
         }
     }
 
-    /// Where a point of the glyph lies on the image, in pixels.
-    fn place(&self, point: Point) -> Point {
-        let bent: Point = std::array::from_fn(|axis| {
+    /// The position of a glyph point on the image, in pixels.
+    fn to_pixels(&self, point: PenPoint) -> PenPoint {
+        let bent: PenPoint = std::array::from_fn(|axis| {
             let bend = |&[along_x, along_y, phase, amplitude]: &[f32; 4]| {
                 amplitude * (TAU * (along_x * point[0] + along_y * point[1]) + phase).sin()
             };
@@ -173,8 +177,8 @@ impl Hand {
         std::array::from_fn(|axis| self.centre[axis] + self.linear[axis][0] * bent[0] + self.linear[axis][1] * bent[1])
     }
 
-    /// Inks the pixels near a line; the pen's edge fades over one pixel.
-    fn line(&self, from: Point, to: Point, ink: &mut [f32; SIDE * SIDE]) {
+    /// Draws a line. The edge of the pen fades over one pixel.
+    fn line(&self, from: PenPoint, to: PenPoint, ink: &mut [f32; SIDE * SIDE]) {
         let reach = self.radius + 0.5;
         let pixels = |axis: usize| {
             let low = (from[axis].min(to[axis]) - reach).floor().max(0.0) as usize;
@@ -200,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn same_seed_same_images_and_every_class_equally_often() {
+    fn the_seed_decides_the_images_and_classes_are_equally_frequent() {
         let splits = synthetic_digits(7, 100, 20).unwrap();
         let again = synthetic_digits(7, 100, 20).unwrap();
         assert_eq!((splits.train(), splits.held_out()), (again.train(), again.held_out()));
@@ -212,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn every_image_shows_a_digit_inside_its_frame() {
+    fn every_image_contains_a_digit() {
         let splits = synthetic_digits(1, 500, 10).unwrap();
         for sample in 0..500 {
             let pixels = splits.train().pixels(sample);

@@ -1,4 +1,4 @@
-//! Fetching published data sets: what fails, stops half-way or has the wrong checksum is never used.
+//! Downloads of published data sets. Incomplete files and files with a wrong checksum are never used.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
@@ -38,7 +38,7 @@ const CIFAR10_FILES: [RemoteFile<'static>; 1] =
     [RemoteFile { name: "cifar-10-binary.tar.gz", md5: "c32a1d4ab5d03f1284b67883e8d87530" }];
 
 impl PublishedSet {
-    /// The address that its files lie under.
+    /// The base URL of the files.
     pub fn mirror(self) -> &'static str {
         match self {
             PublishedSet::Mnist => "https://storage.googleapis.com/cvdf-datasets/mnist",
@@ -56,67 +56,72 @@ impl PublishedSet {
     }
 }
 
-/// How far the download of one file is.
+/// The progress of downloading one file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Progress<'a> {
-    /// The file's name at its mirror.
+pub struct DownloadProgress<'a> {
+    /// Name of the file on the mirror.
     pub file: &'a str,
     /// Bytes received.
     pub done: u64,
-    /// Bytes to receive, if the mirror says so.
+    /// Size of the file in bytes; `None` if the mirror does not announce it.
     pub total: Option<u64>,
 }
 
-/// Why a data set could not be downloaded.
+/// Why a data set cannot be downloaded.
 #[derive(Debug, Error)]
 pub enum DownloadError {
-    /// The mirror cannot be reached or refuses.
+    /// The mirror cannot be reached, or answers with an error.
     #[error("{url}: {source}")]
     Request {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// What went wrong.
+        /// The error of the HTTP client.
         source: Box<ureq::Error>,
     },
-    /// The connection broke.
+    /// The connection broke during the download.
     #[error("{url}: stopped after {done} bytes: {source}")]
     Interrupted {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// Bytes received until then.
+        /// Bytes received before that.
         done: u64,
-        /// What went wrong.
+        /// The error of the connection.
         source: io::Error,
     },
-    /// What came is not what was published.
-    #[error("{url}: MD5 checksum is {found}, expected {expected}; nothing was kept")]
+    /// The content differs from what was published.
+    #[error("{url}: MD5 checksum is {found}; expected {expected}. The file is discarded.")]
     Checksum {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// Checksum of what came.
+        /// Checksum of the received content.
         found: String,
         /// The published checksum.
         expected: String,
     },
-    /// The system did not let us read or write a file.
+    /// A file or folder cannot be read or written.
     #[error("{}: {source}", path.display())]
     File {
-        /// Which file or folder.
+        /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// Downloads a set's files into `folder` (made if need be), from `mirror` or else [`PublishedSet::mirror`], and
-/// unpacks them where they come as an archive. Files that are there already and sound are not fetched again.
+/// Downloads the files of a set into `folder`, which is created if it does not exist, and unpacks archives. `mirror` is
+/// the base URL; `None` means [`PublishedSet::mirror`]. `progress` is called before the first byte and after each
+/// chunk.
 ///
-/// A file appears under its name only when its checksum has been verified.
+/// A file appears under its name only after its checksum is verified. A complete file in the folder is not downloaded
+/// again.
+///
+/// # Errors
+/// If the mirror cannot be reached, a download is interrupted or has a wrong checksum, or a file cannot be written.
 pub fn download(
     set: PublishedSet,
     mirror: Option<&str>,
     folder: &Path,
-    progress: &mut dyn FnMut(Progress<'_>),
+    progress: &mut dyn FnMut(DownloadProgress<'_>),
 ) -> Result<(), DownloadError> {
     let mirror = mirror.unwrap_or(set.mirror()).trim_end_matches('/');
     fs::create_dir_all(folder).map_err(at(folder))?;
@@ -133,7 +138,7 @@ fn fetch_file(
     mirror: &str,
     file: &RemoteFile<'_>,
     folder: &Path,
-    progress: &mut dyn FnMut(Progress<'_>),
+    progress: &mut dyn FnMut(DownloadProgress<'_>),
 ) -> Result<(), DownloadError> {
     let target = folder.join(file.name);
     if target.exists() {
@@ -147,12 +152,12 @@ fn fetch_file(
     Ok(())
 }
 
-/// Fetches a `.tar.gz` and puts the files in it into `target`, which appears with all of them at once.
+/// Downloads a `.tar.gz` archive and unpacks its files into `target`, a folder that appears only when it is complete.
 fn fetch_archive(
     mirror: &str,
     file: &RemoteFile<'_>,
     target: &Path,
-    progress: &mut dyn FnMut(Progress<'_>),
+    progress: &mut dyn FnMut(DownloadProgress<'_>),
 ) -> Result<(), DownloadError> {
     if target.exists() {
         return Ok(());
@@ -166,7 +171,7 @@ fn fetch_archive(
     for entry in entries.entries().map_err(at(&archive))? {
         let mut entry = entry.map_err(at(&archive))?;
         let name = entry.path().map_err(at(&archive))?.file_name().map(PathBuf::from);
-        // By its last name only, so that no entry can lie outside the folder.
+        // Only the last part of the path counts, so that no entry is written outside the folder.
         if let (true, Some(name)) = (entry.header().entry_type().is_file(), name) {
             let path = unpacked.path().join(name);
             let mut content = File::create(&path).map_err(at(&path))?;
@@ -176,15 +181,15 @@ fn fetch_archive(
     fs::rename(unpacked.path(), target).map_err(at(target))
 }
 
-/// Downloads into an unfinished file beside its target and verifies it; dropped, the file is gone.
+/// Downloads into a temporary file in `folder` and verifies the checksum. Dropping the result removes the file.
 fn fetch(
     mirror: &str,
     file: &RemoteFile<'_>,
     folder: &Path,
-    progress: &mut dyn FnMut(Progress<'_>),
+    progress: &mut dyn FnMut(DownloadProgress<'_>),
 ) -> Result<NamedTempFile, DownloadError> {
     let url = format!("{mirror}/{}", file.name);
-    // A mirror may be slow for as long as it likes, but not silent.
+    // No timeout for the whole download: a slow mirror is allowed, a stalled one is not.
     let config = ureq::Agent::config_builder()
         .timeout_connect(Some(Duration::from_secs(30)))
         .timeout_per_read(Some(Duration::from_secs(60)))
@@ -199,7 +204,7 @@ fn fetch(
     let mut buffer = vec![0; 1 << 16];
     let mut done = 0;
     loop {
-        progress(Progress { file: file.name, done, total });
+        progress(DownloadProgress { file: file.name, done, total });
         let received = match body.read(&mut buffer) {
             Ok(0) => break,
             Ok(received) => &buffer[..received],
@@ -218,7 +223,7 @@ fn fetch(
     Ok(unfinished)
 }
 
-/// Names unfinished files and folders `NAME.….part`, with the permissions that the user's mask leaves of `mode`.
+/// A builder of temporary files and folders named `NAME….part`, with the permissions `mode` reduced by the umask.
 fn unfinished(name: &str, mode: u32) -> tempfile::Builder<'_, 'static> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(name).suffix(".part");
@@ -278,28 +283,29 @@ mod tests {
     }
 
     #[test]
-    fn a_sound_file_arrives_with_progress_and_is_not_fetched_again() {
+    fn a_file_is_downloaded_with_progress_and_not_downloaded_again() {
         let content = vec![7; 200_000];
         let file = RemoteFile { name: "data.gz", md5: &md5(&content) };
         let folder = TempDir::new().unwrap();
         fs::write(folder.path().join("data.gz"), "something older").unwrap();
-        let mut seen = Vec::new();
+        let mut reports = Vec::new();
         let address = mirror(answer("200 OK", content.len(), &content));
-        fetch_file(&address, &file, folder.path(), &mut |progress| seen.push((progress.done, progress.total))).unwrap();
+        fetch_file(&address, &file, folder.path(), &mut |progress| reports.push((progress.done, progress.total)))
+            .unwrap();
         assert_eq!(fs::read(folder.path().join("data.gz")).unwrap(), content);
         assert_eq!(names(folder.path()), ["data.gz"]);
-        assert_eq!(seen.first(), Some(&(0, Some(200_000))));
-        assert_eq!(seen.last(), Some(&(200_000, Some(200_000))));
-        fetch_file("http://127.0.0.1:0", &file, folder.path(), &mut |_| panic!("fetched again")).unwrap();
+        assert_eq!(reports.first(), Some(&(0, Some(200_000))));
+        assert_eq!(reports.last(), Some(&(200_000, Some(200_000))));
+        fetch_file("http://127.0.0.1:0", &file, folder.path(), &mut |_| panic!("downloaded again")).unwrap();
     }
 
     #[test]
-    fn nothing_is_kept_of_a_bad_download() {
+    fn a_failed_download_leaves_no_file() {
         let content = b"the real content";
         let length = content.len();
         let cases = [
             (answer("200 OK", length + 9, content), "stopped after 16 bytes"),
-            (answer("200 OK", 4, b"fake"), "MD5 checksum is 144c9defac04969c7bfad8efaa8ea194, expected"),
+            (answer("200 OK", 4, b"fake"), "MD5 checksum is 144c9defac04969c7bfad8efaa8ea194; expected"),
             (answer("404 Not Found", 0, b""), "404"),
             (b"gibberish".to_vec(), "http"),
         ];
@@ -313,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn an_archive_is_unpacked_as_a_whole_and_inside_its_folder() {
+    fn an_archive_is_unpacked_completely_and_inside_its_folder() {
         let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
         for (path, content) in [("batches/a.bin", "first"), ("deep/er/b.bin", "second")] {
             let mut header = tar::Header::new_gnu();
@@ -332,11 +338,11 @@ mod tests {
         assert_eq!(names(folder.path()), ["batches"]);
         assert_eq!(fs::read(target.join("a.bin")).unwrap(), b"first");
         assert_eq!(fs::read(target.join("b.bin")).unwrap(), b"second");
-        fetch_archive("http://127.0.0.1:0", &file, &target, &mut |_| panic!("fetched again")).unwrap();
+        fetch_archive("http://127.0.0.1:0", &file, &target, &mut |_| panic!("downloaded again")).unwrap();
     }
 
     #[test]
-    fn a_set_is_asked_of_the_mirror_given() {
+    fn a_set_is_requested_from_the_given_mirror() {
         let folder = TempDir::new().unwrap();
         let inner = folder.path().join("new");
         let address = format!("{}/", mirror(answer("404 Not Found", 0, b"")));

@@ -1,6 +1,6 @@
-//! A counter-based generator: random numbers as a pure function of where they are needed.
+//! Counter-based random numbers: a pure function of seed, worker and position.
 
-/// SplitMix64's output function: a bijection of 64-bit words that passes for random on consecutive inputs.
+/// The output function of SplitMix64: a bijection of 64-bit words whose outputs on consecutive inputs look random.
 fn mix(word: u64) -> u64 {
     let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -18,10 +18,10 @@ pub(crate) fn below(word: u64, bound: usize) -> usize {
     ((u128::from(word) * bound as u128) >> 64) as usize
 }
 
-/// Where `position` goes in the permutation of 0..`length` that `key` picks; a pure function, nothing is stored.
+/// The image of `position` under the permutation of 0..`length` that `key` selects. No permutation is stored.
 ///
-/// A Feistel network permutes the smallest even power of two that holds `length`; walking on while outside
-/// 0..`length` restricts it to a permutation of that range. At most four steps are expected.
+/// A Feistel network permutes the smallest even power of two that is at least `length`. Repeating it while the result
+/// is outside 0..`length` (cycle walking) restricts it to that range. At most four repetitions are expected.
 pub(crate) fn permuted(position: usize, length: usize, key: u64) -> usize {
     const ROUNDS: u64 = 6;
     debug_assert!(position < length);
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn permutes_every_length_exactly() {
+    fn every_length_is_permuted() {
         for length in (1..70).chain([255, 256, 257, 5000]) {
             let mut seen = vec![false; length];
             for position in 0..length {

@@ -1,4 +1,4 @@
-//! Who may draw which samples.
+//! Partitions: which worker draws which samples.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,45 +11,49 @@ use rand_distr::multi::Dirichlet;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use thiserror::Error;
 
-/// How the training samples are spread over the workers. As text: `iid`, `by-class`, `dirichlet:0.5`.
+/// How the training samples are split among the workers. As text: `iid`, `by-class`, `dirichlet:0.5`.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Partition {
-    /// Every worker draws from the same distribution (the default). Without replacement the set is split evenly
-    /// at random; with replacement everyone draws from the whole of it.
+    /// Every worker draws from the same distribution (the default). With [`Order::Epochs`](crate::Order::Epochs) the
+    /// set is split evenly at random; with replacement every worker draws from the whole set.
     #[default]
     Iid,
-    /// Samples sorted by label are cut into one contiguous part per worker, so that each sees few classes: the
-    /// non-i.i.d. setting of ESync.
+    /// The samples are sorted by label and cut into one contiguous part per worker, so that each worker has few
+    /// classes: the non-i.i.d. setting of ESync.
     ByClass,
-    /// Each class is dealt out by its own Dirichlet-distributed weights of this concentration, greater than 0:
-    /// the smaller, the more unequal; 0.1 is harsh, 100 nearly i.i.d. Everyone gets at least one sample.
+    /// Each class is split by Dirichlet-distributed weights of this concentration, above 0. A smaller value gives more
+    /// unequal parts: 0.1 is very unequal, 100 is nearly i.i.d. Every worker gets at least one sample.
     Dirichlet(f64),
 }
 
-/// Why samples cannot be spread over the workers.
+/// Why samples cannot be split among workers.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum PartitionError {
-    /// Somebody would have nothing to draw from.
-    #[error("{samples} samples cannot be spread over {workers} workers: each needs at least one")]
+    /// A worker would have no sample.
+    #[error("{samples} samples cannot be split among {workers} workers; expected at least one sample per worker")]
     TooFewSamples {
-        /// How many samples there are.
+        /// Number of samples.
         samples: usize,
-        /// How many workers share them.
+        /// Number of workers.
         workers: usize,
     },
-    /// There is nobody to spread them over.
-    #[error("samples are spread over at least 1 worker, got 0")]
+    /// The number of workers is 0.
+    #[error("samples cannot be split among 0 workers; expected at least 1 worker")]
     NoWorkers,
-    /// The concentration of [`Partition::Dirichlet`] is not a finite number greater than 0.
-    #[error("a Dirichlet partition needs a finite concentration > 0, got {alpha}")]
+    /// The concentration of [`Partition::Dirichlet`] is not a finite number above 0.
+    #[error("Dirichlet concentration {alpha}; expected a finite number above 0")]
     Concentration {
-        /// What was given.
+        /// The given concentration.
         alpha: f64,
     },
 }
 
 impl Partition {
-    /// Splits the samples with these labels into one part per worker: disjoint, together complete, none empty.
+    /// Splits the samples with these labels into one part per worker. The parts are disjoint, cover all samples, and
+    /// none is empty. Each part is a list of sample indices.
+    ///
+    /// # Errors
+    /// If there are fewer samples than workers, no workers, or the concentration is not valid.
     pub fn split(self, labels: &[u8], workers: usize, seed: u64) -> Result<Vec<Vec<usize>>, PartitionError> {
         let samples = labels.len();
         if workers == 0 {
@@ -85,7 +89,7 @@ fn dirichlet(
     for (sample, &label) in labels.iter().enumerate() {
         classes[usize::from(label)].push(sample);
     }
-    // The distribution is defined from two dimensions on.
+    // The Dirichlet distribution needs at least two dimensions.
     let weights = (workers > 1)
         .then(|| Dirichlet::new(&vec![alpha; workers]).map_err(|_| PartitionError::Concentration { alpha }))
         .transpose()?;
@@ -96,7 +100,7 @@ fn dirichlet(
         let (mut cumulative, mut start) = (0.0, 0);
         for (worker, share) in shares.iter().enumerate() {
             cumulative += share;
-            // Rounding the cumulative share, not each one, hands out every sample exactly once.
+            // Rounding the cumulative share instead of each share assigns every sample exactly once.
             let end = if worker + 1 == workers {
                 class.len()
             } else {
@@ -135,7 +139,7 @@ impl FromStr for Partition {
             "by-class" => Ok(Partition::ByClass),
             _ => {
                 let accept = |alpha: &f64| alpha.is_finite() && *alpha > 0.0;
-                Ok(Partition::Dirichlet(spec.required("alpha", "a number above 0", accept)?))
+                Ok(Partition::Dirichlet(spec.required("alpha", "a finite number above 0", accept)?))
             }
         }
     }
@@ -155,7 +159,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_are_disjoint_complete_and_never_empty(
+        fn parts_are_disjoint_complete_and_not_empty(
             labels in proptest::collection::vec(0u8..10, 1..300),
             share in 0.0..1.0,
             partition in any_partition(),
@@ -180,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn skew_is_as_named() {
+    fn each_partition_has_its_skew() {
         assert_eq!(classes_per_worker(Partition::ByClass), [1; 10]);
         assert_eq!(classes_per_worker(Partition::Iid), [10; 10]);
         assert_eq!(classes_per_worker(Partition::Dirichlet(1e4)), [10; 10]);
@@ -189,14 +193,21 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_the_value() {
-        let refusal = |partition: Partition, workers| partition.split(&[0; 4], workers, 0).unwrap_err().to_string();
-        assert!(refusal(Partition::Iid, 5).contains("4 samples cannot be spread over 5 workers"));
-        assert!(refusal(Partition::Iid, 0).contains("got 0"));
-        assert!(refusal(Partition::Dirichlet(-1.0), 2).contains("got -1"));
-        for text in ["", "IID", "dirichlet", "dirichlet:", "dirichlet:0", "dirichlet:nan", "dirichlet:inf"] {
-            let error = text.parse::<Partition>().unwrap_err();
-            assert!(error.to_string().contains(&format!("`{text}`")));
+    fn errors_name_the_value() {
+        let rejection = |partition: Partition, workers| partition.split(&[0; 4], workers, 0).unwrap_err().to_string();
+        assert!(rejection(Partition::Iid, 5).contains("4 samples cannot be split among 5 workers"));
+        assert!(rejection(Partition::Iid, 0).contains("among 0 workers"));
+        assert!(rejection(Partition::Dirichlet(-1.0), 2).contains("concentration -1;"));
+        for (text, expected) in [
+            ("", "unknown partition ''; expected iid, by-class or dirichlet"),
+            ("IID", "unknown partition 'IID'; expected iid, by-class or dirichlet"),
+            ("dirichlet", "partition 'dirichlet': alpha is missing; expected a finite number above 0"),
+            ("dirichlet:", "partition 'dirichlet': alpha is missing; expected a finite number above 0"),
+            ("dirichlet:0", "partition 'dirichlet': alpha=0; expected a finite number above 0"),
+            ("dirichlet:nan", "partition 'dirichlet': alpha=nan; expected a finite number above 0"),
+            ("dirichlet:inf", "partition 'dirichlet': alpha=inf; expected a finite number above 0"),
+        ] {
+            assert_eq!(text.parse::<Partition>().unwrap_err().to_string(), expected);
         }
     }
 }

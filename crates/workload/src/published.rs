@@ -1,4 +1,4 @@
-//! The published data sets we know: what they are called, where they lie, how to read them.
+//! The supported published data sets: their names, folders and file formats.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -10,7 +10,7 @@ use paceline_spec::{SpecError, one_of};
 use crate::dataset::{Normalization, Splits};
 use crate::formats::{FormatError, cifar, idx};
 
-/// A published set of labelled images. As text: `mnist`, `fashion-mnist`, `cifar10`.
+/// A published set of labelled images, with training + held-out samples. As text: `mnist`, `fashion-mnist`, `cifar10`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PublishedSet {
     /// Handwritten digits, 28 × 28 grey, 60,000 + 10,000.
@@ -22,10 +22,10 @@ pub enum PublishedSet {
 }
 
 impl PublishedSet {
-    /// All of them.
+    /// All sets.
     pub const ALL: [PublishedSet; 3] = [PublishedSet::Mnist, PublishedSet::FashionMnist, PublishedSet::Cifar10];
 
-    /// Its name on the command line and of its folder in the cache.
+    /// The name on the command line, and of the folder in the cache.
     pub fn name(self) -> &'static str {
         match self {
             PublishedSet::Mnist => "mnist",
@@ -34,13 +34,16 @@ impl PublishedSet {
         }
     }
 
-    /// Where downloads of this set go unless told otherwise: its name inside `$PACELINE_DATA`, else inside
-    /// `$XDG_CACHE_HOME/paceline`, else inside `~/.cache/paceline`; nothing if none of these variables is set.
+    /// The default folder for downloads of this set: `$PACELINE_DATA/NAME`, else `$XDG_CACHE_HOME/paceline/NAME`, else
+    /// `$HOME/.cache/paceline/NAME`. `None` if none of these variables is set.
     pub fn cache_folder(self) -> Option<PathBuf> {
         Some(cache(|variable| std::env::var_os(variable))?.join(self.name()))
     }
 
-    /// Reads the set's usual files, plain or gzip, from a folder.
+    /// Reads the files of the set, plain or gzip, from a folder.
+    ///
+    /// # Errors
+    /// If a file is missing, cannot be read or has unexpected content.
     pub fn load(self, folder: &Path) -> Result<Splits, FormatError> {
         let channel = |mean, deviation| Normalization { mean, deviation };
         match self {
@@ -56,7 +59,7 @@ impl PublishedSet {
     }
 }
 
-/// The folder of all downloads, given the environment. A variable that is set but empty counts as unset.
+/// The folder of all downloads, given the environment. An empty variable counts as unset.
 fn cache(environment: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let variable = |name| environment(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     variable("PACELINE_DATA")
@@ -97,11 +100,11 @@ mod tests {
     }
 
     #[test]
-    fn names_are_read_back() {
+    fn names_round_trip_through_text() {
         for set in PublishedSet::ALL {
             assert_eq!(set.to_string().parse(), Ok(set));
         }
         let error = "imagenet".parse::<PublishedSet>().unwrap_err().to_string();
-        assert!(error.contains("`imagenet`: expected mnist, fashion-mnist or cifar10"));
+        assert!(error.contains("'imagenet'; expected mnist, fashion-mnist or cifar10"));
     }
 }

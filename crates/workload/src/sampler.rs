@@ -1,21 +1,21 @@
-//! From a draw to sample indices: a pure function of seed, worker and position in the worker's stream.
+//! Samplers: from a draw to sample indices, as a pure function of seed, worker and position in the worker's stream.
 
 use std::fmt;
 use std::str::FromStr;
 
 use paceline_spec::{SpecError, one_of};
 
-use crate::contract::Draw;
 use crate::hash::{below, hash, permuted};
 use crate::partition::{Partition, PartitionError};
+use crate::workload::Draw;
 
-/// In which order a worker goes through its part. As text: `with-replacement`, `epochs`.
+/// The order in which a worker draws the samples of its part. As text: `with-replacement`, `epochs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Order {
-    /// Each sample is drawn independently (the default): gradients are unbiased however often a worker is asked.
+    /// Each sample is drawn independently (the default). Gradients are unbiased for any number of draws per worker.
     #[default]
     WithReplacement,
-    /// Every sample of the part once, in random order, then again in another.
+    /// Each epoch contains every sample of the part once, in a new random order.
     Epochs,
 }
 
@@ -40,7 +40,7 @@ impl FromStr for Order {
     }
 }
 
-/// Every worker's endless stream of sample indices.
+/// The endless streams of sample indices of all workers.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     parts: Vec<Vec<usize>>,
@@ -49,8 +49,11 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Streams over the samples with these `labels`, spread over `workers`, the number known at the start.
-    /// A late joiner, whose id is not below it, draws from part id mod `workers`, in an order of its own.
+    /// Streams over the samples with these `labels`, split among `workers`, the number of workers at the start. A
+    /// worker that joins later draws from part rank mod `workers`, in its own order.
+    ///
+    /// # Errors
+    /// If the samples cannot be split among the workers.
     pub fn new(
         labels: &[u8],
         partition: Partition,
@@ -58,23 +61,23 @@ impl Sampler {
         workers: usize,
         seed: u64,
     ) -> Result<Self, PartitionError> {
-        // Drawing i.i.d. with replacement from a random part would only add a bias: everyone has the whole set.
+        // With replacement, drawing from a random part would only add a bias: every worker has the whole set.
         let whole = partition == Partition::Iid && order == Order::WithReplacement;
         let parts = partition.split(labels, if whole { 1 } else { workers }, seed)?;
         Ok(Sampler { parts, order, seed })
     }
 
-    /// How many samples `worker` draws from; with [`Order::Epochs`] the length of its epoch.
+    /// The number of samples that `worker` draws from; with [`Order::Epochs`] the length of its epoch.
     pub fn part_len(&self, worker: u32) -> usize {
         self.part(worker).len()
     }
 
-    /// Replaces `indices` by the samples of `draw`.
+    /// Replaces `indices` by the sample indices of `draw`.
     pub fn indices(&self, draw: Draw, indices: &mut Vec<usize>) {
         let part = self.part(draw.worker);
         let length = part.len() as u64;
         let (seed, worker) = (self.seed, u64::from(draw.worker));
-        let place = |position: u64| match self.order {
+        let index = |position: u64| match self.order {
             Order::WithReplacement => below(hash(&[seed, worker, position]), part.len()),
             Order::Epochs => {
                 let epoch = hash(&[seed, worker, position / length]);
@@ -82,7 +85,7 @@ impl Sampler {
             }
         };
         indices.clear();
-        indices.extend((draw.offset..draw.offset + u64::from(draw.samples)).map(|position| part[place(position)]));
+        indices.extend((draw.offset..draw.offset + u64::from(draw.samples)).map(|position| part[index(position)]));
     }
 
     fn part(&self, worker: u32) -> &[usize] {
@@ -105,7 +108,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_epoch_shows_each_sample_of_the_part_once(
+        fn an_epoch_contains_each_sample_of_the_part_once(
             labels in proptest::collection::vec(0u8..4, 8..200),
             by_class: bool,
             worker in 0u32..20,
@@ -115,11 +118,11 @@ mod tests {
             let partition = if by_class { Partition::ByClass } else { Partition::Iid };
             let sampler = Sampler::new(&labels, partition, Order::Epochs, 8, seed).unwrap();
             let length = sampler.part_len(worker);
-            let mut seen = drawn(&sampler, worker, epoch * length as u64, length);
-            seen.sort_unstable();
+            let mut found = drawn(&sampler, worker, epoch * length as u64, length);
+            found.sort_unstable();
             let mut part = partition.split(&labels, 8, seed).unwrap()[worker as usize % 8].clone();
             part.sort_unstable();
-            prop_assert_eq!(seen, part);
+            prop_assert_eq!(found, part);
         }
 
         #[test]
@@ -141,26 +144,26 @@ mod tests {
         for order in [Order::WithReplacement, Order::Epochs] {
             let first = drawn(&sampler(1, order), 0, 0, 100);
             assert_ne!(first, drawn(&sampler(2, order), 0, 0, 100), "another seed");
-            assert_ne!(first, drawn(&sampler(1, order), 3, 0, 100), "a late joiner");
+            assert_ne!(first, drawn(&sampler(1, order), 3, 0, 100), "a worker that joined later");
             assert_ne!(first, drawn(&sampler(1, order), 0, 100, 100), "another epoch");
         }
     }
 
     #[test]
-    fn with_replacement_everyone_sees_everything() {
+    fn with_replacement_a_worker_draws_from_the_whole_set() {
         let sampler = Sampler::new(&[0; 50], Partition::Iid, Order::WithReplacement, 10, 7).unwrap();
-        let mut seen = drawn(&sampler, 9, 0, 2000);
-        seen.sort_unstable();
-        seen.dedup();
-        assert_eq!(seen.len(), 50);
+        let mut found = drawn(&sampler, 9, 0, 2000);
+        found.sort_unstable();
+        found.dedup();
+        assert_eq!(found.len(), 50);
     }
 
     #[test]
-    fn orders_are_read_back() {
+    fn orders_round_trip_through_text() {
         for order in [Order::WithReplacement, Order::Epochs] {
             assert_eq!(order.to_string().parse(), Ok(order));
         }
         let error = "shuffled".parse::<Order>().unwrap_err().to_string();
-        assert!(error.contains("`shuffled`: expected with-replacement or epochs"));
+        assert!(error.contains("'shuffled'; expected with-replacement or epochs"));
     }
 }

@@ -1,16 +1,16 @@
-//! Softmax regression: the smallest real workload, with its gradient written out.
+//! Softmax regression: the smallest real workload, with a hand-written gradient.
 
 use std::sync::Arc;
 
 use paceline_store::Layout;
 
-use crate::contract::{Draw, Evaluation, Replica, Workload};
 use crate::dataset::{Dataset, Splits};
 use crate::sampler::Sampler;
+use crate::workload::{Draw, Evaluation, Replica, Workload};
 
 /// Multinomial logistic regression on images: `weight [classes, features]`, `bias [classes]`, cross-entropy loss.
 ///
-/// The loss is convex, so every scheme that converges at all reaches the same minimum.
+/// The loss is convex, so every scheme that converges reaches the same minimum.
 #[derive(Debug, Clone)]
 pub struct SoftmaxRegression {
     splits: Splits,
@@ -20,9 +20,9 @@ pub struct SoftmaxRegression {
 }
 
 impl SoftmaxRegression {
-    /// A model of `splits` whose workers draw from its training part by `sampler`, which must have been made of
-    /// that part's labels. `decay` ≥ 0 adds decay / 2 × ‖weight‖² to the loss of gradients (not of
-    /// evaluations); 0 is plain regression.
+    /// A model of `splits`. Workers draw training samples by `sampler`, which must be created from the labels of the
+    /// training part. `decay` ≥ 0 adds decay / 2 × ‖weight‖² to the training loss, but not to evaluations; 0 is plain
+    /// regression.
     pub fn new(splits: Splits, sampler: Sampler, decay: f32) -> Self {
         let train = splits.train();
         let (classes, features) = (train.classes(), train.features());
@@ -36,30 +36,30 @@ impl Workload for SoftmaxRegression {
         &self.layout
     }
 
-    /// Zeros, whatever the seed: the loss is convex and no symmetry has to be broken.
+    /// Zeros for every seed: the loss is convex, so no symmetry has to be broken.
     fn initial(&self, _seed: u64) -> Vec<f32> {
         vec![0.0; self.layout.len()]
     }
 
     fn replica(&self) -> Box<dyn Replica> {
-        Box::new(SoftmaxReplica { model: self.clone(), indices: Vec::new(), batch: Batch::default() })
+        Box::new(SoftmaxReplica { model: self.clone(), indices: Vec::new(), batch: SoftmaxBatch::default() })
     }
 }
 
 struct SoftmaxReplica {
     model: SoftmaxRegression,
     indices: Vec<usize>,
-    batch: Batch,
+    batch: SoftmaxBatch,
 }
 
 #[derive(Default)]
-struct Batch {
+struct SoftmaxBatch {
     features: Vec<f32>,
     labels: Vec<u8>,
 }
 
-impl Batch {
-    /// Fills the batch, then visits each sample: its features, its label and its scores (logits).
+impl SoftmaxBatch {
+    /// Fills the batch, then calls `visitor` for each sample with its features, label and scores (logits).
     fn visit(
         &mut self,
         dataset: &Dataset,
@@ -122,7 +122,7 @@ impl Replica for SoftmaxReplica {
             self.indices.clear();
             self.indices.extend(start..held_out.len().min(start + CHUNK));
             self.batch.visit(held_out, &self.indices, parameters, |_, label, scores| {
-                // The first of equal scores, so that zeros predict class 0 and are not right about everything.
+                // The first of equal scores wins, so that zeros predict class 0 for every sample.
                 let predicted =
                     (1..scores.len()).fold(0, |best, class| if scores[class] > scores[best] { class } else { best });
                 correct += usize::from(predicted == label);
@@ -136,7 +136,7 @@ impl Replica for SoftmaxReplica {
 
 /// Turns scores into probabilities in place and returns the cross-entropy of `label`.
 fn loss_to_probabilities(scores: &mut [f64], label: usize) -> f64 {
-    // Shifted by the maximum, so that exp cannot overflow.
+    // Scores are shifted by their maximum, so that exp cannot overflow.
     let maximum = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let shifted = scores[label] - maximum;
     let mut total = 0.0;
@@ -201,12 +201,12 @@ mod tests {
     }
 
     #[test]
-    fn zeros_know_nothing_and_descent_learns() {
+    fn gradient_descent_improves_on_zeros() {
         let workload = regression(0.0);
         let mut replica = workload.replica();
         let mut parameters = workload.initial(0);
-        let ignorant = replica.evaluate(&parameters);
-        assert!((ignorant.loss - 10f64.ln()).abs() < 1e-6 && ignorant.accuracy == 0.1, "{ignorant:?}");
+        let initial = replica.evaluate(&parameters);
+        assert!((initial.loss - 10f64.ln()).abs() < 1e-6 && initial.accuracy == 0.1, "{initial:?}");
         let mut gradient = vec![0.0; parameters.len()];
         for step in 0..300 {
             let draw = Draw { worker: 0, offset: step * 64, samples: 64 };
@@ -215,8 +215,8 @@ mod tests {
                 *parameter -= 0.02 * gradient;
             }
         }
-        let learned = replica.evaluate(&parameters);
-        assert!(learned.accuracy > 0.6 && learned.loss < 1.3, "{learned:?}");
+        let trained = replica.evaluate(&parameters);
+        assert!(trained.accuracy > 0.6 && trained.loss < 1.3, "{trained:?}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Data by name: what a user writes to say what to train on.
+//! Data sources: the data to train on, as a user names it.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,25 +13,25 @@ use crate::formats::FormatError;
 use crate::formats::text::{self, Text};
 use crate::published::PublishedSet;
 
-/// The most digits that text may ask for; a million take 0.8 GB.
+/// The maximum number of digits in a spec. A million digits take 0.8 GB of memory.
 const MAX_DIGITS: usize = 1_000_000;
 
-/// Where data come from. As text: `digits`, `digits:TRAIN,HELDOUT`, `mnist`, `fashion-mnist` or `cifar10` (from the
+/// The source of the data. As text: `digits`, `digits:TRAIN,HELDOUT`, `mnist`, `fashion-mnist` or `cifar10` (from the
 /// cache), `mnist:DIR` and so on (from a folder), `text:FILE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DataSource {
-    /// Synthetic digits, drawn anew from the seed.
+    /// Synthetic digits, generated from the seed.
     Digits {
-        /// How many to train on, at least 1.
+        /// Number of training samples, at least 1.
         train: usize,
-        /// How many to measure on, at least 1.
+        /// Number of held-out samples, at least 1.
         held_out: usize,
     },
     /// A published set of images.
     Published {
-        /// Which.
+        /// The set.
         set: PublishedSet,
-        /// Where its files lie; if not given, [`PublishedSet::cache_folder`].
+        /// The folder of its files. Default: [`PublishedSet::cache_folder`].
         folder: Option<PathBuf>,
     },
     /// A UTF-8 text file, plain or gzip.
@@ -58,29 +58,32 @@ pub enum Data {
 #[derive(Debug, Error)]
 pub enum SourceError {
     /// A published set is not in the cache.
-    #[error("{set} is not in {}: run `paceline data get {set}`, or name a folder with `{set}:DIR`", folder.display())]
+    #[error("{set} is not in {}: run 'paceline data get {set}', or name a folder with '{set}:DIR'", folder.display())]
     NotDownloaded {
-        /// Which set.
+        /// The set.
         set: PublishedSet,
-        /// Its folder in the cache.
+        /// The folder of the set in the cache.
         folder: PathBuf,
     },
-    /// There is no cache to look in.
-    #[error("no cache folder for {set}: set PACELINE_DATA, XDG_CACHE_HOME or HOME, or name a folder with `{set}:DIR`")]
+    /// No environment variable names a cache folder.
+    #[error("no cache folder for {set}: set PACELINE_DATA, XDG_CACHE_HOME or HOME, or name a folder with '{set}:DIR'")]
     NoCache {
-        /// Which set.
+        /// The set.
         set: PublishedSet,
     },
-    /// A file is not as it should be.
+    /// A file is missing or has unexpected content.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// The digits asked for make no data set.
+    /// The requested digits do not form a data set.
     #[error(transparent)]
     Dataset(#[from] DatasetError),
 }
 
 impl DataSource {
-    /// Reads or draws the data; `seed` decides only what the synthetic digits look like.
+    /// Reads the files, or generates the synthetic digits from `seed`, which is not used otherwise.
+    ///
+    /// # Errors
+    /// If a set is not downloaded, or a file is missing, cannot be read or has unexpected content.
     pub fn load(&self, seed: u64) -> Result<Data, SourceError> {
         match self {
             DataSource::Digits { train, held_out } => Ok(Data::Images(synthetic_digits(seed, *train, *held_out)?)),
@@ -119,7 +122,7 @@ impl FromStr for DataSource {
             Some((name, argument)) => (name, Some(argument)),
             None => (text, None),
         };
-        // What follows the colon is a path, which may contain commas and equals signs, except for digits.
+        // Except for digits, the text after the colon is a path, which may contain commas and equals signs.
         match (name, argument) {
             ("digits", _) => {
                 let spec = Spec::parse("data", text, &[Form::new("digits", &["train", "held-out"])])?;
@@ -146,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_and_written_back() {
+    fn sources_round_trip_through_text() {
         for text in ["digits:50,20", "mnist", "fashion-mnist:some/folder", "cifar10:C:\\data", "text:a:b.txt"] {
             assert_eq!(text.parse::<DataSource>().unwrap().to_string(), text);
         }
@@ -154,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_say_what_is_allowed() {
+    fn errors_name_what_is_expected() {
         for (text, expected) in [
             ("imagenet", "unknown data 'imagenet'; expected digits, mnist"),
             ("text", "data 'text'; expected text:FILE"),
@@ -171,13 +174,13 @@ mod tests {
     }
 
     #[test]
-    fn loads_what_it_names() {
+    fn a_source_loads_its_data() {
         let loaded = "digits:30,10".parse::<DataSource>().unwrap().load(3).unwrap();
         let Data::Images(splits) = loaded else { panic!("digits are images") };
         assert_eq!((splits.train().len(), splits.held_out().len()), (30, 10));
-        let absent = DataSource::Text("no/such/file".into()).load(0).unwrap_err().to_string();
-        assert!(absent.contains("no/such/file"));
+        let absent = DataSource::Text("missing/file".into()).load(0).unwrap_err().to_string();
+        assert!(absent.contains("missing/file"));
         let absent = cached(PublishedSet::Cifar10, Some("no/cache".into())).unwrap_err().to_string();
-        assert!(absent.contains("cifar10 is not in no/cache: run `paceline data get cifar10`"));
+        assert!(absent.contains("cifar10 is not in no/cache: run 'paceline data get cifar10'"));
     }
 }

@@ -1,4 +1,4 @@
-//! The published data sets, read from their usual files. Skipped where they are not at hand.
+//! The published data sets, read from their files. Skipped if the files are missing.
 
 use std::path::PathBuf;
 
@@ -57,6 +57,6 @@ fn a_linear_model_learns_mnist() {
             *parameter -= 0.02 * gradient;
         }
     }
-    let learned = replica.evaluate(&parameters);
-    assert!(learned.accuracy > 0.89, "{learned:?}");
+    let trained = replica.evaluate(&parameters);
+    assert!(trained.accuracy > 0.89, "{trained:?}");
 }

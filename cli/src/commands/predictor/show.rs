@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use paceline_core::WorkerId;
 use paceline_core::run_times::{Amortized, DeepMarkov, Forecast, RunTimePredictor, SAMPLES, Size};
-use paceline_predictor::{Assessment, Foreseen, RunTimes, assess};
+use paceline_predictor::{Assessment, PredictedIteration, RunTimes, assess};
 use paceline_runtime::read_pretrained;
 use serde_json::json;
 
@@ -81,7 +81,7 @@ impl PredictorShowArgs {
     }
 
     /// The iterations to be drawn.
-    fn chosen<'a>(&self, all: &'a [Foreseen]) -> anyhow::Result<Vec<&'a Foreseen>> {
+    fn chosen<'a>(&self, all: &'a [PredictedIteration]) -> anyhow::Result<Vec<&'a PredictedIteration>> {
         let (Some(first), Some(last)) = (all.first(), all.last()) else { return Ok(Vec::new()) };
         let (first, last) = (first.iteration + 1, last.iteration + 1);
         let wanted =

@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::Context;
 use clap::Args;
 use paceline_core::run_times::{Amortized, DeepMarkov, IndependentNormal, RunTimePredictor, SAMPLES};
-use paceline_predictor::{Assessment, Options, RunTimes, Trained, assess};
+use paceline_predictor::{Assessment, RunTimes, TrainedPredictor, TrainingConfig, assess};
 use paceline_runtime::write_pretrained;
 use serde_json::json;
 
@@ -89,9 +89,9 @@ impl PredictorTrainArgs {
     }
 
     /// Reads and checks everything before hours are spent.
-    fn prepare(&self) -> anyhow::Result<(RunTimes, Options)> {
+    fn prepare(&self) -> anyhow::Result<(RunTimes, TrainingConfig)> {
         check_file("--out", &self.out)?;
-        let options = Options {
+        let options = TrainingConfig {
             lag: self.lag.into(),
             latent: self.latent.into(),
             hidden: self.hidden.into(),
@@ -102,7 +102,7 @@ impl PredictorTrainArgs {
         Ok((super::read(&self.trace)?, options))
     }
 
-    fn report(&self, times: &RunTimes, trained: &Trained, seconds: f64, found: &[(&str, Option<Assessment>)]) {
+    fn report(&self, times: &RunTimes, trained: &TrainedPredictor, seconds: f64, found: &[(&str, Option<Assessment>)]) {
         let best = &trained.best;
         if self.json {
             let assessed = |assessment: Option<Assessment>| {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use paceline_config::{Failure, Scenario, parallel};
 use paceline_core::{Pretrained, SchemeSpec};
-use paceline_predictor::{Options, RunTimes};
+use paceline_predictor::{RunTimes, TrainingConfig};
 use paceline_runtime::{Iteration, Monitor, Observer};
 use paceline_trace::Recorder;
 use plotters::style::RGBColor;
@@ -62,7 +62,7 @@ fn recorded(scenario: &Scenario, seed: u64) -> anyhow::Result<RunTimes> {
 fn pretrained(conditions: &Conditions) -> Result<Arc<Pretrained>, Failure> {
     let scenario = scenario(file!("recorded.toml"), conditions)?;
     let times = recorded(&scenario, LEARNT_FROM).map_err(Failure::Run)?;
-    let trained = train_predictor(&times, &Options::default()).map_err(Failure::run)?;
+    let trained = train_predictor(&times, &TrainingConfig::default()).map_err(Failure::run)?;
     Ok(Arc::new(trained.pretrained))
 }
 

@@ -24,10 +24,10 @@ pub struct CharacterModel {
 }
 
 impl CharacterModel {
-    /// How many characters the model looks back, and predicts in one sample.
+    /// The number of characters in one sample, and the maximum number that a prediction depends on.
     pub const CONTEXT: usize = 64;
 
-    /// For text of so many different characters.
+    /// A model of text with `vocabulary` different characters.
     pub fn new(vocabulary: usize, device: &Device) -> Self {
         CharacterModel {
             characters: EmbeddingConfig::new(vocabulary, WIDTH).init(device),

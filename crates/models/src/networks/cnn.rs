@@ -20,12 +20,13 @@ pub struct Cnn {
 }
 
 impl Cnn {
-    /// The least height and width that leaves a pixel after both convolutions and poolings.
-    pub const LEAST_SIDE: usize = 16;
+    /// The minimum height and width in pixels, which leaves one pixel after both convolutions and poolings.
+    pub const MIN_SIDE: usize = 16;
 
-    /// For images of `shape` (channels, height, width) in `classes` classes.
+    /// A network for images of `shape` (channels, height, width) in `classes` classes.
     ///
-    /// Panics if a side is shorter than [`LEAST_SIDE`](Self::LEAST_SIDE).
+    /// # Panics
+    /// May panic if a side is shorter than [`MIN_SIDE`](Self::MIN_SIDE).
     pub fn new(shape: [usize; 3], classes: usize, device: &Device) -> Self {
         let [channels, height, width] = shape;
         let side = |side: usize| ((side - 4) / 2 - 4) / 2;

@@ -16,7 +16,7 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// For images of `shape` (channels, height, width) in `classes` classes.
+    /// A network for images of `shape` (channels, height, width) in `classes` classes.
     pub fn new(shape: [usize; 3], classes: usize, device: &Device) -> Self {
         Mlp {
             hidden1: LinearConfig::new(shape.iter().product(), 256).init(device),

@@ -1,4 +1,4 @@
-//! The networks that come with Paceline, one per file.
+//! The built-in networks, one per file.
 
 mod charlm;
 mod cnn;

@@ -8,17 +8,17 @@ use burn::tensor::{Device, Tensor};
 
 use crate::network::Network;
 
-/// Three stages of 16, 32 and 64 channels; the second and third halve the image. With `n` blocks per stage it
-/// has 6 n + 2 weighted layers: 1 block makes ResNet-8, 3 make ResNet-20.
+/// Three stages of 16, 32 and 64 channels; the second and third halve the image. With `n` blocks per stage the network
+/// has 6 n + 2 weighted layers: 1 block gives ResNet-8, 3 give ResNet-20.
 #[derive(Module, Debug)]
 pub struct ResNet {
     stem: NormalizedConv,
-    blocks: Vec<Block>,
+    blocks: Vec<ResidualBlock>,
     output: Linear,
 }
 
 impl ResNet {
-    /// For images of `shape` (channels, height, width) in `classes` classes, with so many blocks in each stage.
+    /// A network for images of `shape` (channels, height, width) in `classes` classes.
     pub fn new(shape: [usize; 3], classes: usize, blocks_per_stage: usize, device: &Device) -> Self {
         let stages = [16, 32, 64];
         let mut blocks = Vec::new();
@@ -26,7 +26,7 @@ impl ResNet {
         for (stage, wider) in stages.into_iter().enumerate() {
             for block in 0..blocks_per_stage {
                 let stride = if stage > 0 && block == 0 { 2 } else { 1 };
-                blocks.push(Block::new(channels, wider, stride, device));
+                blocks.push(ResidualBlock::new(channels, wider, stride, device));
                 channels = wider;
             }
         }
@@ -49,18 +49,18 @@ impl Network for ResNet {
     }
 }
 
-/// Two 3×3 convolutions around which the input is added back.
+/// Two 3×3 convolutions, to whose output the input is added.
 #[derive(Module, Debug)]
-struct Block {
+struct ResidualBlock {
     conv1: NormalizedConv,
     conv2: NormalizedConv,
-    /// Fits the input to the output where their shapes differ (the paper's option B).
+    /// Projects the input to the shape of the output if they differ (option B of the paper).
     shortcut: Option<NormalizedConv>,
 }
 
-impl Block {
+impl ResidualBlock {
     fn new(from: usize, to: usize, stride: usize, device: &Device) -> Self {
-        Block {
+        ResidualBlock {
             conv1: NormalizedConv::new([from, to], 3, stride, device),
             conv2: NormalizedConv::new([to, to], 3, 1, device),
             shortcut: (from != to).then(|| NormalizedConv::new([from, to], 1, stride, device)),
@@ -69,15 +69,15 @@ impl Block {
 
     fn forward(&self, input: Tensor<4>) -> Tensor<4> {
         let residual = self.conv2.forward(relu(self.conv1.forward(input.clone())));
-        let kept = match &self.shortcut {
+        let identity = match &self.shortcut {
             Some(shortcut) => shortcut.forward(input),
             None => input,
         };
-        relu(kept + residual)
+        relu(identity + residual)
     }
 }
 
-/// A convolution without bias, which the normalization behind it would cancel.
+/// A convolution with batch normalization. It has no bias, which the normalization would cancel.
 #[derive(Module, Debug)]
 struct NormalizedConv {
     conv: Conv2d,

@@ -15,7 +15,10 @@ pub struct Images {
 }
 
 impl Images {
-    /// Draws from the training part of `splits` as `sampling` says.
+    /// Images whose training samples are drawn from `splits` as `sampling` specifies.
+    ///
+    /// # Errors
+    /// If the samples cannot be split among the workers.
     pub fn new(splits: Splits, sampling: &Sampling) -> Result<Self, PartitionError> {
         let sampler = sampling.sampler(splits.train().labels())?;
         Ok(Images { splits, sampler })

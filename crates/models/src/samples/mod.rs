@@ -1,4 +1,4 @@
-//! Where a network's batches come from.
+//! The samples of a network: images, windows of text, or custom data.
 
 mod images;
 mod text;
@@ -11,37 +11,37 @@ use paceline_workload::{Draw, Order, Partition, PartitionError, Sampler};
 pub use images::Images;
 pub use text::TextWindows;
 
-/// Samples on a device, with what is to be predicted of them.
+/// Samples and their targets, on a device.
 #[derive(Debug)]
 pub struct Batch<I> {
-    /// What the network reads.
+    /// The input of the network.
     pub input: I,
-    /// The class of each prediction.
+    /// The correct class of each prediction.
     pub targets: Tensor<1, Int>,
 }
 
-/// Training samples to draw from and held-out ones to measure on, for networks that read `I`.
+/// Training samples and held-out samples for networks with input `I`.
 pub trait Samples<I>: Send + Sync {
-    /// The samples that `draw` stands for: equal draws, equal samples.
+    /// The training samples of `draw`. Equal draws must give equal samples.
     fn draw(&self, draw: Draw, device: &Device) -> Batch<I>;
 
-    /// How many samples are held out, at least 1.
+    /// The number of held-out samples, at least 1.
     fn held_out_len(&self) -> usize;
 
     /// The held-out samples of a range within 0..[`held_out_len`](Self::held_out_len).
     fn held_out(&self, range: Range<usize>, device: &Device) -> Batch<I>;
 }
 
-/// Who draws which training samples in which order. Default: one worker, i.i.d. with replacement, seed 0.
+/// How workers draw training samples. Default: one worker, i.i.d. with replacement, seed 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
-    /// How the samples are spread over the workers.
+    /// How the samples are split among the workers.
     pub partition: Partition,
-    /// In which order a worker goes through its part.
+    /// The order in which a worker draws the samples of its part.
     pub order: Order,
-    /// How many workers there are at the start.
+    /// The number of workers at the start.
     pub workers: usize,
-    /// Decides all of it.
+    /// The seed of the partition and of all draws.
     pub seed: u64,
 }
 
@@ -52,7 +52,10 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// The workers' streams over samples with these labels.
+    /// The sampler for training samples with these labels.
+    ///
+    /// # Errors
+    /// If the samples cannot be split among the workers.
     pub fn sampler(&self, labels: &[u8]) -> Result<Sampler, PartitionError> {
         Sampler::new(labels, self.partition, self.order, self.workers, self.seed)
     }

@@ -8,9 +8,9 @@ use paceline_workload::{Draw, Sampler, Text};
 use super::{Batch, Samples, Sampling, classes};
 use crate::error::ModelError;
 
-/// Windows of a fixed number of characters; the targets are the characters one further on, window by window.
+/// Windows of a fixed number of characters. The target of each character is the next one.
 ///
-/// A training sample is a window anywhere in the text. The held-out part is cut into windows side by side.
+/// A training sample is a window at any position of the text. The held-out part is cut into adjacent windows.
 #[derive(Debug)]
 pub struct TextWindows {
     text: Text,
@@ -19,8 +19,12 @@ pub struct TextWindows {
 }
 
 impl TextWindows {
-    /// Draws windows of `context` characters of the training part of `text` as `sampling` says; partitioned by
-    /// class, each worker has a stretch of the text. Both parts must be longer than `context`.
+    /// Windows of `context` characters, drawn from the training part of `text` as `sampling` specifies. With a
+    /// partition by class, each worker has a contiguous section of the text.
+    ///
+    /// # Errors
+    /// If the training part or the held-out part is not longer than `context`, or the windows cannot be split among the
+    /// workers.
     pub fn new(text: Text, context: usize, sampling: &Sampling) -> Result<Self, ModelError> {
         let shorter = text.train().len().min(text.held_out().len());
         if shorter <= context {
@@ -73,33 +77,33 @@ mod tests {
         }
     }
 
-    fn spelled<const D: usize>(tokens: Tensor<D, Int>) -> Vec<i64> {
+    fn values<const D: usize>(tokens: Tensor<D, Int>) -> Vec<i64> {
         tokens.into_data_as::<i64>().try_into_vec().unwrap()
     }
 
     #[test]
-    fn targets_are_one_character_further_on() {
+    fn targets_are_the_next_characters() {
         let windows = TextWindows::new(text(1000), 8, &Sampling::default()).unwrap();
         let draw = Draw { worker: 0, offset: 5, samples: 3 };
         let batch = windows.draw(draw, &Device::flex());
         assert_eq!(batch.input.dims(), [3, 8]);
-        let following: Vec<i64> = spelled(batch.input).iter().map(|token| (token + 1) % 26).collect();
-        assert_eq!(following, spelled(batch.targets));
+        let next: Vec<i64> = values(batch.input).iter().map(|token| (token + 1) % 26).collect();
+        assert_eq!(next, values(batch.targets));
     }
 
     #[test]
-    fn held_out_windows_lie_side_by_side() {
+    fn held_out_windows_are_adjacent() {
         let text = text(1000);
         let windows = TextWindows::new(text.clone(), 9, &Sampling::default()).unwrap();
-        // 100 characters are held out; the last of 11 windows ends with the 99th, whose target is the 100th.
+        // 100 characters are held out. The last of 11 windows ends at the 99th, whose target is the 100th.
         assert_eq!(windows.held_out_len(), 11);
         let batch = windows.held_out(9..11, &Device::flex());
         let expected: Vec<i64> = text.held_out()[82..100].iter().map(|&token| i64::from(token)).collect();
-        assert_eq!(spelled(batch.targets), expected);
+        assert_eq!(values(batch.targets), expected);
     }
 
     #[test]
-    fn a_short_text_is_refused() {
+    fn a_short_text_is_rejected() {
         let error = TextWindows::new(text(640), 64, &Sampling::default()).unwrap_err();
         assert_eq!(error, ModelError::ShortText { found: 64, context: 64 });
     }

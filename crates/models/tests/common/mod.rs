@@ -1,11 +1,11 @@
-//! Small data for every model, and plain gradient descent.
+//! Small workloads for every model, and their gradients.
 
 use std::sync::Arc;
 
 use paceline_models::{Device, ModelKind, Sampling};
 use paceline_workload::{Data, DataSource, Draw, Replica, Workload, synthetic_digits};
 
-/// A small workload of any kind, always the same.
+/// A small workload of any kind; the same at every call.
 pub fn workload(kind: ModelKind) -> Arc<dyn Workload> {
     let data = match kind {
         ModelKind::CharacterModel => text(),
@@ -21,7 +21,7 @@ fn text() -> Data {
     DataSource::Text(file.path().into()).load(0).unwrap()
 }
 
-/// `samples` of worker 0's stream from `offset` on.
+/// `samples` of worker 0's stream, from `offset`.
 pub fn draw(offset: u64, samples: u32) -> Draw {
     Draw { worker: 0, offset, samples }
 }

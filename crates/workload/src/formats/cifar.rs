@@ -12,7 +12,7 @@ const CLASSES: u8 = 10;
 /// The folder inside the published archive.
 pub(crate) const SUBFOLDER: &str = "cifar-10-batches-bin";
 
-/// Reads the training batches that exist, at least one, and the test batch, in a folder or its usual subfolder.
+/// Reads all existing training batches (at least one) and the test batch from a folder or its [`SUBFOLDER`].
 pub(crate) fn load(folder: &Path, normalization: [Normalization; 3]) -> Result<Splits, FormatError> {
     let subfolder = folder.join(SUBFOLDER);
     let folder = if subfolder.is_dir() { &subfolder } else { folder };
@@ -38,12 +38,12 @@ fn dataset(batches: &[DataFile], normalization: [Normalization; 3]) -> Result<Da
         if !rest.is_empty() || records.is_empty() {
             let found = format!("{} bytes to the end of the file", rest.len());
             let expected = format!("a label and {} pixels, {RECORD} bytes", RECORD - 1);
-            return Err(batch.wrong(records.len() * RECORD, found, expected));
+            return Err(batch.invalid(records.len() * RECORD, found, expected));
         }
         for (index, [label, image @ ..]) in records.iter().enumerate() {
             if *label >= CLASSES {
                 let expected = format!("a label below {CLASSES}");
-                return Err(batch.wrong(index * RECORD, format!("label {label}"), expected));
+                return Err(batch.invalid(index * RECORD, format!("label {label}"), expected));
             }
             labels.push(*label);
             pixels.extend(image);
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_the_batches_that_exist_in_their_order() {
+    fn existing_batches_are_read_in_order() {
         let folder = TempDir::new().unwrap();
         let inner = folder.path().join(SUBFOLDER);
         fs::create_dir(&inner).unwrap();
@@ -84,20 +84,20 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_wrong_and_where() {
+    fn errors_name_the_file_and_the_offset() {
         let cases: [(&[u8], &str); 3] = [
             (&records(&[1, 2])[..4000], "data_batch_1.bin, byte 3073: found 927 bytes to the end"),
             (&[], "data_batch_1.bin, byte 0: found 0 bytes"),
-            (&records(&[1, 2, 10]), "data_batch_1.bin, byte 6146: found label 10, expected a label below 10"),
+            (&records(&[1, 2, 10]), "data_batch_1.bin, byte 6146: found label 10; expected a label below 10"),
         ];
         for (bytes, expected) in cases {
             let folder = TempDir::new().unwrap();
             let error = || load(folder.path(), PLAIN).unwrap_err().to_string();
-            assert!(error().contains("found no data_batch_1.bin or data_batch_1.bin.gz"));
+            assert!(error().contains("file not found; expected data_batch_1.bin or data_batch_1.bin.gz"));
             fs::write(folder.path().join("data_batch_1.bin"), bytes).unwrap();
             assert!(error().contains(expected), "{}\nlacks {expected}", error());
             fs::write(folder.path().join("data_batch_1.bin"), records(&[1])).unwrap();
-            assert!(error().contains("found no test_batch.bin"));
+            assert!(error().contains("file not found; expected test_batch.bin"));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A data file's content, decompressed if need be, with errors that say where.
+//! The content of a data file, decompressed if it is gzip, with errors that name the offset.
 
 use std::fs;
 use std::io::{self, Read};
@@ -10,14 +10,14 @@ use super::FormatError;
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// A file read whole.
+/// A file in memory.
 pub(super) struct DataFile {
     path: PathBuf,
     pub(super) bytes: Vec<u8>,
 }
 
 impl DataFile {
-    /// Reads a file; gzip is told by its first bytes.
+    /// Reads a file. Gzip is recognized by its first bytes.
     pub(super) fn read(path: &Path) -> Result<Self, FormatError> {
         let raw = fs::read(path).map_err(|source| FormatError::Read { path: path.to_owned(), source })?;
         let mut file = DataFile { path: path.to_owned(), bytes: Vec::new() };
@@ -28,12 +28,12 @@ impl DataFile {
                 io::ErrorKind::UnexpectedEof => "the end of a truncated gzip file".to_owned(),
                 _ => format!("a corrupt gzip file ({error})"),
             };
-            return Err(file.wrong(file.bytes.len(), found, "more compressed data"));
+            return Err(file.invalid(file.bytes.len(), found, "more compressed data"));
         }
         Ok(file)
     }
 
-    /// Reads `name` or `name.gz` in a folder; the plain one first.
+    /// Reads `name` in a folder, or `name.gz` if that does not exist.
     pub(super) fn find(folder: &Path, name: &str) -> Result<Self, FormatError> {
         let candidates = [folder.join(name), folder.join(format!("{name}.gz"))];
         match candidates.iter().find(|path| path.exists()) {
@@ -42,8 +42,8 @@ impl DataFile {
         }
     }
 
-    /// The error that something else is at `offset` than belongs there.
-    pub(super) fn wrong(&self, offset: usize, found: impl Into<String>, expected: impl Into<String>) -> FormatError {
+    /// The error for unexpected content at `offset`.
+    pub(super) fn invalid(&self, offset: usize, found: impl Into<String>, expected: impl Into<String>) -> FormatError {
         FormatError::Content { path: self.path.clone(), offset, found: found.into(), expected: expected.into() }
     }
 }

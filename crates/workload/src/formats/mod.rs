@@ -1,4 +1,5 @@
-//! Readers of the files that data sets are published in. Each may be plain or gzip, whatever its name says.
+//! Readers of the file formats of published data sets. Each file may be plain or gzip; its content decides, not its
+//! name.
 
 pub(crate) mod cifar;
 mod file;
@@ -15,35 +16,35 @@ use crate::dataset::DatasetError;
 /// Why a data file cannot be used.
 #[derive(Debug, Error)]
 pub enum FormatError {
-    /// A file is not where it should be.
-    #[error("{}: found no {name} or {name}.gz", folder.display())]
+    /// A file is missing.
+    #[error("{}: file not found; expected {name} or {name}.gz", folder.display())]
     Missing {
-        /// Where it was looked for.
+        /// The folder that was searched.
         folder: PathBuf,
-        /// Its usual name.
+        /// Name of the file.
         name: String,
     },
-    /// The system did not let us read a file.
+    /// A file cannot be read.
     #[error("{}: {source}", path.display())]
     Read {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// A file holds something else than it should: truncated, corrupt or another file under this name.
-    #[error("{}, byte {offset}: found {found}, expected {expected}", path.display())]
+    /// A file has unexpected content: it is truncated, corrupt or another file under this name.
+    #[error("{}, byte {offset}: found {found}; expected {expected}", path.display())]
     Content {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Where in its content, after decompression.
+        /// Offset in bytes, after decompression.
         offset: usize,
-        /// What is there.
+        /// The content at that offset.
         found: String,
-        /// What belongs there.
+        /// The expected content.
         expected: String,
     },
-    /// The files are sound, but do not make a data set.
+    /// The files are valid, but do not form a data set.
     #[error(transparent)]
     Dataset(#[from] DatasetError),
 }

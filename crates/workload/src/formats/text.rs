@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::FormatError;
 use super::file::DataFile;
 
-/// Characters as numbers: the first nine tenths of a file to train on, the rest held out.
+/// The characters of a file as tokens: the first nine tenths to train on, the rest held out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Text {
     vocabulary: Vec<char>,
@@ -16,17 +16,17 @@ pub struct Text {
 }
 
 impl Text {
-    /// The characters that occur anywhere in the file, ascending; a token is an index into it.
+    /// All characters of the file, ascending. A token is an index into this list.
     pub fn vocabulary(&self) -> &[char] {
         &self.vocabulary
     }
 
-    /// Tokens to train on, in the file's order.
+    /// The tokens to train on, in the order of the file.
     pub fn train(&self) -> &Arc<[u16]> {
         &self.train
     }
 
-    /// Tokens that no gradient sees, those after [`train`](Self::train).
+    /// The tokens to evaluate on, which follow those to [`train`](Self::train) on.
     pub fn held_out(&self) -> &Arc<[u16]> {
         &self.held_out
     }
@@ -37,7 +37,7 @@ pub(crate) fn load(path: &Path) -> Result<Text, FormatError> {
     let file = DataFile::read(path)?;
     let text = str::from_utf8(&file.bytes).map_err(|error| {
         let offset = error.valid_up_to();
-        file.wrong(offset, format!("byte {:#04x}", file.bytes[offset]), "UTF-8 text")
+        file.invalid(offset, format!("byte {:#04x}", file.bytes[offset]), "UTF-8 text")
     })?;
     let vocabulary: Vec<char> = text.chars().collect::<BTreeSet<_>>().into_iter().collect();
     let token = |character: char| {
@@ -47,11 +47,11 @@ pub(crate) fn load(path: &Path) -> Result<Text, FormatError> {
     let tokens: Option<Vec<u16>> = text.chars().map(token).collect();
     let Some(tokens) = tokens else {
         let found = format!("{} different characters", vocabulary.len());
-        return Err(file.wrong(0, found, "at most 65536"));
+        return Err(file.invalid(0, found, "at most 65536"));
     };
     if tokens.len() < 10 {
         let found = format!("the end after {} characters", tokens.len());
-        return Err(file.wrong(file.bytes.len(), found, "at least 10"));
+        return Err(file.invalid(file.bytes.len(), found, "at least 10"));
     }
     let (train, held_out) = tokens.split_at(tokens.len() - tokens.len() / 10);
     Ok(Text { train: train.into(), held_out: held_out.into(), vocabulary })
@@ -73,20 +73,20 @@ mod tests {
     }
 
     #[test]
-    fn tokens_spell_the_file_and_the_last_tenth_is_held_out() {
-        let spelled = "Größe, 重さ und Maß.\n".repeat(5);
-        let text = loaded(spelled.as_bytes()).unwrap();
+    fn tokens_reproduce_the_file_and_the_last_tenth_is_held_out() {
+        let content = "Größe, 重さ und Maß.\n".repeat(5);
+        let text = loaded(content.as_bytes()).unwrap();
         let tokens = text.train().iter().chain(text.held_out().iter());
         let read: String = tokens.map(|&token| text.vocabulary()[usize::from(token)]).collect();
-        assert_eq!(read, spelled);
+        assert_eq!(read, content);
         assert_eq!((text.train().len(), text.held_out().len()), (86, 9));
     }
 
     #[test]
-    fn says_what_is_wrong_and_where() {
+    fn errors_name_the_offset() {
         let error = loaded(b"plain text, then \xff").unwrap_err().to_string();
-        assert!(error.contains("byte 17: found byte 0xff, expected UTF-8"), "{error}");
+        assert!(error.contains("byte 17: found byte 0xff; expected UTF-8"), "{error}");
         let error = loaded("kurz".as_bytes()).unwrap_err().to_string();
-        assert!(error.contains("byte 4: found the end after 4 characters, expected at least 10"), "{error}");
+        assert!(error.contains("byte 4: found the end after 4 characters; expected at least 10"), "{error}");
     }
 }
