@@ -4,10 +4,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use paceline_core::SchemeSpec;
-use paceline_runtime::{Iteration, Monitor, Observer, Summary};
-
 use paceline_report::numbers::{self, number};
 use paceline_report::progress::bars;
+use paceline_runtime::{Iteration, Monitor, Observer, Summary};
 
 /// How often a line is written anew, in iterations.
 const EVERY: u64 = 8;

@@ -18,7 +18,6 @@ mod serving;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-
 use paceline_config::Failure;
 use paceline_config::file::{self, Configuration};
 

@@ -4,8 +4,9 @@ mod common;
 
 use std::fs;
 
-use common::{json, refused};
 use tempfile::tempdir;
+
+use common::{json, refused};
 
 #[test]
 fn a_barrier_is_planned_from_a_file() {

@@ -5,8 +5,9 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::{json, paceline, refused};
 use tempfile::{TempDir, tempdir};
+
+use common::{json, paceline, refused};
 
 /// Six workers on two hosts that are slow in turn.
 const CLUSTER: [&str; 6] = ["simulate", "--model", "none", "--times", "regimes:2,1,0.05,3,30,20,20", "--json"];

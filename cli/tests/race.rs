@@ -4,9 +4,10 @@ mod common;
 
 use std::fs;
 
-use common::{json, paceline, refused};
 use serde_json::Value;
 use tempfile::tempdir;
+
+use common::{json, paceline, refused};
 
 const QUICK: [&str; 9] =
     ["race", "--model", "softmax", "--data", "digits:600,200", "--until", "loss<0.9,samples=60000", "--lr", "0.1"];

@@ -6,8 +6,9 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use common::{json, paceline, refused};
 use tempfile::tempdir;
+
+use common::{json, paceline, refused};
 
 fn simulate(out: &Path, more: &[&str]) {
     let output = paceline(&[&["simulate", "--out", out.to_str().unwrap()], more].concat());

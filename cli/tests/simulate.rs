@@ -4,9 +4,10 @@ mod common;
 
 use std::fs;
 
-use common::{json, paceline, refused};
 use serde_json::Value;
 use tempfile::tempdir;
+
+use common::{json, paceline, refused};
 
 const QUICK: [&str; 6] = ["simulate", "--data", "digits:600,200", "--until", "iterations=12", "--json"];
 

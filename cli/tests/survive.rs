@@ -2,16 +2,16 @@
 
 mod common;
 
-use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::thread;
+use std::{fs, thread};
 
-use common::{json, refused};
 use serde_json::Value;
 use tempfile::tempdir;
+
+use common::{json, refused};
 
 /// A process, and what it says on standard error, line by line.
 struct Process {

@@ -6,9 +6,10 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use common::{json, paceline, refused};
 use paceline_core::CATALOGUE;
 use tempfile::tempdir;
+
+use common::{json, paceline, refused};
 
 const QUICK: [&str; 6] = ["--model", "softmax", "--data", "digits:600,200", "--batch", "16"];
 

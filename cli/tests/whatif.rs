@@ -5,9 +5,10 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::{json, paceline, refused};
 use serde_json::Value;
 use tempfile::tempdir;
+
+use common::{json, paceline, refused};
 
 /// What is quick to simulate.
 const QUICK: [&str; 10] = [

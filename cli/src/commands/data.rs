@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
+use paceline_config::Failure;
+use paceline_report::progress::bars;
 use paceline_workload::{PublishedSet, download};
 
 use crate::output::say;
-use paceline_config::Failure;
-use paceline_report::progress::bars;
 
 /// Fetch data sets
 #[derive(Args)]

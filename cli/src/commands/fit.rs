@@ -3,16 +3,15 @@
 use std::time::Instant;
 
 use clap::Args;
+use paceline_config::{Failure, TrainingOptions, whole};
 use paceline_core::{CommitStep, Reason, SampleCounts, Time};
 use paceline_models::ModelKind;
+use paceline_report::progress::{RunBar, bars};
+use paceline_report::tables::table;
 use paceline_runtime::{Contribution, Goals, Monitor, Observer, RunInfo, Summary, Trainer};
 use paceline_workload::{Draw, Workload};
 
 use crate::output::say;
-use paceline_config::Failure;
-use paceline_config::{TrainingOptions, whole};
-use paceline_report::progress::{RunBar, bars};
-use paceline_report::tables::table;
 
 /// Train a model on this machine alone, without workers: what schemes are compared with
 #[derive(Args)]

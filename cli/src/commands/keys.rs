@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use anyhow::anyhow;
 use clap::Args;
+use paceline_config::Failure;
 use paceline_net::{Keys, KeysError};
 
 use crate::output::say;
-use paceline_config::Failure;
 
 /// Make a token and a self-signed certificate that keep strangers out of runs on other machines
 #[derive(Args)]

@@ -6,11 +6,10 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use paceline_runtime::{ReplayError, replay};
+use paceline_config::Failure;
+use paceline_runtime::{EVENTS, ReplayError, replay};
 
 use crate::output::say;
-use paceline_config::Failure;
-use paceline_runtime::EVENTS;
 
 /// Feed a recorded event stream to its scheme again, and fail at the first decision that differs
 #[derive(Args)]

@@ -3,15 +3,14 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use paceline_config::Failure;
+use paceline_report::numbers::counted;
+use paceline_report::{page, plot};
+use paceline_runtime::REPORT;
 use serde_json::json;
 
 use crate::destination::{check_file, check_picture};
 use crate::output::say;
-use paceline_config::Failure;
-use paceline_report::numbers::counted;
-use paceline_report::page;
-use paceline_report::plot;
-use paceline_runtime::REPORT;
 
 /// Write one HTML page, which needs nothing else, about a run or comparing several
 #[derive(Args)]

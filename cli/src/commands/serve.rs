@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::Args;
+use paceline_config::Failure;
+use paceline_config::file::Configuration;
 use paceline_net::{Address, Keys, Server, TransportOptions};
+use paceline_report::numbers::counted;
 
 use crate::options::JobOptions;
 use crate::serving::{self, ServingOutput};
-use paceline_config::Failure;
-use paceline_config::file::Configuration;
-use paceline_report::numbers::counted;
 
 /// Run a parameter server that workers join from anywhere
 #[derive(Args)]

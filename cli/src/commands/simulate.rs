@@ -5,22 +5,19 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::Args;
 use indicatif::MultiProgress;
+use paceline_config::file::Configuration;
+use paceline_config::{Failure, PreparedScenario, Scenario, Seeds, parallel, scheme, whole};
 use paceline_core::{CATALOGUE, SchemeSpec};
-use paceline_runtime::{EventLogHeader, Iteration, Monitor, Observer, Summary};
+use paceline_report::page;
+use paceline_report::progress::{RunBar, bars};
+use paceline_report::tables::table;
+use paceline_runtime::{EventLogHeader, Iteration, Monitor, Observer, RunFolder, Summary, check_free};
 use paceline_sim::Simulation;
+use paceline_trace::Recorder;
 use serde::Serialize;
 
 use crate::destination::{check_file, make_folder};
 use crate::output::say;
-use paceline_config::Failure;
-use paceline_config::file::Configuration;
-use paceline_config::parallel;
-use paceline_config::{PreparedScenario, Scenario, Seeds, scheme, whole};
-use paceline_report::page;
-use paceline_report::progress::{RunBar, bars};
-use paceline_report::tables::table;
-use paceline_runtime::{RunFolder, check_free};
-use paceline_trace::Recorder;
 
 /// Run a scheme on a virtual clock, with real gradients
 #[derive(Args)]

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
+use paceline_config::Failure;
+use paceline_config::file::Configuration;
 use paceline_core::WorkerId;
 use paceline_net::{Address, Server, Stopper};
 use rustix::io::Errno;
@@ -15,8 +17,6 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
 use crate::options::{JobOptions, StragglerSpec};
 use crate::serving::{self, ServingOutput};
-use paceline_config::Failure;
-use paceline_config::file::Configuration;
 
 /// How values travel between the server and its workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::Args;
+use paceline_config::{Failure, WorkloadSpec};
 use paceline_core::WorkerId;
 use paceline_net::{Address, DEFAULT_PORT, Keys, WorkError, Worker, WorkerNotice};
+use paceline_report::numbers::counted;
 use serde_json::json;
 
 use crate::options::DelaySpec;
 use crate::output::say;
-use paceline_config::{Failure, WorkloadSpec};
-use paceline_report::numbers::counted;
 
 /// Compute gradients for a server, until its run is over
 #[derive(Args)]

@@ -1,9 +1,8 @@
 //! Order statistics as they were predicted and as they came to be (Cutoff SGD, fig. 3).
 
 use paceline_predictor::Foreseen;
-use plotters::style::RGBColor;
-
 use paceline_report::plot::{Figure, Mark, Series, colour_of};
+use plotters::style::RGBColor;
 
 const OBSERVED: RGBColor = RGBColor(86, 180, 233);
 const CUTOFF: RGBColor = RGBColor(213, 94, 0);

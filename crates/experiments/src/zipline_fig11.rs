@@ -2,15 +2,15 @@
 
 use paceline_config::{Failure, PreparedScenario, Scenario, parallel};
 use paceline_core::{CATALOGUE, SchemeSpec};
+use paceline_report::plot::{Figure, Mark, Series, colours_of};
+use paceline_report::progress::{RunBar, bars};
+use paceline_report::statistics::{deviation, mean};
+use paceline_report::tables::aligned;
 use paceline_runtime::{Iteration, Monitor, Observer, Summary};
 use serde_json::json;
 
 use crate::target::LossTarget;
 use crate::{Conditions, Findings};
-use paceline_report::plot::{Figure, Mark, Series, colours_of};
-use paceline_report::progress::{RunBar, bars};
-use paceline_report::statistics::{deviation, mean};
-use paceline_report::tables::aligned;
 
 const SCENARIO: &str = include_str!("../scenarios/zipline/fig11.toml");
 const FULL_SCENARIO: &str = include_str!("../scenarios/zipline/fig11-full.toml");

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use paceline_config::Failure;
 use paceline_core::barrier::{Algorithm, Planner, PredictedTimes, Progression, plan};
+use paceline_report::tables::aligned;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde_json::json;
 
 use crate::{Conditions, Findings};
-use paceline_report::tables::aligned;
 
 /// Workers and horizon of the columns of Table 3.
 const SIZES_3: [(usize, u32); 10] =

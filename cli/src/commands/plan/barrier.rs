@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
+use paceline_config::Failure;
 use paceline_core::barrier::{Algorithm, Barrier as Planned, PredictedTimes, plan};
+use paceline_report::plot::{self, Figure, Mark, Series, colour_of};
 
 use crate::destination::check_picture;
 use crate::output::say;
-use paceline_config::Failure;
-use paceline_report::plot::{self, Figure, Mark, Series, colour_of};
 
 /// Put the barrier where workers wait least, given when each will finish its next iterations
 #[derive(Args)]

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
+use paceline_config::Failure;
 use paceline_core::batching::{Cost, balance};
 use serde::Serialize;
 
 use crate::output::say;
-use paceline_config::Failure;
 
 /// A worker's share of the samples if the user does not say how many there are.
 const BATCH: u64 = 64;

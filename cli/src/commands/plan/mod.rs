@@ -6,7 +6,6 @@ mod speeds;
 mod times;
 
 use clap::{Args, Subcommand};
-
 use paceline_config::Failure;
 
 /// Ask a scheme's planner, with numbers from a file

@@ -6,15 +6,15 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use paceline_config::Failure;
 use paceline_core::WorkerId;
 use paceline_core::speed::PredictorKind;
+use paceline_report::speeds::ObservedSpeeds;
+use paceline_report::tables::aligned;
 use paceline_runtime::read_events;
 use serde_json::json;
 
 use crate::output::say;
-use paceline_config::Failure;
-use paceline_report::speeds::ObservedSpeeds;
-use paceline_report::tables::aligned;
 
 /// Compare predictors of speed on a recorded run, and learn from it for the next
 #[derive(Args)]

@@ -4,14 +4,13 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use paceline_config::{Failure, whole};
 use paceline_core::{Memory, RoundTripTable};
+use paceline_report::numbers::{number, time};
+use paceline_report::tables::aligned;
 use serde_json::json;
 
 use crate::output::say;
-use paceline_config::Failure;
-use paceline_config::whole;
-use paceline_report::numbers::{number, time};
-use paceline_report::tables::aligned;
 
 /// Fit DBW's expected iteration times to measured round trips
 #[derive(Args)]

@@ -7,10 +7,9 @@ use std::path::Path;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use paceline_config::Failure;
 use paceline_predictor::RunTimes;
 use paceline_trace::Trace;
-
-use paceline_config::Failure;
 
 /// Learn a cluster's run-times from a recorded run, and look at what was learnt
 #[derive(Args)]

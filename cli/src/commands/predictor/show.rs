@@ -5,18 +5,18 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use paceline_config::Failure;
 use paceline_core::WorkerId;
 use paceline_core::run_times::{Amortized, DeepMarkov, Forecast, RunTimePredictor, SAMPLES, Size};
+use paceline_experiments::forecast_figure;
 use paceline_predictor::{Assessment, Foreseen, RunTimes, assess};
+use paceline_report::numbers::time;
+use paceline_report::plot;
 use paceline_runtime::read_pretrained;
 use serde_json::json;
 
 use crate::destination::check_picture;
 use crate::output::say;
-use paceline_config::Failure;
-use paceline_experiments::forecast_figure;
-use paceline_report::numbers::time;
-use paceline_report::plot;
 
 /// How many of the workers to name that are to be late.
 const NAMED: usize = 8;

@@ -6,18 +6,17 @@ use std::time::Instant;
 
 use anyhow::Context;
 use clap::Args;
+use paceline_config::{Failure, whole};
 use paceline_core::run_times::{Amortized, DeepMarkov, IndependentNormal, RunTimePredictor, SAMPLES};
+use paceline_experiments::train_predictor;
 use paceline_predictor::{Assessment, Options, RunTimes, Trained, assess};
+use paceline_report::numbers::time;
+use paceline_report::tables::aligned;
 use paceline_runtime::write_pretrained;
 use serde_json::json;
 
 use crate::destination::check_file;
 use crate::output::say;
-use paceline_config::Failure;
-use paceline_config::whole;
-use paceline_experiments::train_predictor;
-use paceline_report::numbers::time;
-use paceline_report::tables::aligned;
 
 /// Learn a cluster's run-times from the trace of a fully synchronous run
 #[derive(Args)]

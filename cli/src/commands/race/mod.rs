@@ -5,8 +5,12 @@ mod real;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use paceline_config::file::Configuration;
+use paceline_config::{Failure, Scenario, SchemeList, Seeds, parallel, whole};
 use paceline_core::{SchemeSpec, Setup};
-use paceline_runtime::{EventLogHeader, Goals};
+use paceline_report::comparison::{Ranking, SchemeRuns, panels};
+use paceline_report::{page, plot};
+use paceline_runtime::{EventLogHeader, Goals, RunFolder, check_free, next_free};
 use paceline_sim::Simulation;
 use serde_json::json;
 
@@ -14,15 +18,6 @@ use crate::comparison;
 use crate::destination::make_folder;
 use crate::options::StragglerSpec;
 use crate::output::say;
-use paceline_config::Failure;
-use paceline_config::SchemeList;
-use paceline_config::file::Configuration;
-use paceline_config::parallel;
-use paceline_config::{Scenario, Seeds, whole};
-use paceline_report::comparison::{Ranking, SchemeRuns, panels};
-use paceline_report::page;
-use paceline_report::plot;
-use paceline_runtime::{RunFolder, check_free, next_free};
 
 /// Let schemes race to the same target, under the same conditions
 #[derive(Args)]

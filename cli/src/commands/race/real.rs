@@ -9,15 +9,14 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use paceline_config::Failure;
+use paceline_config::file::Configuration;
 use paceline_core::SchemeSpec;
-use paceline_runtime::Summary;
+use paceline_report::comparison::{RunResult, SchemeRuns};
+use paceline_runtime::{MetricsRow, Summary, read_metrics};
 
 use super::{RaceArgs, folder_name};
 use crate::live_table::{LiveRow, LiveTable};
-use paceline_config::Failure;
-use paceline_config::file::Configuration;
-use paceline_report::comparison::{RunResult, SchemeRuns};
-use paceline_runtime::{MetricsRow, read_metrics};
 
 /// How often the live table looks at a run.
 const LOOK: Duration = Duration::from_millis(250);

@@ -7,19 +7,15 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
+use paceline_config::{Failure, Scenario, SchemeList, Seeds, parallel, whole};
+use paceline_report::comparison::Ranking;
+use paceline_report::numbers::counted;
 use paceline_sim::Times;
 use paceline_trace::{PROFILER_STEP, Trace};
 use serde_json::json;
 
 use crate::comparison;
 use crate::output::say;
-use paceline_config::Failure;
-use paceline_config::SchemeList;
-use paceline_config::parallel;
-use paceline_config::{Scenario, Seeds, whole};
-use paceline_report::comparison::Ranking;
-use paceline_report::numbers::counted;
-
 use stragglers::Analysis;
 
 /// Say who straggles in a recorded trace, what it costs, and which scheme would have made most of it

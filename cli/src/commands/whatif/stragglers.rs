@@ -2,12 +2,11 @@
 
 use std::fmt;
 
-use paceline_trace::Trace;
-use serde::Serialize;
-
 use paceline_report::numbers::{number, time};
 use paceline_report::statistics::{mean, median};
 use paceline_report::tables::aligned;
+use paceline_trace::Trace;
+use serde::Serialize;
 
 /// A step is slow if it takes so many times as long as the other workers' median.
 const SLOW: f64 = 1.25;

@@ -2,12 +2,12 @@
 
 use paceline_config::Failure;
 use paceline_core::SchemeSpec;
+use paceline_report::plot::{Figure, Mark, Series};
+use paceline_report::tables::aligned;
 use serde_json::json;
 
 use super::{CHANGE, CutoffRun, RECOVERY, colour, contenders, file, mean, percent, pretrained, runs, scenario};
 use crate::{Conditions, Findings};
-use paceline_report::plot::{Figure, Mark, Series};
-use paceline_report::tables::aligned;
 
 /// The one that all are measured by comes last.
 const SCHEMES: [&str; 4] = ["bsp", "cutoff:predictor=normal", "cutoff:predictor=dmm", "cutoff:predictor=oracle"];

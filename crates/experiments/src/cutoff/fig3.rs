@@ -5,12 +5,12 @@ use std::sync::Arc;
 use paceline_config::Failure;
 use paceline_core::run_times::{Amortized, DeepMarkov, IndependentNormal, RunTimePredictor, SAMPLES};
 use paceline_predictor::{Assessment, assess};
+use paceline_report::tables::aligned;
 use serde_json::json;
 
 use super::{file, mean, percent, pretrained, recorded, scenario};
 use crate::forecast_figure::forecast_figure;
 use crate::{Conditions, Findings};
-use paceline_report::tables::aligned;
 
 /// The iterations drawn, counted from 1: before and after the change.
 const DRAWN: [usize; 3] = [40, 64, 150];

@@ -1,12 +1,12 @@
 //! Fig. 4: the held-out loss over time.
 
+use paceline_config::Failure;
+use paceline_report::plot::{Figure, Mark, Series};
+use paceline_report::tables::aligned;
 use serde_json::json;
 
 use super::{CutoffRun, colour, contenders, file, mean, pretrained, runs, scenario};
 use crate::{Conditions, Findings};
-use paceline_config::Failure;
-use paceline_report::plot::{Figure, Mark, Series};
-use paceline_report::tables::aligned;
 
 /// With the file of each.
 const SCHEMES: [(&str, (&str, &str)); 4] = [

@@ -16,14 +16,14 @@ use std::sync::Arc;
 use paceline_config::{Failure, Scenario, parallel};
 use paceline_core::{Pretrained, SchemeSpec};
 use paceline_predictor::{Options, RunTimes};
+use paceline_report::plot::colour_of;
+use paceline_report::progress::{RunBar, bars};
 use paceline_runtime::{Iteration, Monitor, Observer};
 use paceline_trace::Recorder;
 use plotters::style::RGBColor;
 
 use crate::Conditions;
 use crate::train_predictor::train_predictor;
-use paceline_report::plot::colour_of;
-use paceline_report::progress::{RunBar, bars};
 
 /// A file of `scenarios/cutoff/`, which goes with the program.
 macro_rules! file {

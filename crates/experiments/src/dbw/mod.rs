@@ -3,8 +3,9 @@
 mod present;
 mod study;
 
-use crate::{Conditions, Findings};
 use paceline_config::Failure;
+
+use crate::{Conditions, Findings};
 use study::Study;
 
 /// A file of `scenarios/dbw/`, which goes with the program.

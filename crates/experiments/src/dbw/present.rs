@@ -1,11 +1,11 @@
 //! What a study shows: the times as a table, the shares of k as another, and its figure.
 
+use paceline_report::plot::{Figure, Mark, Series, colours_of};
+use paceline_report::tables::aligned;
 use serde_json::json;
 
 use super::study::{Study, StudyCell, StudyCondition, StudyIteration, StudyRun, StudyView};
 use crate::Findings;
-use paceline_report::plot::{Figure, Mark, Series, colours_of};
-use paceline_report::tables::aligned;
 
 pub(super) fn findings(study: &Study, runs: &[StudyRun<'_>], full: bool) -> Findings {
     StudyResults { study, runs, target: study.target(full) }.findings()

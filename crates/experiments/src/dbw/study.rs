@@ -5,13 +5,13 @@ use std::path::Path;
 use anyhow::Context;
 use paceline_config::{Failure, Scenario, parallel};
 use paceline_core::SchemeSpec;
+use paceline_report::progress::{RunBar, bars};
 use paceline_runtime::{Iteration, LOSS_WINDOW, Monitor, Observer, Summary};
 use paceline_sim::{Script, ScriptError};
 use serde::Deserialize;
 use toml::Table;
 
 use crate::Conditions;
-use paceline_report::progress::{RunBar, bars};
 
 /// What a study's file says. Settings are those of `paceline simulate`; later ones replace earlier ones in the order
 /// scenario, condition, contender, full, full condition.

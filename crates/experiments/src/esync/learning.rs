@@ -2,15 +2,15 @@
 
 use paceline_config::{Failure, ModelChoice, Scenario, parallel};
 use paceline_models::ModelKind;
+use paceline_report::plot::{Figure, Mark, Series, colours_of};
+use paceline_report::progress::{RunBar, bars};
+use paceline_report::tables::aligned;
 use paceline_runtime::{Iteration, Monitor, Observer, Summary};
 use paceline_workload::Partition;
 use serde_json::json;
 
 use super::{CLUSTER, LEARNING, mean, scenario};
 use crate::{Conditions, Findings};
-use paceline_report::plot::{Figure, Mark, Series, colours_of};
-use paceline_report::progress::{RunBar, bars};
-use paceline_report::tables::aligned;
 
 /// The held-out accuracy that a scheme's speed is measured by.
 const TARGET: f64 = 0.8;

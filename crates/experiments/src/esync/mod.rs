@@ -6,8 +6,9 @@ mod times;
 pub(super) use learning::{fig3, table1};
 pub(super) use times::{fig4, fig5};
 
-use crate::Conditions;
 use paceline_config::{Failure, Scenario};
+
+use crate::Conditions;
 
 const CLUSTER: &str = include_str!("../../scenarios/esync/cluster.toml");
 const LEARNING: &str = include_str!("../../scenarios/esync/learning.toml");

@@ -1,14 +1,14 @@
 //! Fig. 4 and 5: what schemes get out of the workers' time and the network.
 
 use paceline_config::Failure;
+use paceline_report::plot::{Figure, Mark, Series, colours_of};
+use paceline_report::tables::aligned;
 use paceline_runtime::WorkerTimes;
 use paceline_sim::Outcome;
 use serde_json::json;
 
 use super::{CLUSTER, mean, scenario};
 use crate::{Conditions, Findings};
-use paceline_report::plot::{Figure, Mark, Series, colours_of};
-use paceline_report::tables::aligned;
 
 const SCHEMES: [&str; 4] = ["bsp", "asp", "esync", "esync:mode=non-blocking"];
 

@@ -2,13 +2,13 @@
 
 use paceline_config::{Failure, parallel};
 use paceline_core::SchemeSpec;
+use paceline_report::plot::{Figure, Mark, Series, colours_of};
+use paceline_report::tables::aligned;
 use paceline_runtime::{Iteration, Monitor, Observer};
 use serde_json::json;
 
 use super::{LEARNING, mean, scenario};
 use crate::{Conditions, Findings};
-use paceline_report::plot::{Figure, Mark, Series, colours_of};
-use paceline_report::tables::aligned;
 
 const SCHEMES: [&str; 2] = ["bsp", "lb-bsp"];
 

@@ -4,14 +4,14 @@ use std::path::Path;
 
 use paceline_config::Failure;
 use paceline_core::{Action, Decision, Event, SchemeSpec, Time, WorkerId};
+use paceline_report::plot::{Figure, Mark, Series, colour_of};
+use paceline_report::tables::aligned;
 use paceline_runtime::{Iteration, Monitor, Observer};
 use paceline_sim::Script;
 use serde_json::json;
 
 use super::{CLUSTER_C, mean, scenario};
 use crate::{Conditions, Findings};
-use paceline_report::plot::{Figure, Mark, Series, colour_of};
-use paceline_report::tables::aligned;
 
 const SCRIPT: &str = include_str!("../../scenarios/lb-bsp/fig13.script");
 const SCHEMES: [&str; 2] = ["bsp", "lb-bsp:mode=gpu"];

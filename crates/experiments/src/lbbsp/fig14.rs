@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use paceline_config::Failure;
 use paceline_core::{Action, Event, Ledger, Report, SchemeSpec, Setup, Span, TaskId, Time, WorkerId};
+use paceline_report::tables::aligned;
 use serde_json::json;
 
 use crate::{Conditions, Findings};
-use paceline_report::tables::aligned;
 
 const ITERATIONS: u64 = 1_000;
 

@@ -2,14 +2,14 @@
 
 use paceline_config::{Failure, parallel};
 use paceline_core::SchemeSpec;
+use paceline_report::plot::{Figure, Mark, Series, colours_of};
+use paceline_report::tables::aligned;
 use paceline_runtime::{Iteration, Monitor, Observer};
 use serde_json::json;
 
 use super::{CLUSTER_A, LEARNING, SteadySpeed, mean, scenario};
 use crate::target::LossTarget;
 use crate::{Conditions, Findings};
-use paceline_report::plot::{Figure, Mark, Series, colours_of};
-use paceline_report::tables::aligned;
 
 const SCHEMES: [&str; 4] = ["bsp", "asp", "ssp:staleness=10", "lb-bsp"];
 

@@ -14,10 +14,10 @@ pub(super) use prediction::{fig11, table3};
 
 use paceline_config::{Failure, Scenario};
 use paceline_core::Time;
+use paceline_report::statistics::mean;
 use paceline_runtime::{Iteration, Monitor, Observer};
 
 use crate::Conditions;
-use paceline_report::statistics::mean;
 
 const CLUSTER_A: &str = include_str!("../../scenarios/lb-bsp/cluster-a.toml");
 const CLUSTER_B: &str = include_str!("../../scenarios/lb-bsp/cluster-b.toml");

@@ -3,13 +3,13 @@
 use paceline_config::{Failure, PreparedScenario, parallel};
 use paceline_core::SchemeSpec;
 use paceline_core::speed::PredictorKind;
+use paceline_report::plot::{Figure, Mark, Series, colour_of};
+use paceline_report::speeds::ObservedSpeeds;
+use paceline_report::tables::aligned;
 use serde_json::json;
 
 use super::{CLUSTER_B, SteadySpeed, WARM_UP, mean, scenario};
 use crate::{Conditions, Findings};
-use paceline_report::plot::{Figure, Mark, Series, colour_of};
-use paceline_report::speeds::ObservedSpeeds;
-use paceline_report::tables::aligned;
 
 /// Table 3: the predictors, their errors and times.
 const PUBLISHED: [(&str, f64, f64); 6] = [
