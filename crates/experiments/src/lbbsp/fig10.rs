@@ -1,4 +1,4 @@
-//! Fig. 10: learning on a production-like cluster.
+//! Fig. 10: training loss on a production-like cluster.
 
 use paceline_config::{Failure, parallel};
 use paceline_core::SchemeSpec;
@@ -12,7 +12,7 @@ use crate::{Conditions, Findings};
 
 const SCHEMES: [&str; 2] = ["bsp", "lb-bsp"];
 
-/// Curves are smoothed over so many iterations, as in the paper.
+/// Curves are smoothed over this many iterations, as in the paper.
 const SMOOTHING: usize = 30;
 
 #[derive(Default)]
