@@ -11,8 +11,8 @@ use paceline_sim::Simulation;
 
 use crate::live_table::LiveTable;
 
-/// The defaults of a comparison: a model and a target that take seconds. The learning rate is proportional to the updates
-/// in a step, so that a sample moves the model equally far under every scheme.
+/// The defaults of a comparison: a model and a target that take seconds. The learning rate is proportional to the
+/// updates in a step, so that a sample moves the model equally far under every scheme.
 pub fn small_defaults(arg: Arg) -> Arg {
     match arg.get_id().as_str() {
         "model" => arg.default_value("mlp"),

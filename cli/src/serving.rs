@@ -61,8 +61,8 @@ pub struct ServingOutput {
 }
 
 impl ServingOutput {
-    /// The run folder: the one given, which must be new or empty, or the next in `runs/`. Checks also that `--record` can
-    /// be written.
+    /// The run folder: the one given, which must be new or empty, or the next in `runs/`. Checks also that `--record`
+    /// can be written.
     pub fn folder(&self) -> anyhow::Result<PathBuf> {
         if let Some(record) = &self.record {
             check_file("--record", record)?;

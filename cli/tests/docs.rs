@@ -1,8 +1,8 @@
 //! Runs the commands in README and docs.
 //!
-//! Every block that starts with ```` ```sh ```` runs in its own empty folder; those of the README share one, as a reader
-//! would type them. Blocks marked `elsewhere` (they need other machines) or `long` (they take minutes) are not run; only
-//! the arguments of their `paceline` commands are checked.
+//! Every block that starts with ```` ```sh ```` runs in its own empty folder; those of the README share one, as a
+//! reader would type them. Blocks marked `elsewhere` (they need other machines) or `long` (they take minutes) are not
+//! run; only the arguments of their `paceline` commands are checked.
 
 use std::fs;
 use std::path::{Path, PathBuf};

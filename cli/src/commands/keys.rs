@@ -38,7 +38,7 @@ impl KeysArgs {
         })?;
         let folder = self.folder.display();
         say(format_args!(
-            "created {folder}/certificate.pem and {folder}/token for the server and its workers, {folder}/key.pem for the server only"
+            "created certificate.pem and token for the server and its workers, key.pem for the server only, in {folder}"
         ));
         Ok(())
     }

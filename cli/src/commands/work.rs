@@ -39,8 +39,8 @@ pub struct WorkArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     join_timeout: u32,
 
-    /// Emulate a straggler, for demonstrations and tests: a factor (3.0) or times (lognormal:-2,0.5 or trace:FILE); every
-    /// output mentions it
+    /// Emulate a straggler, for demonstrations and tests: a factor (3.0) or times (lognormal:-2,0.5 or trace:FILE);
+    /// every output mentions it
     #[arg(long, value_name = "FACTOR|TIMES")]
     emulate: Option<DelaySpec>,
 

@@ -27,8 +27,8 @@ pub struct JobOptions {
     #[arg(long, value_name = "GOAL,…", default_value = "accuracy>0.97,iterations=3000")]
     pub until: Vec<Goals>,
 
-    /// Longest time for a task before its worker times out, in seconds; a worker's own task times usually give a shorter
-    /// timeout
+    /// Longest time for a task before its worker times out, in seconds; a worker's own task times usually give a
+    /// shorter timeout
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = seconds)]
     pub timeout: f64,
 

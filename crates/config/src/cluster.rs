@@ -46,8 +46,8 @@ pub struct Cluster {
     #[arg(long, value_name = "FILE")]
     pub script: Option<PathBuf>,
 
-    /// Network: latency=SECONDS, bandwidth=BYTES_PER_SECOND of the server's link, link=BYTES_PER_SECOND of each worker's
-    /// link and bytes=N per message, with commas; without it, messages take no time
+    /// Network: latency=SECONDS, bandwidth=BYTES_PER_SECOND of the server's link, link=BYTES_PER_SECOND of each
+    /// worker's link and bytes=N per message, with commas; without it, messages take no time
     #[arg(long, value_name = "NETWORK")]
     pub network: Option<NetworkSpec>,
 }

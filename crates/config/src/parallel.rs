@@ -8,8 +8,8 @@ pub fn threads(given: Option<u16>) -> usize {
     given.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from)
 }
 
-/// Runs all jobs, `at_once` at a time. Passes the results to `each` in the order of the jobs, each as soon as the earlier
-/// ones are done. After a failure, no further job is started.
+/// Runs all jobs, `at_once` at a time. Passes the results to `each` in the order of the jobs, each as soon as the
+/// earlier ones are done. After a failure, no further job is started.
 pub fn run<Job: Sync, Done: Send>(
     jobs: &[Job],
     at_once: usize,

@@ -1,7 +1,7 @@
 //! The papers' experiments, as `paceline reproduce` runs them.
 //!
-//! An experiment is a file here and an [`Experiment`] in [`EXPERIMENTS`]. The conditions of simulated experiments are in
-//! `scenarios/`, as configurations that `paceline simulate --config` also reads.
+//! An experiment is a file here and an [`Experiment`] in [`EXPERIMENTS`]. The conditions of simulated experiments are
+//! in `scenarios/`, as configurations that `paceline simulate --config` also reads.
 
 mod cutoff;
 mod dbw;

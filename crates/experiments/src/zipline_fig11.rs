@@ -128,9 +128,9 @@ fn findings(runs: &[(ZiplineRun, Summary)]) -> Findings {
         series: curves,
     };
     let text = format!(
-        "ZipLine, fig. 11: time to a training loss below {TARGET} (mean of {UPDATES_PER_WORKER} updates per worker), and \
-         accuracy after the same number of samples.\nThe learning rate of a step is proportional to its updates, so that a \
-         sample counts equally under every scheme.\n\n{}",
+        "ZipLine, fig. 11: time to a training loss below {TARGET} (mean of {UPDATES_PER_WORKER} updates per worker), \
+         and accuracy after the same number of samples.\nThe learning rate of a step is proportional to its updates, \
+         so that a sample counts equally under every scheme.\n\n{}",
         aligned(rows)
     );
     Findings { text, records: runs.iter().map(record).collect(), panels: vec![figure] }

@@ -171,8 +171,8 @@ pub(super) fn speed(conditions: &Conditions) -> Result<Findings, Failure> {
     Ok(Findings { text, records, panels: Vec::new() })
 }
 
-/// The median time of a plan in microseconds. Repeats it for about [`MEASURING`], at least once. The closure returns the
-/// barrier's time, so that the compiler can't remove the work.
+/// The median time of a plan in microseconds. Repeats it for about [`MEASURING`], at least once. The closure returns
+/// the barrier's time, so that the compiler can't remove the work.
 fn microseconds<E>(mut once: impl FnMut() -> Result<u64, E>) -> Result<f64, E> {
     let mut times = Vec::new();
     let first = Instant::now();

@@ -19,8 +19,8 @@ use crate::output::say;
 /// Compare predictors of speed on a recorded run, and train them for the next
 #[derive(Args)]
 #[command(after_help = "\
-Each speed is predicted before it is observed. Errors are root mean squares in samples per second, over the tasks after \
---first. Trained weights are printed as a setting that another run can start from.
+Each speed is predicted before it is observed. Errors are root mean squares in samples per second, over the tasks \
+after --first. Trained weights are printed as a setting that another run can start from.
 
 Example:
   paceline simulate --model none --times contention:l2 --until iterations=1500 --out RUN

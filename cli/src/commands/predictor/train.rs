@@ -21,10 +21,10 @@ use crate::output::say;
 /// Train a model of a cluster's run-times on the trace of a fully synchronous run
 #[derive(Args)]
 #[command(after_help = "\
-The last fifth of the iterations is the validation set: training ends when its ELBO no longer improves, and the table is \
-about it. ELBO is in nats per run-time. Error is that of order statistics, as a share of the mean run-time. Covered is the \
-share of order statistics within ±2 s.d. of the prediction (95 % for a normal distribution). Throughput is that at the \
-predicted cutoffs, as a share of the largest possible.
+The last fifth of the iterations is the validation set: training ends when its ELBO no longer improves, and the table \
+is about it. ELBO is in nats per run-time. Error is that of order statistics, as a share of the mean run-time. Covered \
+is the share of order statistics within ±2 s.d. of the prediction (95 % for a normal distribution). Throughput is that \
+at the predicted cutoffs, as a share of the largest possible.
 
 Example:
   paceline simulate --model none --workers 32 --times bursts:4,1,0.1,3,0.02,0.1 \\
@@ -122,8 +122,8 @@ impl PredictorTrainArgs {
             return;
         }
         say(format_args!(
-            "{workers} workers, {iterations} iterations, {epochs} epochs in {}; best after {}: ELBO {:.4} in training, {:.4} \
-             in validation\n",
+            "{workers} workers, {iterations} iterations, {epochs} epochs in {}; best after {}: ELBO {:.4} in training, \
+             {:.4} in validation\n",
             time(seconds),
             best.number,
             best.training,

@@ -27,9 +27,9 @@ use crate::output::say;
     mut_arg("script", |arg| arg.conflicts_with("real")),
     mut_arg("network", |arg| arg.default_value("latency=0.01,bandwidth=1.25e7").conflicts_with("real")),
     mut_args(comparison::small_defaults),
-    after_help = "By default there are eight workers with varying times, one of them three times slower than the others, \
-on a network of 100 Mbit/s. The learning rate of a step is proportional to the updates in it, so that a sample moves \
-the model equally far under every scheme.
+    after_help = "By default there are eight workers with varying times, one of them three times slower than the \
+others, on a network of 100 Mbit/s. The learning rate of a step is proportional to the updates in it, so that a sample \
+moves the model equally far under every scheme.
 
 Examples:
   paceline race

@@ -107,10 +107,8 @@ impl WhatifArgs {
         say(ranking.explanation());
         say(analysis.explanation());
         if analysis.is_balanced() {
-            say(
-                "All workers' steps take equally long. If they include waiting for other workers, they hide the stragglers: \
-                 record the computing alone.",
-            );
+            say("All workers' steps take equally long. If they include waiting for other workers, they hide the \
+                 stragglers: record the computing alone.");
         }
         let (steps, workers) = (counted(analysis.steps, "step"), counted(analysis.workers.len(), "worker"));
         say(format_args!("\n{steps} of {workers}\n{}", analysis.table()));

@@ -73,9 +73,9 @@ pub(crate) fn run(conditions: &Conditions) -> Result<Findings, Failure> {
         ]);
     }
     let text = format!(
-        "Cutoff SGD, fig. 2: 158 workers on 4 hosts, one of them slow until iteration {CHANGE}. Gradients per second as a \
-         share of the oracle's; settled: all iterations but the first and the {RECOVERY} after the change; recovered: the \
-         mean of {RECOVERY_WINDOW} is 90 % or more.\n\n{}",
+        "Cutoff SGD, fig. 2: 158 workers on 4 hosts, one of them slow until iteration {CHANGE}. Gradients per second \
+         as a share of the oracle's; settled: all iterations but the first and the {RECOVERY} after the change; \
+         recovered: the mean of {RECOVERY_WINDOW} is 90 % or more.\n\n{}",
         aligned(rows)
     );
     let record = |shares: &ThroughputShares| {

@@ -50,9 +50,9 @@ pub(crate) fn run(conditions: &Conditions) -> Result<Findings, Failure> {
         ]);
     }
     let text = format!(
-        "Cutoff SGD, fig. 3: predicted run-times of 158 workers, on held-out runs. Error: that of order statistics, as a share \
-         of the mean run-time. Covered: order statistics within ±2 s.d. of the prediction. Throughput: at the predicted \
-         cutoff, as a share of the largest possible.\n\n{}",
+        "Cutoff SGD, fig. 3: predicted run-times of 158 workers, on held-out runs. Error: that of order statistics, as \
+         a share of the mean run-time. Covered: order statistics within ±2 s.d. of the prediction. Throughput: at the \
+         predicted cutoff, as a share of the largest possible.\n\n{}",
         aligned(rows)
     );
     let record = |(name, seed, assessment): &(&str, u64, Assessment)| {

@@ -149,9 +149,10 @@ pub fn fig3(conditions: &Conditions) -> Result<Findings, Failure> {
         }
     }
     let text = format!(
-        "ESync, fig. 3: time to a held-out accuracy above {TARGET}, and final accuracy (mean of the last {FINAL_EVALUATIONS} \
-         evaluations), all with the same learning rate and the traffic of a ResNet-18.\nThe paper: 7 times faster than synchronous SGD with i.i.d. data; \
-         with data by class no loss of accuracy, unlike asynchronous SGD.\n\n{}",
+        "ESync, fig. 3: time to a held-out accuracy above {TARGET}, and final accuracy (mean of the last \
+         {FINAL_EVALUATIONS} evaluations), all with the same learning rate and the traffic of a ResNet-18.\nThe paper: \
+         7 times faster than synchronous SGD with i.i.d. data; with data by class no loss of accuracy, unlike \
+         asynchronous SGD.\n\n{}",
         aligned(rows)
     );
     let panels = PARTITIONS.map(|(what, _)| panel(what, &found));
@@ -216,9 +217,9 @@ pub fn table1(conditions: &Conditions) -> Result<Findings, Failure> {
         found.extend(esync.into_iter().chain(bsp).chain(alone));
     }
     let text = format!(
-        "ESync, Table 1: time to a held-out accuracy above {TARGET}, and final accuracy ({FINAL_UNTIL}; mean of the last \
-         {FINAL_EVALUATIONS} evaluations) compared with that of a single fast worker.\nThe paper: 2 to 27 times faster, and as \
-         accurate as a single worker.\n\n{}",
+        "ESync, Table 1: time to a held-out accuracy above {TARGET}, and final accuracy ({FINAL_UNTIL}; mean of the \
+         last {FINAL_EVALUATIONS} evaluations) compared with that of a single fast worker.\nThe paper: 2 to 27 times \
+         faster, and as accurate as a single worker.\n\n{}",
         aligned(rows)
     );
     Ok(Findings { text, records: found.iter().map(record).collect(), panels: Vec::new() })

@@ -93,8 +93,9 @@ pub fn fig5(conditions: &Conditions) -> Result<Findings, Failure> {
         }
     }
     let text = format!(
-        "ESync, fig. 5: shares of the time of four fast and two slow workers. Messages are as large as a ResNet-18, over \
-         the server's 10 Gb/s.\nQuerying: waiting for an answer, or computing an iteration that the answer discards.\n\n{}",
+        "ESync, fig. 5: shares of the time of four fast and two slow workers. Messages are as large as a ResNet-18, \
+         over the server's 10 Gb/s.\nQuerying: waiting for an answer, or computing an iteration that the answer \
+         discards.\n\n{}",
         aligned(rows)
     );
     let figure = squares("Computing time", "worker", "share of time", shares);

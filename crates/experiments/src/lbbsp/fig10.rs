@@ -83,8 +83,8 @@ pub fn run(conditions: &Conditions) -> Result<Findings, Failure> {
         })
     };
     let text = format!(
-        "LB-BSP, fig. 10 (ResNet-32 there, softmax regression here): time to the target loss on the machines of Table 2 \
-         under load.\n\n{}",
+        "LB-BSP, fig. 10 (ResNet-32 there, softmax regression here): time to the target loss on the machines of Table \
+         2 under load.\n\n{}",
         aligned(rows)
     );
     Ok(Findings { text, records: runs.iter().map(record).collect(), panels: vec![figure] })

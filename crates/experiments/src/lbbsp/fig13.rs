@@ -106,9 +106,9 @@ pub fn run(conditions: &Conditions) -> Result<Findings, Failure> {
         panel("Iteration time", "seconds", |found| found.2),
     ];
     let text = format!(
-        "LB-BSP, fig. 13: worker 0 is a g2.2xlarge whose link slows to a third (shaded).\nThe paper: its batch falls from 380 to \
-         235, which saves 27 % of an iteration; the slow link costs lb-bsp less than 3 %, and lb-bsp ends more than 41 % ahead \
-         of bsp.\n\n{}",
+        "LB-BSP, fig. 13: worker 0 is a g2.2xlarge whose link slows to a third (shaded).\nThe paper: its batch falls \
+         from 380 to 235, which saves 27 % of an iteration; the slow link costs lb-bsp less than 3 %, and lb-bsp ends \
+         more than 41 % ahead of bsp.\n\n{}",
         aligned(rows)
     );
     Ok(Findings { text, records, panels })

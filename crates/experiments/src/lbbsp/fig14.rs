@@ -15,7 +15,7 @@ const ITERATIONS: u64 = 1_000;
 const SHORT: f64 = 0.01;
 const LONG: f64 = 1.0;
 
-/// The seconds that each decision at the end of an iteration takes: predict all speeds, choose batch sizes, assign work.
+/// The seconds of each decision that ends an iteration: predict all speeds, choose batch sizes, assign work.
 fn decisions(scheme: &str, workers: usize) -> anyhow::Result<Vec<f64>> {
     let spec: SchemeSpec = scheme.parse()?;
     let mut ledger = Ledger::new(spec.build(&Setup { workers, batch: 128, dispatch: None })?);
@@ -77,8 +77,8 @@ pub fn run(_conditions: &Conditions) -> Result<Findings, Failure> {
         }
     }
     let text = format!(
-        "LB-BSP, fig. 14: time of the decision that ends an iteration, with NARX, on this machine. Paceline processes no log \
-         and needs no second round trip: batch sizes are part of the assignments.\n\n{}",
+        "LB-BSP, fig. 14: time of the decision that ends an iteration, with NARX, on this machine. Paceline processes \
+         no log and needs no second round trip: batch sizes are part of the assignments.\n\n{}",
         aligned(rows)
     );
     Ok(Findings { text, records, panels: Vec::new() })

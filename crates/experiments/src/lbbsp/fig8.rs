@@ -136,9 +136,10 @@ fn findings(found: &[LevelResult]) -> Findings {
         })
     });
     let text = format!(
-        "LB-BSP, fig. 8 and 9 (ResNet-32 there, softmax regression here): time to target = updates to a training loss below {TARGET} × \
-         time of an update after the warm-up.\nThe paper: lb-bsp needs bsp's number of updates, its iterations are within \
-         5 % of asp's, its waiting under 5 %, and at Hetero-L3 it is more than 30 % ahead of the others.\n\n{}",
+        "LB-BSP, fig. 8 and 9 (ResNet-32 there, softmax regression here): time to target = updates to a training loss \
+         below {TARGET} × time of an update after the warm-up.\nThe paper: lb-bsp needs bsp's number of updates, its \
+         iterations are within 5 % of asp's, its waiting under 5 %, and at Hetero-L3 it is more than 30 % ahead of the \
+         others.\n\n{}",
         aligned(rows)
     );
     Findings { text, records: records.collect(), panels: vec![figure] }

@@ -85,8 +85,8 @@ pub fn table3(conditions: &Conditions) -> Result<Findings, Failure> {
         })
     };
     let text = format!(
-        "LB-BSP, Table 3: errors of predicted speeds (samples/s) on Cluster-B, each predicted before it was observed, and \
-         the time of an iteration under lb-bsp with each predictor, after the first {WARM_UP} iterations.\n\n{}",
+        "LB-BSP, Table 3: errors of predicted speeds (samples/s) on Cluster-B, each predicted before it was observed, \
+         and the time of an iteration under lb-bsp with each predictor, after the first {WARM_UP} iterations.\n\n{}",
         aligned(rows)
     );
     Ok(Findings { text, records: found.iter().map(record).collect(), panels: Vec::new() })

@@ -19,7 +19,7 @@ fn rounded(value: f64) -> f64 {
     format!("{value:.5e}").parse().unwrap_or(value)
 }
 
-/// Merges segments: splits time into `parts` equal parts, and gives each the segment that takes the largest share of it.
+/// Merges segments: splits time into `parts` equal parts, and gives each part its longest segment.
 pub fn coarse(segments: &[Segment], end: Time, parts: usize) -> Vec<Segment> {
     let part = (end.0 / parts.max(1) as u64).max(1);
     let mut merged: Vec<Segment> = Vec::new();

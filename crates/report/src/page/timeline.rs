@@ -114,8 +114,8 @@ impl Timeline {
         self.track(task.worker).state = WorkerActivityState::Busy { task, reason, first };
     }
 
-    /// Adds segments for the time since the last one, from a worker's report. What was neither computing nor querying was
-    /// communication; half of it is assumed to come before the computing.
+    /// Adds segments for the time since the last one, from a worker's report. What was neither computing nor querying
+    /// was communication; half of it is assumed to come before the computing.
     fn on_report(&mut self, worker: WorkerId, now: Time, report: &Report) {
         let WorkerActivityState::Busy { reason, .. } = self.track(worker).state else { return };
         let recorded_until = self.track(worker).recorded_until;
