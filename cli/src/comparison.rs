@@ -1,4 +1,4 @@
-//! Schemes side by side: the same seeds, data and times for all of them.
+//! Comparing schemes by simulation: the same seeds, data and times for all of them.
 
 use anyhow::bail;
 use clap::Arg;
@@ -11,9 +11,9 @@ use paceline_sim::Simulation;
 
 use crate::live_table::LiveTable;
 
-/// What schemes race for if nothing else is said: a model and a target that take seconds. A step's rate is in proportion to
-/// its updates, so that a sample moves the model as far under every scheme.
-pub fn small_race(arg: Arg) -> Arg {
+/// The defaults of a comparison: a model and a target that take seconds. The learning rate is proportional to the
+/// updates in a step, so that a sample moves the model equally far under every scheme.
+pub fn small_defaults(arg: Arg) -> Arg {
     match arg.get_id().as_str() {
         "model" => arg.default_value("mlp"),
         "data" => arg.default_value("digits:4000,1000"),
@@ -25,7 +25,7 @@ pub fn small_race(arg: Arg) -> Arg {
     }
 }
 
-/// Collects the curve.
+/// Collects the held-out accuracy over time.
 #[derive(Default)]
 struct CurveRecorder(Vec<(f64, f64)>);
 
@@ -35,20 +35,20 @@ impl Observer for CurveRecorder {
     }
 }
 
-/// Refuses conditions under which there is nothing to win.
+/// Refuses a scenario without a model or a target, which no scheme can reach first.
 pub fn check_target(scenario: &Scenario) -> anyhow::Result<()> {
     let goals = Goals::any(&scenario.until);
     if scenario.model.0.is_none() {
-        bail!("--model none learns nothing, so no scheme can be first; choose a model");
+        bail!("--model none trains no model, so schemes can't be compared; choose a model");
     }
     if !goals.need_model() {
-        bail!("--until {goals} sets no target to be first at; add loss<X or accuracy>X");
+        bail!("--until {goals} has no target to compare schemes by; add loss<X or accuracy>X");
     }
     Ok(())
 }
 
-/// Simulates every scheme with every seed, several runs at once. `folder` makes the run folder of those that are to
-/// leave one.
+/// Simulates every scheme with every seed, several runs at once. `folder` creates a run's folder, for the runs that get
+/// one.
 pub fn simulate(
     prepared: &PreparedScenario<'_>,
     schemes: &[SchemeSpec],
@@ -66,15 +66,15 @@ pub fn simulate(
         let simulation = prepared.simulation(&schemes[scheme], seed, threads / at_once)?;
         let mut folder = folder(&simulation)?;
         let mut curve = CurveRecorder::default();
-        let mut watch = live.watch(scheme);
-        let mut observers: Vec<&mut dyn Observer> = vec![&mut watch, &mut curve];
+        let mut observer = live.observer(scheme);
+        let mut observers: Vec<&mut dyn Observer> = vec![&mut observer, &mut curve];
         observers.extend(folder.as_mut().map(|folder| folder as &mut dyn Observer));
         let outcome = simulation.run(&mut observers)?;
         if let Some(folder) = folder {
             let layout = simulation.training.as_ref().map(|training| training.workload.layout());
             page::finish_run_folder(folder, &outcome.summary, layout.zip(outcome.parameters.as_deref()))?;
         }
-        live.done(scheme, &outcome.summary);
+        live.finish_run(scheme, &outcome.summary);
         Ok((scheme, RunResult { summary: outcome.summary, curve: curve.0 }))
     };
     parallel::run(&jobs, at_once, work, |(scheme, result)| results[scheme].runs.push(result))?;

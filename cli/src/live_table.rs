@@ -1,22 +1,22 @@
-//! The contest as it goes on, a line per scheme.
+//! The progress of a comparison: one line per scheme.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use paceline_core::SchemeSpec;
-use paceline_runtime::{Iteration, Monitor, Observer, Summary};
-
 use paceline_report::numbers::{self, number};
 use paceline_report::progress::bars;
+use paceline_runtime::{Iteration, Monitor, Observer, Summary};
 
-/// How often a line is written anew, in iterations.
-const EVERY: u64 = 8;
+/// Iterations between two updates of a line.
+const REFRESH_EVERY: u64 = 8;
 
-/// A table on standard error with a line per scheme; where no one can watch it, a line when a scheme is done.
+/// A table on standard error with a line per scheme. If standard error is not a terminal, a line is printed when a
+/// scheme's runs are done.
 pub struct LiveTable {
     bars: MultiProgress,
-    /// Kept, since a line vanishes with its bar.
-    _names: ProgressBar,
+    /// Kept because dropping the bar removes its line.
+    _head: ProgressBar,
     lines: Vec<Mutex<SchemeLine>>,
 }
 
@@ -28,7 +28,7 @@ struct SchemeLine {
 }
 
 impl LiveTable {
-    /// A table of these schemes, each of which is run so many times.
+    /// A table of these schemes, each with this number of runs.
     pub fn new(schemes: &[SchemeSpec], runs: usize) -> Self {
         let bars = bars();
         let width = schemes.iter().map(|scheme| scheme.to_string().len()).max().unwrap_or(0);
@@ -38,7 +38,7 @@ impl LiveTable {
             bar.set_message(text);
             bar
         };
-        let names = line(format!(
+        let head = line(format!(
             "{:<width$}  {:>5}  {:>11}  {:>8}  {:>8}  {:>8}",
             "scheme", "runs", "time", "updates", "loss", "accuracy"
         ));
@@ -47,22 +47,22 @@ impl LiveTable {
             let bar = line(format!("{scheme}  {:>5}", format!("0/{runs}")));
             Mutex::new(SchemeLine { bar, scheme, done: 0, runs })
         });
-        LiveTable { lines: lines.collect(), _names: names, bars }
+        LiveTable { lines: lines.collect(), _head: head, bars }
     }
 
-    /// Shows a run as it goes.
-    pub fn watch(&self, scheme: usize) -> LiveObserver<'_> {
+    /// An observer that shows the progress of one run.
+    pub fn observer(&self, scheme: usize) -> LiveObserver<'_> {
         LiveObserver { table: self, scheme, updates: 0 }
     }
 
-    /// Shows where a run of a scheme stands.
+    /// Shows the state of a scheme's current run.
     pub fn show(&self, scheme: usize, row: &LiveRow) {
         let line = self.line(scheme);
         line.bar.set_message(line.text(row));
     }
 
-    /// Takes note of a run that is done.
-    pub fn done(&self, scheme: usize, summary: &Summary) {
+    /// Counts a finished run and shows its result.
+    pub fn finish_run(&self, scheme: usize, summary: &Summary) {
         let mut line = self.line(scheme);
         line.done += 1;
         let row = LiveRow {
@@ -85,7 +85,7 @@ impl LiveTable {
 
 impl Drop for LiveTable {
     fn drop(&mut self) {
-        // What is left to see is the result. If the terminal is gone, nobody misses it.
+        // The result replaces the table. An error means that the terminal is gone.
         let _ = self.bars.clear();
     }
 }
@@ -100,12 +100,12 @@ impl SchemeLine {
     }
 }
 
-/// Where a run stands.
+/// The state of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct LiveRow {
-    /// Seconds since it began.
+    /// Seconds since its start.
     pub time: f64,
-    /// Updates in the model.
+    /// Updates committed.
     pub updates: u64,
     /// The training loss.
     pub loss: Option<f64>,
@@ -113,7 +113,7 @@ pub struct LiveRow {
     pub accuracy: Option<f64>,
 }
 
-/// Follows one run.
+/// Shows the progress of one run in a [`LiveTable`].
 pub struct LiveObserver<'a> {
     table: &'a LiveTable,
     scheme: usize,
@@ -123,7 +123,7 @@ pub struct LiveObserver<'a> {
 impl Observer for LiveObserver<'_> {
     fn on_iteration(&mut self, iteration: &Iteration, monitor: &Monitor) {
         self.updates += iteration.waited_for as u64;
-        if iteration.iteration.is_multiple_of(EVERY) && !self.table.bars.is_hidden() {
+        if iteration.iteration.is_multiple_of(REFRESH_EVERY) && !self.table.bars.is_hidden() {
             let accuracy = monitor.evaluation().map(|found| found.accuracy);
             let row = LiveRow { time: iteration.time, updates: self.updates, loss: monitor.loss(), accuracy };
             self.table.show(self.scheme, &row);

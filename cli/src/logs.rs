@@ -1,14 +1,14 @@
-//! Logs: one line per thing that happened, on standard error, beside any progress bar.
+//! Logs: one line per event, on standard error, above any progress bar.
 
 use std::io::{self, Write};
 
 use indicatif::MultiProgress;
 use tracing_subscriber::filter::LevelFilter;
 
-/// The variable that says how much is told: error, warn, info (the default) or debug (every decision).
+/// The environment variable for the log level: error, warn, info (the default) or debug (every decision).
 const VARIABLE: &str = "PACELINE_LOG";
 
-/// Has everything that is logged written to standard error, where it does not disturb the bars.
+/// Sends all logs to standard error without disturbing the progress bars.
 pub fn install(bars: &MultiProgress) {
     let level = std::env::var(VARIABLE).ok().and_then(|text| text.parse().ok()).unwrap_or(LevelFilter::INFO);
     let bars = bars.clone();
@@ -18,14 +18,14 @@ pub fn install(bars: &MultiProgress) {
         .with_level(false)
         .with_target(false)
         .with_ansi(false)
-        .with_writer(move || BesideBars(bars.clone()));
-    // Whoever uses this program as a library may have its own.
+        .with_writer(move || AboveBars(bars.clone()));
+    // It fails only if a subscriber is installed already; that one is kept.
     let _ = logs.try_init();
 }
 
-struct BesideBars(MultiProgress);
+struct AboveBars(MultiProgress);
 
-impl Write for BesideBars {
+impl Write for AboveBars {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.suspend(|| io::stderr().write(bytes))
     }

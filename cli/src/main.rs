@@ -1,9 +1,9 @@
 //! The `paceline` command: train one model on many unequal, unreliable workers.
 #![allow(
     rustdoc::broken_intra_doc_links,
-    reason = "comments on options are help texts, in which brackets are brackets"
+    reason = "doc comments on options are help texts, where brackets are plain text"
 )]
-// It panics where standard output can't be written; `output::say` does not.
+// `println!` panics if standard output can't be written; `output::say` does not.
 #![warn(clippy::print_stdout)]
 
 mod commands;
@@ -18,15 +18,14 @@ mod serving;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-
 use paceline_config::Failure;
 use paceline_config::file::{self, Configuration};
 
-// Gradients live in fresh large buffers; this allocator keeps and reuses them.
+// Gradients are allocated in large buffers; this allocator keeps and reuses them.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Train one model on many unequal, unreliable workers, and let no slow one hold the others back.
+/// Train one model on many unequal, unreliable workers, without waiting for stragglers.
 #[derive(Parser)]
 #[command(version, after_help = EXAMPLES, disable_help_subcommand = true)]
 struct Cli {
@@ -38,10 +37,10 @@ const EXAMPLES: &str = "\
 Examples:
   paceline train                           4 worker processes on this machine
   paceline simulate                        8 uneven workers, on a virtual clock
-  paceline simulate --scheme backup:k=6    the same, waiting for the first six only
-  paceline simulate --help                 all schemes, times and configuration
-  paceline race                            which scheme is first, and why
-  paceline whatif times.csv                which scheme suits these times";
+  paceline simulate --scheme backup:k=6    the same, waiting only for the first six
+  paceline simulate --help                 all schemes and options
+  paceline race                            which scheme reaches the target first, and why
+  paceline whatif times.csv                which scheme suits these recorded times";
 
 #[derive(Subcommand)]
 enum Command {
@@ -52,12 +51,15 @@ enum Command {
     Race(commands::race::RaceArgs),
     Whatif(commands::whatif::WhatifArgs),
     Report(commands::report::ReportArgs),
-    Plan(commands::plan::PlanArgs),
-    Predictor(commands::predictor::PredictorArgs),
+    #[command(subcommand)]
+    Plan(commands::plan::PlanCommand),
+    #[command(subcommand)]
+    Predictor(commands::predictor::PredictorCommand),
     Replay(commands::replay::ReplayArgs),
     Reproduce(commands::reproduce::ReproduceArgs),
     Fit(commands::fit::FitArgs),
-    Data(commands::data::DataArgs),
+    #[command(subcommand)]
+    Data(commands::data::DataCommand),
     Torture(commands::torture::TortureArgs),
     Keys(commands::keys::KeysArgs),
 }
@@ -86,11 +88,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// Says why a command failed, and gives the exit code.
+/// Prints why a command failed, and returns the exit code.
 fn report(failure: &Failure) -> ExitCode {
     match failure {
-        Failure::Shown(text) => {
-            output::written(text.print());
+        Failure::Help(text) => {
+            output::exit_unless_written(text.print());
             ExitCode::SUCCESS
         }
         Failure::Input(_) => {
@@ -104,14 +106,14 @@ fn report(failure: &Failure) -> ExitCode {
     }
 }
 
-/// Has a number below 0 taken for a value, which its flag refuses by name, rather than for a flag that there is not.
+/// Accepts negative numbers as values, so that the flag refuses them by name instead of clap by an unknown flag.
 fn with_negative_numbers(command: clap::Command) -> clap::Command {
     let takes_values = |arg: &clap::Arg| arg.get_action().takes_values();
     let command = command.mut_args(|arg| if takes_values(&arg) { arg.allow_negative_numbers(true) } else { arg });
     command.mut_subcommands(with_negative_numbers)
 }
 
-/// Reads the arguments, with those of a configuration file before them, and says what they all come to.
+/// Reads the arguments, after those of a configuration file, and returns the command and its full configuration.
 fn parse() -> Result<(Cli, Configuration), Failure> {
     let matches = file::matches(with_negative_numbers(Cli::command()), std::env::args_os().collect())?;
     let configuration = Configuration::of(&Cli::command(), &matches);
@@ -123,7 +125,7 @@ fn parse() -> Result<(Cli, Configuration), Failure> {
 mod tests {
     use super::*;
 
-    /// Beyond that, help is wrapped.
+    /// Longer lines of help are wrapped.
     const WIDTH: usize = 98;
 
     fn check(command: &clap::Command, path: &str) {
@@ -134,19 +136,19 @@ mod tests {
         let flows = |line: &&str| !line.is_empty() && !line.starts_with(' ');
         assert!(
             !lines.windows(2).any(|pair| pair.iter().all(flows)),
-            "{path}: paragraphs are wrapped where they are shown"
+            "{path}: a paragraph is one line, which clap wraps"
         );
-        let mut begun = false;
+        let mut continued = false;
         for line in examples.lines().skip(1) {
             assert!(line.chars().count() <= WIDTH, "{path}: too long: {line}");
-            assert!(begun || line.starts_with("  paceline ") || line.starts_with("  printf "), "{path}: {line}");
-            begun = line.ends_with('\\');
+            assert!(continued || line.starts_with("  paceline ") || line.starts_with("  printf "), "{path}: {line}");
+            continued = line.ends_with('\\');
         }
         command.get_subcommands().for_each(|command| check(command, &path));
     }
 
     #[test]
-    fn help_has_examples_that_can_be_typed() {
+    fn every_command_has_examples_that_can_be_typed() {
         check(&Cli::command(), "");
     }
 }

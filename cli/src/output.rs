@@ -3,14 +3,14 @@
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 
-/// Writes a line, or several, to standard output. If it can't be written, the program is over: quietly, if nobody
-/// reads on, as behind `| head`.
+/// Prints text and a line break to standard output. If that fails, the program exits: with code 0 if the reader has
+/// closed the pipe, as `| head` does, else with an error.
 pub fn say(line: impl Display) {
-    written(writeln!(io::stdout(), "{line}"));
+    exit_unless_written(writeln!(io::stdout(), "{line}"));
 }
 
-/// Ends the program if standard output could not be written.
-pub fn written(outcome: io::Result<()>) {
+/// Exits if standard output could not be written.
+pub fn exit_unless_written(outcome: io::Result<()>) {
     match outcome {
         Ok(()) => {}
         Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),

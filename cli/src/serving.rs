@@ -1,4 +1,4 @@
-//! Running a server: progress while it runs, then a summary and the run folder.
+//! Running a server: progress during the run, then a summary and the run folder.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -24,45 +24,45 @@ use serde_json::json;
 
 use crate::destination::check_file;
 use crate::logs;
+use crate::options::ConfigFile;
 use crate::output::say;
 
 /// Where results go.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Output")]
 pub struct ServingOutput {
-    /// Read options from a TOML file whose keys are these flags; flags count more
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub config: ConfigFile,
 
-    /// The run folder: configuration, events, metrics, model [default: a new one in runs/]
+    /// Run folder, for configuration, event log, metrics, checkpoints and model [default: a new one in runs/]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 
-    /// Resume the run in this folder from its last checkpoint; options that are not given stay as they were
+    /// Resume the run in this folder from its last checkpoint; options not given keep their values
     #[arg(long, value_name = "DIR", conflicts_with = "out")]
     pub resume: Option<PathBuf>,
 
-    /// How often to write a checkpoint that --resume can start from, in seconds; 0 for at the end only
+    /// Interval between checkpoints, in seconds; 0: only at the end
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = not_negative)]
     pub checkpoint_every: f64,
 
-    /// Where to serve /metrics (Prometheus), /healthz and /status (JSON) over HTTP, e.g. 127.0.0.1:7078; port 0 takes a
-    /// free one
+    /// Serve /metrics (Prometheus), /healthz and /status (JSON) over HTTP at this address, e.g. 127.0.0.1:7078; port 0
+    /// takes a free one
     #[arg(long, value_name = "HOST:PORT")]
     pub http: Option<Address>,
 
-    /// Write every worker's run-times as a trace that `simulate --times trace:FILE` reads (CSV, or .parquet)
+    /// Record every worker's run-times to a trace that `simulate --times trace:FILE` reads (.csv or .parquet)
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
 
-    /// Print one JSON object per run on standard output
+    /// Print one JSON object instead of tables
     #[arg(long)]
     pub json: bool,
 }
 
 impl ServingOutput {
-    /// The run folder: the user's, which must be free, or the next in `runs/`. What else is to be written must have its
-    /// place, too.
+    /// The run folder: the one given, which must be new or empty, or the next in `runs/`. Checks also that `--record`
+    /// can be written.
     pub fn folder(&self) -> anyhow::Result<PathBuf> {
         if let Some(record) = &self.record {
             check_file("--record", record)?;
@@ -75,26 +75,26 @@ impl ServingOutput {
             None => Ok(next_free("")),
         }
     }
-}
 
-impl ServingOutput {
-    /// Refuses to show other machines the status, unless that is allowed.
+    /// Refuses an HTTP address that other machines can read, unless `--open` allows it.
     pub fn check_http(&self, open: bool) -> anyhow::Result<()> {
         match &self.http {
             Some(http) if !open && !http.is_loopback() => {
-                bail!("--http {http} could be read from other machines, which takes paceline serve --open")
+                bail!(
+                    "--http {http} can be read from other machines: expected a loopback address, or paceline serve --open"
+                )
             }
             _ => Ok(()),
         }
     }
 
-    /// Where the run resumes, if it does.
+    /// Where the run resumes, with `--resume`.
     pub fn resume_point(&self, job: &Job) -> anyhow::Result<Option<ResumePoint>> {
         Ok(self.resume.as_ref().map(|folder| ResumePoint::load(folder, job)).transpose()?)
     }
 }
 
-/// Listens where the status is to be answered.
+/// Listens for HTTP requests.
 fn listen(address: &Address) -> anyhow::Result<TcpListener> {
     match address {
         Address::Tcp { host, port } => {
@@ -106,10 +106,10 @@ fn listen(address: &Address) -> anyhow::Result<TcpListener> {
 
 fn not_negative(text: &str) -> Result<f64, String> {
     let seconds = text.parse().ok().filter(|seconds: &f64| (0.0..1e9).contains(seconds));
-    seconds.ok_or_else(|| "expected seconds, 0 or more".into())
+    seconds.ok_or_else(|| "expected seconds, at least 0".into())
 }
 
-/// Everything that follows a run.
+/// Writes everything that a run leaves behind: progress, log, run folder, trace, checkpoints and status.
 struct RunFollower {
     progress: RunBar,
     folder: RunFolder,
@@ -164,7 +164,7 @@ impl ServerObserver for RunFollower {
     }
 }
 
-/// A run in numbers, with what was emulated.
+/// A run's summary, with the emulated stragglers.
 #[derive(Serialize)]
 struct ServedSummary<'a> {
     #[serde(flatten)]
@@ -173,7 +173,7 @@ struct ServedSummary<'a> {
     folder: &'a Path,
 }
 
-/// Runs a job on a server, or resumes it, until it ends. `started` is set when the first iteration is done.
+/// Runs or resumes a job on a server until it ends. Sets `started` after the first iteration.
 pub fn run(
     server: Server,
     job: &Job,
@@ -186,7 +186,7 @@ pub fn run(
     let http = output.http.as_ref().map(listen).transpose().map_err(Failure::Input)?;
     let interval = Duration::from_secs_f64(output.checkpoint_every);
     let stopper = server.stopper();
-    // A second handler can't be set, but this is the program's only one.
+    // Setting a second handler would fail; this is the program's only one.
     ctrlc::set_handler(move || stopper.stop("interrupted")).map_err(Failure::run)?;
     let header = EventLogHeader::new(job.scheme.clone(), &job.setup);
     let bars = bars();
@@ -242,7 +242,7 @@ fn show(outcome: &RunOutcome, folder: &Path, as_json: bool) -> anyhow::Result<()
     say(format_args!("{}\n", table(std::slice::from_ref(&outcome.summary))));
     say(format_args!("{}\n", workers_table(&outcome.summary.worker_times)));
     for (worker, how) in &outcome.emulated {
-        say(format_args!("{worker} was slowed down by emulation: {how}"));
+        say(format_args!("Straggling was emulated: {worker}, {how}"));
     }
     say(format_args!("run folder: {}", folder.display()));
     Ok(())

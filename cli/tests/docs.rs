@@ -1,8 +1,8 @@
-//! The commands in README and docs, run as they stand there.
+//! Runs the commands in README and docs.
 //!
-//! Every block that begins with ```` ```sh ```` runs in an empty folder of its own; those of the README share one, as a reader
-//! would type them. Of blocks marked `elsewhere` (they need other machines) or `long` (they take minutes), only the
-//! lines that call `paceline` are checked: it must understand them.
+//! Every block that starts with ```` ```sh ```` runs in its own empty folder; those of the README share one, as a
+//! reader would type them. Blocks marked `elsewhere` (they need other machines) or `long` (they take minutes) are not
+//! run; only the arguments of their `paceline` commands are checked.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ use paceline_core::CATALOGUE;
 use tempfile::tempdir;
 
 /// A block of commands.
-struct Block {
+struct CommandBlock {
     file: PathBuf,
     line: usize,
     mark: String,
     text: String,
 }
 
-impl Block {
+impl CommandBlock {
     fn name(&self) -> String {
         format!("{}, line {}", self.file.display(), self.line)
     }
@@ -44,17 +44,17 @@ fn pages() -> Vec<PathBuf> {
     pages
 }
 
-fn blocks(file: &Path) -> Vec<Block> {
+fn blocks(file: &Path) -> Vec<CommandBlock> {
     let text = fs::read_to_string(root().join(file)).unwrap();
     let mut blocks = Vec::new();
-    let mut open: Option<Block> = None;
+    let mut open: Option<CommandBlock> = None;
     for (index, line) in text.lines().enumerate() {
         match (&mut open, line.strip_prefix("```")) {
             (Some(_), Some(_)) => blocks.extend(open.take()),
             (Some(block), None) => block.text += &format!("{line}\n"),
             (None, Some(kind)) => {
                 let mark = kind.strip_prefix("sh").unwrap_or("no commands").trim().to_string();
-                open = Some(Block { file: file.into(), line: index + 1, mark, text: String::new() });
+                open = Some(CommandBlock { file: file.into(), line: index + 1, mark, text: String::new() });
             }
             (None, None) => {}
         }
@@ -63,8 +63,8 @@ fn blocks(file: &Path) -> Vec<Block> {
     blocks
 }
 
-/// Runs a script with this build's `paceline` first on the path. `cargo run -- …` is that program, too; other uses of
-/// cargo are what runs this test.
+/// Runs a script with this build's `paceline` first on the path. `cargo run -- …` runs it too; other cargo commands are
+/// skipped.
 fn run(script: &str, folder: &Path) -> Result<(), String> {
     let program = Path::new(env!("CARGO_BIN_EXE_paceline")).parent().unwrap();
     let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap_or_default());
@@ -77,45 +77,45 @@ fn run(script: &str, folder: &Path) -> Result<(), String> {
         .stdin(Stdio::null())
         .output()
         .map_err(|error| error.to_string())?;
-    let told = || format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    if output.status.success() { Ok(()) } else { Err(told()) }
+    let text = || format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if output.status.success() { Ok(()) } else { Err(text()) }
 }
 
-/// The lines of a block that call `paceline`, from there on, each asking for help: what comes before that must be understood.
-fn calls(block: &Block) -> Vec<String> {
-    let whole = block.text.replace("\\\n", " ");
+/// The `paceline` commands of a block, each with `--help` added: the arguments before it must be valid.
+fn calls(block: &CommandBlock) -> Vec<String> {
+    let joined = block.text.replace("\\\n", " ");
     let of_line = |line: &str| {
         let line = line.split(" # ").next().unwrap_or(line);
         let call = &line[line.find("paceline ")?..];
         let end = call.find(['&', ';', '|']).unwrap_or(call.len());
         Some(format!("{} --help", call[..end].trim()))
     };
-    whole.lines().filter(|line| !line.starts_with('#')).filter_map(of_line).collect()
+    joined.lines().filter(|line| !line.starts_with('#')).filter_map(of_line).collect()
 }
 
 #[test]
-fn the_readme_works_as_typed() {
+fn the_commands_of_the_readme_run() {
     let folder = tempdir().unwrap();
     let blocks = blocks(Path::new("README.md"));
     assert!(blocks.iter().filter(|block| block.runs()).count() >= 4, "the README has a tour");
     for block in blocks.iter().filter(|block| block.runs()) {
-        run(&block.text, folder.path()).unwrap_or_else(|told| panic!("{}:\n{}\n{told}", block.name(), block.text));
+        run(&block.text, folder.path()).unwrap_or_else(|output| panic!("{}:\n{}\n{output}", block.name(), block.text));
     }
 }
 
 #[test]
-fn every_other_block_works_as_typed() {
+fn the_commands_of_all_other_pages_run() {
     let others = pages().into_iter().filter(|page| page != Path::new("README.md"));
-    let blocks: Vec<Block> = others.flat_map(|page| blocks(&page)).filter(Block::runs).collect();
+    let blocks: Vec<CommandBlock> = others.flat_map(|page| blocks(&page)).filter(CommandBlock::runs).collect();
     assert!(blocks.len() >= 10, "{} blocks", blocks.len());
     for block in &blocks {
         let folder = tempdir().unwrap();
-        run(&block.text, folder.path()).unwrap_or_else(|told| panic!("{}:\n{}\n{told}", block.name(), block.text));
+        run(&block.text, folder.path()).unwrap_or_else(|output| panic!("{}:\n{}\n{output}", block.name(), block.text));
     }
 }
 
 #[test]
-fn blocks_for_elsewhere_are_understood() {
+fn the_arguments_of_blocks_that_are_not_run_are_valid() {
     let folder = tempdir().unwrap();
     let mut checked = 0;
     for block in pages().iter().flat_map(|page| blocks(page)).filter(|block| !block.runs()) {
@@ -126,23 +126,23 @@ fn blocks_for_elsewhere_are_understood() {
             block.mark
         );
         for call in calls(&block) {
-            // Variables stand for numbers.
+            // Gives values to Slurm's variables.
             let script = format!("export SLURM_NTASKS=4 SLURM_JOB_ID=1\n{call}");
             match run(&script, folder.path()) {
-                // Its flags were understood; only the file is not there that an earlier line would have made.
-                Err(told) if told.contains("No such file or directory") => {}
-                outcome => outcome.unwrap_or_else(|told| panic!("{}:\n{call}\n{told}", block.name())),
+                // The flags are valid; only a file is missing that an earlier line would have written.
+                Err(output) if output.contains("No such file or directory") => {}
+                outcome => outcome.unwrap_or_else(|output| panic!("{}:\n{call}\n{output}", block.name())),
             }
             checked += 1;
         }
     }
     assert!(checked >= 5, "{checked} calls");
     let nonsense = run("paceline serve --listen 0.0.0.0:7077 --wrokers 3 --help", folder.path());
-    assert!(nonsense.is_err(), "what is not understood must be seen");
+    assert!(nonsense.is_err(), "an unknown flag must fail");
 }
 
 #[test]
-fn links_lead_somewhere() {
+fn links_between_pages_are_valid() {
     for page in pages() {
         let text = fs::read_to_string(root().join(&page)).unwrap();
         for part in text.split("](").skip(1) {
@@ -157,7 +157,7 @@ fn links_lead_somewhere() {
 }
 
 #[test]
-fn the_readme_names_every_scheme_and_pages_are_alike() {
+fn the_readme_names_every_scheme_and_all_scheme_pages_have_the_same_parts() {
     let names: Vec<&str> = CATALOGUE.iter().map(|entry| entry.name).collect();
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
     for name in &names {
@@ -167,7 +167,7 @@ fn the_readme_names_every_scheme_and_pages_are_alike() {
     for page in pages().iter().filter(|page| page.starts_with("docs/schemes")) {
         let text = fs::read_to_string(root().join(page)).unwrap();
         let name = page.file_stem().unwrap().to_string_lossy();
-        assert!(names.contains(&name.as_ref()), "{} is about no scheme", page.display());
+        assert!(names.contains(&name.as_ref()), "{} is not named after a scheme", page.display());
         assert!(text.starts_with(&format!("# `{name}`")), "{}", page.display());
         for part in ["![", "## Settings", "```sh"] {
             assert!(text.contains(part), "{}: no {part}", page.display());

@@ -1,4 +1,4 @@
-//! What becomes of standard output that can't be written.
+//! Errors of writing to standard output.
 
 use std::fs::File;
 use std::process::{Command, Output, Stdio};
@@ -12,7 +12,7 @@ fn with_output(arguments: &[&str], stdout: Stdio) -> Output {
 }
 
 #[test]
-fn nobody_who_reads_on_is_no_error() {
+fn a_closed_pipe_is_not_an_error() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     for arguments in [&LONG[..], &["torture", "--seeds", "1"], &["--help"]] {
@@ -22,16 +22,16 @@ fn nobody_who_reads_on_is_no_error() {
 }
 
 #[test]
-fn a_full_disk_is_told_in_a_line() {
+fn a_full_disk_is_reported_in_one_line() {
     let Ok(full) = File::options().write(true).open("/dev/full") else {
-        println!("skipped: there is no /dev/full");
+        println!("skipped: /dev/full does not exist");
         return;
     };
     for arguments in [&LONG[..], &["torture", "--seeds", "1"], &["--help"]] {
         let output = with_output(arguments, full.try_clone().unwrap().into());
-        let told = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {told}");
-        assert!(told.starts_with("error: can't write to standard output: No space left"), "{told}");
-        assert_eq!(told.lines().count(), 1, "{told}");
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {message}");
+        assert!(message.starts_with("error: can't write to standard output: No space left"), "{message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
     }
 }

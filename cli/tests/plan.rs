@@ -1,17 +1,18 @@
-//! `paceline plan` as its users see it.
+//! `paceline plan`, end to end.
 
 mod common;
 
 use std::fs;
 
-use common::{json, refused};
 use tempfile::tempdir;
+
+use common::{json, refused};
 
 #[test]
 fn a_barrier_is_planned_from_a_file() {
     let folder = tempdir().unwrap();
     let file = folder.path().join("times.csv");
-    // Nanoseconds since 1970 keep every digit.
+    // Nanoseconds since 1970 must keep every digit.
     fs::write(&file, "1643595472648123401,1643595472648123410\n1643595472648123405,1643595472648123406\n").unwrap();
     let file = file.to_str().unwrap();
     for algorithm in ["zipline", "zipline-basic", "zipline-opt", "zipline-opt-bs", "naive"] {
@@ -26,13 +27,13 @@ fn a_barrier_is_planned_from_a_file() {
         assert!(fs::metadata(picture).unwrap().len() > 1000, "{name}");
     }
     let message = refused(&["plan", "barrier", file, "--plot", "p.foo"]);
-    assert!(message.contains("--plot p.foo: a picture's name ends in .png or .svg"), "{message}");
+    assert!(message.contains("--plot p.foo: expected a name that ends in .png or .svg"), "{message}");
     let message = refused(&["plan", "barrier", file, "--plot", "nodir/p.png"]);
-    assert!(message.contains("--plot nodir/p.png: there is no folder nodir"), "{message}");
+    assert!(message.contains("--plot nodir/p.png: folder nodir does not exist"), "{message}");
 }
 
 #[test]
-fn bad_times_are_refused_by_file_and_row() {
+fn bad_times_are_refused_with_file_and_row() {
     let folder = tempdir().unwrap();
     let file = folder.path().join("times.txt");
     for (times, problem) in [
@@ -57,21 +58,21 @@ fn batches_are_planned_from_speeds_and_costs() {
     assert_eq!(planned["batches"], serde_json::json!([100, 50, 150]));
     assert_eq!(planned["seconds"], 1.0);
     fs::write(&file, "0.1 0 10 20\n0.1, 0, 10, 20, 0.5\n").unwrap();
-    // The second's half second of communication is worth five samples.
+    // The second worker's half second of communication takes as long as five samples.
     let planned = &json(&["plan", "batches", path, "--total", "35", "--json"])[0];
     assert_eq!(planned["batches"], serde_json::json!([20, 15]));
     let message = refused(&["plan", "batches", path, "--total", "41"]);
     assert!(message.contains("expected 20 to 40, the sums of the workers' bounds"), "{message}");
-    fs::write(&file, "# nobody\n").unwrap();
+    fs::write(&file, "# no workers\n").unwrap();
     let message = refused(&["plan", "batches", path]);
-    assert!(message.contains("workers.txt: there is no worker in it"), "{message}");
+    assert!(message.contains("workers.txt: no workers; expected a line per worker"), "{message}");
     fs::write(&file, "100\nfast\n").unwrap();
     let message = refused(&["plan", "batches", path]);
     assert!(message.contains("workers.txt: line 2: 'fast' is not a number"), "{message}");
 }
 
 #[test]
-fn speeds_are_predicted_from_a_recorded_run_and_serve_the_next() {
+fn predictors_trained_on_a_recorded_run_serve_the_next() {
     let folder = tempdir().unwrap();
     let run = folder.path().join("run");
     let cluster = ["simulate", "--workers", "4", "--model", "none", "--times", "contention:production", "--until"];
@@ -88,7 +89,7 @@ fn speeds_are_predicted_from_a_recorded_run_and_serve_the_next() {
     let message = refused(&["plan", "speeds", events, "--first", "700"]);
     assert!(message.contains("no worker did more than 700 tasks"), "{message}");
     let message = refused(&[&cluster[..], &["iterations=50", "--scheme", "lb-bsp:weights=1/2"]].concat());
-    assert!(message.contains("weights=1/2 in scheme 'lb-bsp': expected 17 numbers for predictor narx"), "{message}");
+    assert!(message.contains("scheme 'lb-bsp': weights=1/2; expected 17 numbers for predictor narx"), "{message}");
 }
 
 #[test]
@@ -102,8 +103,8 @@ fn iteration_times_are_fitted_to_rows() {
     let expected = serde_json::json!({ "workers": 3, "expected": [1.1, 1.5, 1.5] });
     assert_eq!(json(&["plan", "times", path, "--workers", "3", "--json"]), [expected]);
     for (rows, problem) in [
-        ("", "there is no row h,i,seconds"),
-        ("1,1,0.5\n1,1\n", "line 2: '1,1': expected h,i,seconds"),
+        ("", "no rows; expected h,i,seconds"),
+        ("1,1,0.5\n1,1\n", "line 2: '1,1'; expected h,i,seconds"),
         ("1,1,0.5\n1,1,-3\n", "line 2: -3 s is not a round trip"),
         ("1,1,0.5\n0,1,1\n", "line 2: no cell for 0 gradients waited for"),
     ] {

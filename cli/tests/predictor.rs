@@ -1,17 +1,18 @@
-//! `paceline predictor` as its users see it.
+//! `paceline predictor`, end to end.
 
 mod common;
 
 use std::fs;
 use std::path::Path;
 
-use common::{json, paceline, refused};
 use tempfile::{TempDir, tempdir};
 
-/// Six workers on two hosts that are slow in turn.
+use common::{json, paceline, refused};
+
+/// A cluster with two hosts that are slow in turn.
 const CLUSTER: [&str; 6] = ["simulate", "--model", "none", "--times", "regimes:2,1,0.05,3,30,20,20", "--json"];
 
-/// Records a run of these workers, and gives the trace.
+/// Records a run with this number of workers, and returns the path of the trace.
 fn record(folder: &Path, workers: &str, scheme: &str) -> String {
     let trace = folder.join(format!("{workers}.csv")).to_str().unwrap().to_string();
     json(
@@ -21,7 +22,7 @@ fn record(folder: &Path, workers: &str, scheme: &str) -> String {
     trace
 }
 
-/// A folder with a trace of six workers and a model learnt from it, however badly.
+/// A folder with a trace of six workers and a model trained on it for a few epochs.
 fn pretrained() -> (TempDir, String, String) {
     let folder = tempdir().unwrap();
     let trace = record(folder.path(), "6", "bsp");
@@ -46,14 +47,14 @@ fn train<'a>(trace: &'a str, model: &'a str) -> Vec<&'a str> {
 }
 
 #[test]
-fn a_model_is_learnt_shown_and_used() {
+fn a_model_is_trained_evaluated_and_used() {
     let (folder, trace, model) = pretrained();
-    let picture = folder.path().join("foreseen.png");
+    let picture = folder.path().join("forecast.png");
     let show =
         ["predictor", "show", &model, &trace, "--iterations", "30,100", "--plot", picture.to_str().unwrap(), "--json"];
-    let shown = json(&show).remove(0);
-    assert_eq!((shown["workers"].as_u64(), shown["lag"].as_u64()), (Some(6), Some(5)));
-    assert!(shown["next_late"].as_array().unwrap().len() == 6 && shown["covered"].is_f64(), "{shown}");
+    let report = json(&show).remove(0);
+    assert_eq!((report["workers"].as_u64(), report["lag"].as_u64()), (Some(6), Some(5)));
+    assert!(report["next_late"].as_array().unwrap().len() == 6 && report["covered"].is_f64(), "{report}");
     assert!(fs::metadata(picture).unwrap().len() > 1000);
 
     let scheme = format!("cutoff:predictor=dmm,model={model}");
@@ -73,7 +74,7 @@ fn the_same_seed_gives_the_same_file() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn models_and_traces_that_do_not_fit_are_refused() {
     let (folder, trace, model) = pretrained();
     let scheme = format!("cutoff:predictor=dmm,model={model}");
     let other = refused(&[&CLUSTER[..], &["--workers", "8", "--scheme", &scheme]].concat());
@@ -83,26 +84,26 @@ fn what_does_not_fit_is_refused() {
     assert!(other.contains("the model was trained for 6 workers: expected 8"), "{other}");
 
     let uneven = record(folder.path(), "7", "cutoff");
-    let told = refused(&train(&uneven, &model));
-    assert!(told.contains("7.csv: not of a fully synchronous run: worker"), "{told}");
+    let message = refused(&train(&uneven, &model));
+    assert!(message.contains("7.csv: not of a fully synchronous run: worker"), "{message}");
     let lost = refused(&train(&trace, "no/such/folder/model"));
-    assert!(lost.contains("--out no/such/folder/model: there is no folder no/such/folder"), "{lost}");
+    assert!(lost.contains("--out no/such/folder/model: folder no/such/folder does not exist"), "{lost}");
     let picture = refused(&["predictor", "show", &model, &trace, "--plot", "x.gif"]);
-    assert!(picture.contains("--plot x.gif: a picture's name ends in .png or .svg"), "{picture}");
+    assert!(picture.contains("--plot x.gif: expected a name that ends in .png or .svg"), "{picture}");
 
     let mut bytes = fs::read(&model).unwrap();
     let last = bytes.len() - 1;
     bytes[last] ^= 64;
     let damaged = folder.path().join("damaged").to_str().unwrap().to_string();
     fs::write(&damaged, bytes).unwrap();
-    let told = refused(
+    let message = refused(
         &[&CLUSTER[..], &["--workers", "6", "--scheme", &format!("cutoff:predictor=dmm,model={damaged}")]].concat(),
     );
-    assert!(told.contains("damaged: corrupt: the checksum"), "{told}");
-    let told = refused(&["predictor", "show", &trace, &trace]);
-    assert!(told.contains("6.csv: not a whole safetensors file"), "{told}");
-    let told = refused(&["simulate", "--scheme", "cutoff:predictor=dmm"]);
-    assert!(told.contains("scheme 'cutoff' needs model=FILE"), "{told}");
+    assert!(message.contains("damaged: corrupt: the checksum"), "{message}");
+    let message = refused(&["predictor", "show", &trace, &trace]);
+    assert!(message.contains("6.csv: not a whole safetensors file"), "{message}");
+    let message = refused(&["simulate", "--scheme", "cutoff:predictor=dmm"]);
+    assert!(message.contains("scheme 'cutoff': model is missing"), "{message}");
     let help = paceline(&["predictor", "train", "--help"]);
     assert!(String::from_utf8(help.stdout).unwrap().contains("Example:"));
 }

@@ -1,18 +1,19 @@
-//! `paceline race` as its users see it.
+//! `paceline race`, end to end.
 
 mod common;
 
 use std::fs;
 
-use common::{json, paceline, refused};
 use serde_json::Value;
 use tempfile::tempdir;
+
+use common::{json, paceline, refused};
 
 const QUICK: [&str; 9] =
     ["race", "--model", "softmax", "--data", "digits:600,200", "--until", "loss<0.9,samples=60000", "--lr", "0.1"];
 
 #[test]
-fn all_schemes_race_on_equal_terms() {
+fn a_race_ranks_all_schemes_and_leaves_their_run_folders() {
     let folder = tempdir().unwrap();
     let out = folder.path().join("race");
     let out = out.to_str().unwrap();
@@ -30,7 +31,7 @@ fn all_schemes_race_on_equal_terms() {
     for file in ["race.png", "race.svg"] {
         assert!(fs::metadata(format!("{out}/{file}")).unwrap().len() > 10_000, "{file}");
     }
-    // Every scheme's first seed left a run folder; running it again gives what the race counted.
+    // Every scheme's first seed has a run folder, which repeats the runs of the race.
     let config = format!("{out}/asp/config.toml");
     let alone = json(&["simulate", "--config", &config, "--seeds", "1,2", "--json"]);
     let times: Vec<f64> = alone.iter().map(|run| run["time_to_target"].as_f64().unwrap()).collect();
@@ -40,7 +41,7 @@ fn all_schemes_race_on_equal_terms() {
 }
 
 #[test]
-fn the_same_race_is_the_same_on_any_number_of_threads() {
+fn a_race_does_not_depend_on_the_number_of_threads() {
     let folder = tempdir().unwrap();
     let race = |threads: &str| {
         let out = folder.path().join(threads);
@@ -54,7 +55,7 @@ fn the_same_race_is_the_same_on_any_number_of_threads() {
 }
 
 #[test]
-fn real_workers_race_too() {
+fn a_race_runs_with_real_workers() {
     let folder = tempdir().unwrap();
     let out = folder.path().join("race");
     let more = ["--real", "--workers", "2", "--schemes", "bsp,asp", "--seeds", "1", "--emulate", "0=2"];
@@ -66,17 +67,17 @@ fn real_workers_race_too() {
 }
 
 #[test]
-fn bad_input_is_one_clear_line_and_leaves_nothing_behind() {
+fn bad_input_is_refused_in_one_line_and_leaves_no_folder() {
     let folder = tempdir().unwrap();
     let out = folder.path().join("out");
     let cases: [(&[&str], &str); 7] = [
         (&["--schemes", "bsp,fastest"], "unknown scheme 'fastest'"),
-        (&["--schemes", "backup:k=9"], "k=9 in scheme 'backup': expected 1 to 8"),
-        (&["--until", "time=5"], "sets no target to be first at"),
+        (&["--schemes", "backup:k=9"], "scheme 'backup': k=9; expected 1 to 8"),
+        (&["--until", "time=5"], "has no target to compare schemes by"),
         (&["--model", "none"], "choose a model"),
         (&["--emulate", "0=3"], "--real"),
         (&["--real", "--times", "deterministic:1"], "--times"),
-        (&["--slow", "8=3"], "--slow names worker 8"),
+        (&["--slow", "8=3"], "--slow 8=3: worker 8 does not exist; expected ranks 0 to 7"),
     ];
     for (arguments, expected) in cases {
         let message = refused(&[&["race", "--out", out.to_str().unwrap()], arguments].concat());

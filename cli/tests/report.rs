@@ -1,4 +1,4 @@
-//! Run folders' reports and TensorBoard files, as browsers and TensorBoard see them.
+//! Reports and TensorBoard files of run folders, read by a browser and by TensorBoard.
 
 mod common;
 
@@ -6,8 +6,9 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use common::{json, paceline, refused};
 use tempfile::tempdir;
+
+use common::{json, paceline, refused};
 
 fn simulate(out: &Path, more: &[&str]) {
     let output = paceline(&[&["simulate", "--out", out.to_str().unwrap()], more].concat());
@@ -27,7 +28,7 @@ fn a_large_run_makes_a_small_page() {
         let bytes = fs::metadata(out.join("report.html")).unwrap().len();
         assert!((100_000..3_000_000).contains(&bytes), "{scheme}: {bytes}");
     }
-    // All of them together are no larger than one may be.
+    // A page of all runs has the same limit.
     let out = folder.path().join("all.html");
     let line = json(&["report", folder.path().to_str().unwrap(), "--out", out.to_str().unwrap(), "--json"]).remove(0);
     assert_eq!(line["runs"].as_array().unwrap().len(), 4);
@@ -35,17 +36,19 @@ fn a_large_run_makes_a_small_page() {
 }
 
 #[test]
-fn what_is_no_run_is_refused() {
+fn a_folder_without_a_run_is_refused() {
     let folder = tempdir().unwrap();
-    assert!(refused(&["report", folder.path().to_str().unwrap()]).contains("is no run folder and holds none"));
+    assert!(
+        refused(&["report", folder.path().to_str().unwrap()]).contains("has no events.jsonl; expected a run folder")
+    );
     assert!(refused(&["report", "/no/such/run"]).contains("/no/such/run"));
     fs::write(folder.path().join("events.jsonl"), "{}").unwrap();
-    assert!(refused(&["report", folder.path().to_str().unwrap()]).contains("line 1 is no line of an event stream"));
+    assert!(refused(&["report", folder.path().to_str().unwrap()]).contains("line 1 is not a line of an event log"));
     assert!(!folder.path().join("report.html").exists());
 }
 
 #[test]
-fn a_run_that_was_killed_is_shown_as_far_as_it_got() {
+fn a_report_of_a_killed_run_covers_its_complete_lines() {
     let folder = tempdir().unwrap();
     let run = folder.path().join("run");
     simulate(&run, &["--data", "digits:600,200", "--until", "iterations=30", "--evaluate-every", "0"]);
@@ -57,13 +60,13 @@ fn a_run_that_was_killed_is_shown_as_far_as_it_got() {
     let run = run.to_str().unwrap();
     assert_eq!(json(&["report", run, "--json"]).len(), 1);
     assert_eq!(json(&["replay", run, "--json"])[0]["cut_short"], true);
-    let told = String::from_utf8(paceline(&["replay", run]).stdout).unwrap();
-    assert!(told.contains("the last line was cut short"), "{told}");
+    let text = String::from_utf8(paceline(&["replay", run]).stdout).unwrap();
+    assert!(text.contains("the last line was cut short"), "{text}");
     let quick = ["--schemes", "bsp", "--data", "digits:600,200", "--until", "loss<2.2,iterations=10", "--seeds", "1"];
     assert_eq!(json(&[&["whatif", run, "--json"], &quick[..]].concat()).len(), 2);
 }
 
-/// What a Chromium on this machine makes of it, if there is one that runs.
+/// The output of Chromium, if this machine has one that runs.
 fn chromium(arguments: &[&str]) -> Option<Output> {
     ["chromium", "chromium-browser", "google-chrome"].into_iter().find_map(|name| {
         let flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"];
@@ -72,7 +75,7 @@ fn chromium(arguments: &[&str]) -> Option<Output> {
 }
 
 #[test]
-fn a_browser_shows_it_without_complaint() {
+fn a_browser_renders_the_page_without_errors() {
     let folder = tempdir().unwrap();
     let quick = ["--data", "digits:600,200", "--until", "iterations=30", "--slow", "0=3"];
     for scheme in ["backup:k=6", "lb-bsp"] {
@@ -83,17 +86,17 @@ fn a_browser_shows_it_without_complaint() {
     let address = format!("file://{}", page.display());
     let profile = format!("--user-data-dir={}", folder.path().join("profile").display());
     let Some(output) = chromium(&[&profile, "--virtual-time-budget=2000", "--dump-dom", &address]) else {
-        eprintln!("skipped: there is no Chromium on this machine, or it does not run");
+        eprintln!("skipped: no Chromium on this machine, or it does not run");
         return;
     };
-    let told = String::from_utf8_lossy(&output.stderr);
-    let complaints: Vec<&str> = told.lines().filter(|line| line.contains("CONSOLE")).collect();
-    assert!(complaints.is_empty(), "{complaints:?}");
-    let shown = String::from_utf8_lossy(&output.stdout);
-    // The script is in the page, too: what counts is what it has made.
-    let shown = &shown[..shown.find("<script").expect("the page ends in scripts")];
-    assert_eq!(shown.matches("<tbody>").count(), 1, "{shown}");
-    assert_eq!(shown.matches("<tr>").count(), 3, "a head and two runs");
+    let log = String::from_utf8_lossy(&output.stderr);
+    let errors: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
+    assert!(errors.is_empty(), "{errors:?}");
+    let page_text = String::from_utf8_lossy(&output.stdout);
+    // Leaves out the script itself, which contains the same names.
+    let page_text = &page_text[..page_text.find("<script").expect("the page ends in scripts")];
+    assert_eq!(page_text.matches("<tbody>").count(), 1, "{page_text}");
+    assert_eq!(page_text.matches("<tr>").count(), 3, "a header and two runs");
     for part in [
         "2 runs",
         "<canvas",
@@ -102,9 +105,9 @@ fn a_browser_shows_it_without_complaint() {
         "updates per step (k)",
         "batch size (samples), lb-bsp",
     ] {
-        assert!(shown.contains(part), "{part}: {shown}");
+        assert!(page_text.contains(part), "{part}: {page_text}");
     }
-    assert!(shown.matches("<path d=\"M").count() >= 4 + 8, "two runs' curves and eight workers' batch sizes");
+    assert!(page_text.matches("<path d=\"M").count() >= 4 + 8, "two runs' curves and eight workers' batch sizes");
 }
 
 #[test]
@@ -126,7 +129,7 @@ for tag in sorted(events.Tags()['scalars']):
     let python = std::env::var("PACELINE_PYTHON").unwrap_or_else(|_| "python3".into());
     let output = Command::new(python).args(["-c", script, out.to_str().unwrap()]).output();
     let Some(output) = output.ok().filter(|output| output.status.code() != Some(77)) else {
-        eprintln!("skipped: there is no Python with TensorBoard on this machine; PACELINE_PYTHON may name one");
+        eprintln!("skipped: no Python with TensorBoard on this machine; set PACELINE_PYTHON to one");
         return;
     };
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

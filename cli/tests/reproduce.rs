@@ -1,4 +1,4 @@
-//! `paceline reproduce` as its users see it.
+//! `paceline reproduce`, end to end.
 
 mod common;
 
@@ -18,13 +18,13 @@ fn exact_planners_always_find_the_optimum() {
 }
 
 #[test]
-fn unknown_experiments_are_refused_with_those_there_are() {
+fn an_unknown_experiment_is_refused_with_the_known_ones() {
     let message = refused(&["reproduce", "zipline-table9"]);
     assert!(message.contains("zipline-table9") && message.contains("zipline-table3"), "{message}");
 }
 
 #[test]
-fn who_sees_the_resources_predicts_best() {
+fn the_predictor_that_sees_resources_is_best() {
     let records = json(&["reproduce", "lbbsp-table3", "--seeds", "1", "--json"]);
     let of = |name: &str, key: &str| {
         let record = records.iter().find(|record| record["predictor"] == name);
@@ -40,7 +40,7 @@ fn who_sees_the_resources_predicts_best() {
 }
 
 #[test]
-fn with_esync_everyone_computes_and_little_is_sent() {
+fn esync_keeps_all_workers_computing_and_sends_little() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().to_str().unwrap();
     let throughput = json(&["reproduce", "esync-fig4", "--json", "--out", out]);
@@ -52,8 +52,8 @@ fn with_esync_everyone_computes_and_little_is_sent() {
     assert!(of("esync", "samples_per_second") > 33.0 * of("bsp", "samples_per_second"), "{throughput:?}");
 
     let shares = json(&["reproduce", "esync-fig5", "--json", "--out", out]);
-    let far_away = |record: &&serde_json::Value| record["question_milliseconds"] == 200.0;
-    for record in shares.iter().filter(far_away).filter(|record| record["scheme"] == "esync:mode=non-blocking") {
+    let slow_query = |record: &&serde_json::Value| record["question_milliseconds"] == 200.0;
+    for record in shares.iter().filter(slow_query).filter(|record| record["scheme"] == "esync:mode=non-blocking") {
         let lost = record["querying"].as_f64().unwrap() + record["waiting"].as_f64().unwrap();
         assert!(lost < 0.05, "{record}");
     }

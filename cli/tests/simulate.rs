@@ -1,12 +1,13 @@
-//! `paceline simulate` and `paceline replay` as their users see them.
+//! `paceline simulate` and `paceline replay`, end to end.
 
 mod common;
 
 use std::fs;
 
-use common::{json, paceline, refused};
 use serde_json::Value;
 use tempfile::tempdir;
+
+use common::{json, paceline, refused};
 
 const QUICK: [&str; 6] = ["simulate", "--data", "digits:600,200", "--until", "iterations=12", "--json"];
 
@@ -15,7 +16,7 @@ fn quick(more: &[&str]) -> Vec<Value> {
 }
 
 #[test]
-fn json_holds_one_object_per_run_with_all_keys() {
+fn json_output_has_one_object_per_run_with_all_keys() {
     let runs = quick(&["--seeds", "1..3"]);
     assert_eq!(runs.iter().map(|run| run["seed"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3]);
     let keys = [
@@ -44,7 +45,7 @@ fn json_holds_one_object_per_run_with_all_keys() {
 }
 
 #[test]
-fn a_run_that_diverges_leaves_a_folder_that_can_be_read() {
+fn the_folder_of_a_run_that_diverges_can_be_read() {
     let folder = tempdir().unwrap();
     let out = folder.path().join("run");
     let runs = quick(&["--model", "mlp", "--lr", "100", "--out", out.to_str().unwrap()]);
@@ -54,7 +55,7 @@ fn a_run_that_diverges_leaves_a_folder_that_can_be_read() {
 }
 
 #[test]
-fn trace_holds_one_object_per_iteration_too() {
+fn trace_adds_one_object_per_iteration() {
     let lines = quick(&["--trace", "--scheme", "backup:k=6"]);
     assert_eq!(lines.len(), 13);
     for (index, line) in lines[..12].iter().enumerate() {
@@ -67,7 +68,7 @@ fn trace_holds_one_object_per_iteration_too() {
 }
 
 #[test]
-fn the_same_seeds_give_the_same_bytes() {
+fn the_same_seeds_give_the_same_output_bytes() {
     for scheme in ["bsp", "backup:k=5", "asp"] {
         let run = |threads: &str| {
             let arguments =
@@ -106,21 +107,21 @@ fn a_run_folder_repeats_and_replays_its_run() {
 }
 
 #[test]
-fn several_goals_and_flags_over_a_file() {
+fn flags_take_precedence_over_a_file_and_goals_add_up() {
     let folder = tempdir().unwrap();
     let config = folder.path().join("config.toml");
     fs::write(&config, "until = \"iterations=3\"\nbatch = 8\nmodel = \"none\"\n").unwrap();
     let config = config.to_str().unwrap();
     let run = |more: &[&str]| json(&[&["simulate", "--json", "--config", config], more].concat()).remove(0);
     assert_eq!(run(&[])["iterations"], 3);
-    // A flag replaces what the file says; a flag given twice adds up.
+    // A flag replaces the file's value; goals of a flag given twice add up.
     assert_eq!(run(&["--until", "iterations=7", "--until", "iterations=5"])["iterations"], 5);
     assert_eq!(run(&["--batch", "2"])["samples_used"], 3 * 8 * 2);
     assert!(refused(&["simulate", "--batch", "2", "--batch", "3"]).contains("multiple times"));
 }
 
 #[test]
-fn recorded_times_play_back() {
+fn recorded_times_give_the_same_run() {
     let folder = tempdir().unwrap();
     for name in ["times.csv", "times.parquet"] {
         let file = folder.path().join(name);
@@ -131,7 +132,7 @@ fn recorded_times_play_back() {
 }
 
 #[test]
-fn bad_input_is_one_clear_line_and_leaves_nothing_behind() {
+fn bad_input_is_refused_in_one_line_and_leaves_no_folder() {
     let folder = tempdir().unwrap();
     let write = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -149,11 +150,11 @@ fn bad_input_is_one_clear_line_and_leaves_nothing_behind() {
     let value = write("value.toml", "scheme = \"ssp:staleness=x\"\nbatch = 0\n");
     let syntax = write("syntax.toml", "scheme = \"bsp\"\nbatch =\n");
     let cases: [(&[&str], &str); 37] = [
-        (&["--scheme", "bspp"], "unknown scheme 'bspp'; there are"),
-        (&["--scheme", "ssp:slack=1"], "no setting 'slack'; it has staleness"),
-        (&["--scheme", "backup:k=17", "--workers", "16"], "k=17 in scheme 'backup': expected 1 to 16"),
-        (&["--scheme", "backup:k=0"], "k=0 in scheme 'backup': expected 1 to 8"),
-        (&["--scheme", "asp", "--dispatch", "pull"], "dispatch pull has no meaning"),
+        (&["--scheme", "bspp"], "unknown scheme 'bspp'; expected"),
+        (&["--scheme", "ssp:slack=1"], "scheme 'ssp' has no setting 'slack'; expected staleness"),
+        (&["--scheme", "backup:k=17", "--workers", "16"], "scheme 'backup': k=17; expected 1 to 16"),
+        (&["--scheme", "backup:k=0"], "scheme 'backup': k=0; expected 1 to 8"),
+        (&["--scheme", "asp", "--dispatch", "pull"], "dispatch pull has no effect"),
         (&["--lr", "-0.1"], "'-0.1' for '--lr <RATE>': expected a number above 0"),
         (&["--lr", "nan"], "expected a number above 0"),
         (&["--workers", "0"], "'0' for '--workers <N>': expected a whole number from 1 to 1000000"),
@@ -166,24 +167,24 @@ fn bad_input_is_one_clear_line_and_leaves_nothing_behind() {
         (&["--times", &ragged], "row 3 has 1 cells; expected 2, as in the first row"),
         (&["--times", &not_a_number], "row 2, column 'b': 'NaN'; expected a number of seconds"),
         (&["--times", "trace:/no/such/file.csv"], "/no/such/file.csv"),
-        (&["--times", &one, "--workers", "2"], "--workers 2, but the trace is of 1"),
-        (&["--times", "uniform:2,1"], "times 'uniform:2,1'"),
-        (&["--times", "normal:-5,1"], "'normal:-5,1': MEAN must be above 0, DEVIATION must not be negative"),
-        (&["--network", "latency=-1"], "expected latency=SECONDS (0 or more)"),
-        (&["--network", "latency=1,latency=2"], "each once"),
-        (&["--slow", "0=2,0=3"], "'0=2,0=3': expected RANKS=FACTOR for the same ranks once only"),
-        (&["--slow", "9=2"], "--slow names worker 9, but there are 8 workers, 0 to 7"),
+        (&["--times", &one, "--workers", "2"], "--workers 2, but the trace has 1; expected at most 1"),
+        (&["--times", "uniform:2,1"], "times 'uniform:low=2,high=1'; expected low from 0 to high"),
+        (&["--times", "normal:-5,1"], "times 'normal:mean=-5,deviation=1'; expected mean above 0"),
+        (&["--network", "latency=-1"], "network: latency=-1; expected seconds, at least 0"),
+        (&["--network", "latency=1,latency=2"], "network: latency is given twice"),
+        (&["--slow", "0=2,0=3"], "slowdown '0=2,0=3'; expected every RANKS once"),
+        (&["--slow", "9=2"], "--slow 9=2: worker 9 does not exist; expected ranks 0 to 7"),
         (&["--script", &script], "line 1: worker 77 can't leave or crash"),
-        (&["--until", "loss>3"], "'loss>3': expected loss<X"),
+        (&["--until", "loss>3"], "goal 'loss>3'; expected loss<X"),
         (&["--until", "accuracy>0.5", "--model", "none"], "needs a model"),
         (&["--seeds", "5..1"], "expected a seed"),
-        (&["--seeds", "1..1000000000"], "expected 100000 seeds at most"),
-        (&["--seeds", "1,1"], "seed 1 is named twice"),
-        (&["--model", "gpt"], "unknown model `gpt`"),
+        (&["--seeds", "1..1000000000"], "expected at most 100000 seeds"),
+        (&["--seeds", "1,1"], "seed 1 is given twice"),
+        (&["--model", "gpt"], "unknown model 'gpt'; expected"),
         (&["--data", "mnist:/no/such/folder"], "/no/such/folder"),
-        (&["--record", "nodir/times.csv"], "--record nodir/times.csv: there is no folder nodir"),
+        (&["--record", "nodir/times.csv"], "--record nodir/times.csv: folder nodir does not exist"),
         (&["--data", "text:nosuch"], "nosuch: No such file or directory (os error 2)\n"),
-        (&["--config", &config], "unknown key 'learning-rate'; there are"),
+        (&["--config", &config], "unknown key 'learning-rate'; expected"),
         (&["--config", &value], "value.toml"),
         (&["--config", &syntax], "syntax.toml, line 2"),
     ];
@@ -196,7 +197,7 @@ fn bad_input_is_one_clear_line_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn help_shows_what_to_type_next() {
+fn help_lists_examples_schemes_and_settings() {
     for arguments in [&["--help"][..], &["simulate", "--help"]] {
         let output = paceline(arguments);
         let text = String::from_utf8(output.stdout).unwrap();

@@ -1,4 +1,4 @@
-//! `paceline train`, `serve` and `work`: real processes, real connections.
+//! `paceline train`, `serve` and `work`, with real processes and connections.
 
 mod common;
 
@@ -6,9 +6,10 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use common::{json, paceline, refused};
 use paceline_core::CATALOGUE;
 use tempfile::tempdir;
+
+use common::{json, paceline, refused};
 
 const QUICK: [&str; 6] = ["--model", "softmax", "--data", "digits:600,200", "--batch", "16"];
 
@@ -39,7 +40,7 @@ fn every_scheme_trains_and_its_events_replay() {
 }
 
 #[test]
-fn bsp_gives_the_simulators_model_over_every_road() {
+fn bsp_gives_the_simulators_model_over_every_transport() {
     let folder = tempdir().unwrap();
     let model = |name: &str| fs::read(folder.path().join(name).join("model.safetensors")).unwrap();
     let until = ["--until", "iterations=20", "--seed", "5"];
@@ -73,13 +74,13 @@ fn workers_join_a_server_by_flags_or_environment() {
 }
 
 #[test]
-fn an_interrupt_ends_a_run_cleanly_and_it_can_go_on() {
+fn an_interrupted_run_ends_cleanly_and_resumes() {
     let folder = tempdir().unwrap();
     let out = folder.path().join("run");
-    // One is late, so that the others' gradients wait for it most of the time.
-    let late = ["--until", "iterations=100000000", "--emulate", "3=deterministic:0.02"];
-    let mut run = start(&[&["train", "--out", out.to_str().unwrap()], &QUICK[..], &late].concat());
-    // Wait for the first iterations to be there: the file grows as they are done.
+    // Worker 3 straggles, so that gradients are waiting most of the time.
+    let straggler = ["--until", "iterations=100000000", "--emulate", "3=deterministic:0.02"];
+    let mut run = start(&[&["train", "--out", out.to_str().unwrap()], &QUICK[..], &straggler].concat());
+    // Waits for the first iterations: each adds a row.
     while fs::metadata(out.join("metrics.csv")).map_or(0, |file| file.len()) < 1_000 {
         assert!(run.try_wait().unwrap().is_none(), "the run ended by itself");
         std::thread::yield_now();
@@ -94,27 +95,30 @@ fn an_interrupt_ends_a_run_cleanly_and_it_can_go_on() {
     let done = summary["iterations"].as_u64().unwrap();
     let until = format!("iterations={}", done + 2);
     let resumed = paceline(&["train", "--resume", out.to_str().unwrap(), "--until", &until, "--json"]);
-    let told = String::from_utf8(resumed.stderr).unwrap();
-    assert!(told.contains(&format!("resumed at version {done}; nothing was lost")), "{told}");
+    let message = String::from_utf8(resumed.stderr).unwrap();
+    assert!(message.contains(&format!("resumed from version {done}; nothing was lost")), "{message}");
     let summary: serde_json::Value = serde_json::from_slice(&resumed.stdout).unwrap();
     assert_eq!(summary["iterations"], done + 2);
     assert!(paceline(&["replay", out.join("events.jsonl").to_str().unwrap()]).status.success());
 }
 
 #[test]
-fn what_cannot_be_is_refused_in_a_line() {
+fn bad_input_is_refused_in_one_line() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     assert!(refused(&[&["serve", "--listen", &address], &QUICK[..]].concat()).contains("is in use"));
     assert!(refused(&["work"]).contains("no server to join: give --join"));
-    let nobody = refused(&["work", "--join", "local:paceline-nobody", "--patience", "0", "--quiet"]);
-    assert!(nobody.contains("can't reach a server at local:paceline-nobody"), "{nobody}");
-    assert!(refused(&["train", "--emulate", "4=2"]).contains("--emulate names worker 4, but there are 4 workers"));
+    let absent = refused(&["work", "--join", "local:paceline-absent", "--join-timeout", "0", "--quiet"]);
+    assert!(absent.contains("can't reach a server at local:paceline-absent"), "{absent}");
+    assert!(
+        refused(&["train", "--emulate", "4=2"])
+            .contains("--emulate 4=2: worker 4 does not exist; expected ranks 0 to 3")
+    );
     assert!(refused(&["train", "--emulate", "1=0.5"]).contains("expected a factor of at least 1"));
-    assert!(refused(&["train", "--scheme", "backup:k=5"]).contains("k=5 in scheme 'backup': expected 1 to 4"));
+    assert!(refused(&["train", "--scheme", "backup:k=5"]).contains("scheme 'backup': k=5; expected 1 to 4"));
     for command in ["train", "serve"] {
         let record = refused(&[&[command, "--record", "nodir/times.csv"], &QUICK[..]].concat());
-        assert!(record.contains("--record nodir/times.csv: there is no folder nodir"), "{record}");
+        assert!(record.contains("--record nodir/times.csv: folder nodir does not exist"), "{record}");
     }
     let help = paceline(&["work", "--help"]);
     assert!(String::from_utf8(help.stdout).unwrap().contains("MASTER_ADDR"));

@@ -1,15 +1,16 @@
-//! `paceline whatif` as its users see it.
+//! `paceline whatif`, end to end.
 
 mod common;
 
 use std::fs;
 use std::path::Path;
 
-use common::{json, paceline, refused};
 use serde_json::Value;
 use tempfile::tempdir;
 
-/// What is quick to simulate.
+use common::{json, paceline, refused};
+
+/// Options of a quick simulation.
 const QUICK: [&str; 10] = [
     "--model",
     "softmax",
@@ -23,14 +24,14 @@ const QUICK: [&str; 10] = [
     "0.1",
 ];
 
-/// Worker 0 takes twice as long as the others, worker 2 seven times in every fifth step.
+/// Worker 0 takes twice as long as the others; worker 2 takes seven times as long in every fifth step.
 fn uneven() -> String {
     let row = |step: usize| format!("2,1,{},1\n", if step % 5 == 4 { 7 } else { 1 });
     format!("a,b,c,d\n{}", (0..20).map(row).collect::<String>())
 }
 
 #[test]
-fn the_recommendation_comes_first_and_is_the_winner() {
+fn the_winner_is_recommended_first() {
     let folder = tempdir().unwrap();
     let file = folder.path().join("times.csv");
     fs::write(&file, uneven()).unwrap();
@@ -57,19 +58,19 @@ fn the_recommendation_comes_first_and_is_the_winner() {
     assert!(text.starts_with(&format!("{first}{recommended} wins: loss<0.8 after ")), "{text}");
 }
 
-/// What the analysis says of a trace, without simulating much.
+/// The analysis of a trace, with a short simulation.
 fn analysed(paths: &[&str], more: &[&str]) -> Value {
     json(&[&["whatif", "--schemes", "asp", "--json"][..], &QUICK, more, paths].concat()).remove(0)["trace"].take()
 }
 
 #[test]
-fn every_kind_of_trace_says_the_same() {
+fn every_format_of_a_trace_gives_the_same_analysis() {
     let folder = tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
     fs::write(path("times.csv"), uneven()).unwrap();
     let expected = analysed(&[&path("times.csv")], &[]);
 
-    // A run on these times: what it recorded, and its folder.
+    // A run on these times: its recorded trace and its folder.
     let (times, record, run) = (format!("trace:{}", path("times.csv")), path("times.parquet"), path("run"));
     let simulated = [
         "simulate",
@@ -88,7 +89,7 @@ fn every_kind_of_trace_says_the_same() {
     assert_eq!(analysed(&[&record], &[]), expected);
     assert_eq!(analysed(&[&run], &[]), expected);
 
-    // A profile per rank, in any order; the spans of the steps' computing inside them.
+    // One profile per rank, in any order, with a span of computing inside each step.
     let mut files = Vec::new();
     for rank in [2, 0, 3, 1] {
         let span = |(step, row): (usize, &str)| {
@@ -106,7 +107,7 @@ fn every_kind_of_trace_says_the_same() {
     }
     let files: Vec<&str> = files.iter().map(String::as_str).collect();
     assert_eq!(analysed(&files, &["--span", "compute"]), expected);
-    // Whole steps include waiting, so that nobody seems slow.
+    // Whole steps include waiting, so that no worker seems slow.
     assert_eq!(analysed(&files, &[])["waiting_share"], 0.0);
 }
 
@@ -114,7 +115,7 @@ fn every_kind_of_trace_says_the_same() {
 fn the_public_trace_has_one_persistent_straggler() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces/llm-persistent-straggler.csv");
     if !file.exists() {
-        eprintln!("skipped: {} is not there", file.display());
+        eprintln!("skipped: {} does not exist", file.display());
         return;
     }
     let file = file.to_str().unwrap();
@@ -134,7 +135,7 @@ fn the_public_trace_has_one_persistent_straggler() {
 }
 
 #[test]
-fn bad_input_is_one_clear_line() {
+fn bad_input_is_refused_in_one_line() {
     let folder = tempdir().unwrap();
     let write = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -147,13 +148,13 @@ fn bad_input_is_one_clear_line() {
         (&["/no/such/trace.csv"], "/no/such/trace.csv"),
         (&[&table], "row 2, column 'b': 'x'; expected a number of seconds"),
         (&[&spans], "no span is named 'ProfilerStep': give another name with --span"),
-        (&[&events], "line 1 is no line of an event stream"),
+        (&[&events], "line 1 is not a line of an event log"),
         (&[&good, &good], "good.csv is given twice"),
-        (&[&good, "--workers", "3"], "the trace says how many there are"),
+        (&[&good, "--workers", "3"], "the number of workers follows from the trace"),
         (&[&good, "--times", "deterministic:1"], "--times"),
         (&[&good, "--model", "none"], "choose a model"),
-        (&[&good, "--until", "iterations=3"], "sets no target"),
-        (&[&good, "--schemes", "bsp,backup:k=9"], "k=9 in scheme 'backup': expected 1 to 4"),
+        (&[&good, "--until", "iterations=3"], "has no target to compare schemes by"),
+        (&[&good, "--schemes", "bsp,backup:k=9"], "scheme 'backup': k=9; expected 1 to 4"),
     ];
     for (arguments, expected) in cases {
         let message = refused(&[&["whatif"], arguments].concat());

@@ -1,44 +1,38 @@
-//! `paceline data`: fetch published data sets.
+//! `paceline data`: download published data sets.
 
 use std::path::PathBuf;
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
+use paceline_config::Failure;
+use paceline_report::progress::bars;
 use paceline_workload::{PublishedSet, download};
 
 use crate::output::say;
-use paceline_config::Failure;
-use paceline_report::progress::bars;
 
-/// Fetch data sets
-#[derive(Args)]
+/// Download data sets
+#[derive(Subcommand)]
 #[command(after_help = "\
 Examples:
   paceline data get mnist
   paceline train --data mnist --model mlp")]
-pub struct DataArgs {
-    #[command(subcommand)]
-    command: DataCommand,
+pub enum DataCommand {
+    Get(DataGetArgs),
 }
 
-#[derive(Subcommand)]
-enum DataCommand {
-    Get(Get),
-}
-
-/// Download a data set into the cache, with its checksums verified; --data finds it there
+/// Download a data set into the cache, where --data finds it, and verify its checksums
 #[derive(Args)]
 #[command(after_help = "Example:\n  paceline data get mnist && paceline fit --data mnist")]
-struct Get {
-    /// mnist, fashion-mnist or cifar10
+pub struct DataGetArgs {
+    /// Data set: mnist, fashion-mnist or cifar10
     set: PublishedSet,
 
-    /// Where to put it [default: the cache folder]
+    /// Folder to download to [default: the cache folder]
     #[arg(long, value_name = "DIR")]
     to: Option<PathBuf>,
 
-    /// Another address that holds the set's files
+    /// Another address of the set's files
     #[arg(long, value_name = "URL")]
     mirror: Option<String>,
 
@@ -47,14 +41,14 @@ struct Get {
     json: bool,
 }
 
-impl DataArgs {
+impl DataCommand {
     pub fn run(self) -> Result<(), Failure> {
-        let DataCommand::Get(get) = self.command;
+        let DataCommand::Get(get) = self;
         get.run()
     }
 }
 
-impl Get {
+impl DataGetArgs {
     fn run(self) -> Result<(), Failure> {
         let folder = self.to.or_else(|| self.set.cache_folder());
         let folder = folder.ok_or_else(|| {

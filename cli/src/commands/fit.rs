@@ -1,48 +1,47 @@
-//! `paceline fit`: train on this machine alone, the standard that schemes are measured by.
+//! `paceline fit`: train without workers, as a baseline for schemes.
 
 use std::time::Instant;
 
 use clap::Args;
+use paceline_config::{Failure, TrainingOptions, whole};
 use paceline_core::{CommitStep, Reason, SampleCounts, Time};
 use paceline_models::ModelKind;
+use paceline_report::progress::{RunBar, bars};
+use paceline_report::tables::table;
 use paceline_runtime::{Contribution, Goals, Monitor, Observer, RunInfo, Summary, Trainer};
 use paceline_workload::{Draw, Workload};
 
+use crate::options::ConfigFile;
 use crate::output::say;
-use paceline_config::Failure;
-use paceline_config::{TrainingOptions, whole};
-use paceline_report::progress::{RunBar, bars};
-use paceline_report::tables::table;
 
-/// Train a model on this machine alone, without workers: what schemes are compared with
+/// Train a model in one process, without workers: a baseline for schemes
 #[derive(Args)]
 #[command(after_help = "Examples:
   paceline fit
   paceline fit --model cnn --data mnist:DIR --until 'accuracy>0.98'")]
 pub struct FitArgs {
-    /// softmax, mlp, cnn, resnet8, resnet20 or charlm
+    /// Model to train: softmax, mlp, cnn, resnet8, resnet20 or charlm
     #[arg(long, value_name = "MODEL", default_value = "cnn", help_heading = "Training")]
     model: ModelKind,
 
     #[command(flatten)]
     training: TrainingOptions,
 
-    /// When to stop, whichever comes first: loss<X, accuracy>X, iterations=N, time=SECONDS, samples=N; may be given
-    /// several times
+    /// When to stop: at the first of loss<X, accuracy>X, iterations=N, time=SECONDS, samples=N; may be given several
+    /// times
     #[arg(long, value_name = "GOAL,…", default_value = "accuracy>0.95,iterations=5000")]
     until: Vec<Goals>,
 
-    /// Measure on the held-out set every N iterations, and at the end
+    /// Evaluate on the held-out set every N iterations and at the end
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = whole::<u64>(1..=1_000_000_000))]
     evaluate_every: u64,
 
-    /// The seed of everything random
+    /// Seed of all random numbers
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
 
-    /// Read options from a TOML file whose keys are these flags; flags count more
-    #[arg(long, value_name = "FILE")]
-    config: Option<std::path::PathBuf>,
+    #[command(flatten)]
+    config: ConfigFile,
 
     /// Print one JSON object instead of a table
     #[arg(long)]
@@ -70,14 +69,14 @@ impl FitArgs {
         let mut gradient = vec![0.0; workload.layout().len()];
         let mut monitor = Monitor::default();
         let mut progress = RunBar::new(&bars(), format!("fit {}", self.model), &goals);
-        let began = Instant::now();
+        let start = Instant::now();
         let mut samples = SampleCounts::default();
         loop {
             let draw = Draw { worker: 0, offset: samples.used, samples: self.training.batch };
             let loss = replica.gradient(trainer.parameters(), draw, &mut gradient);
             trainer.commit(CommitStep::Optimizer, &[Contribution { gradient: &gradient, weight: 1.0, loss }], 1);
             samples.used += u64::from(draw.samples);
-            let now = Time(began.elapsed().as_nanos() as u64);
+            let now = Time(start.elapsed().as_nanos() as u64);
             let iteration = monitor.stepped(now, 1, Some(loss), Reason::OnArrival);
             if iteration.iteration.is_multiple_of(self.evaluate_every) {
                 monitor.evaluated(replica.evaluate(trainer.parameters()));

@@ -1,16 +1,16 @@
-//! `paceline keys`: make what keeps strangers out of a run.
+//! `paceline keys`: create the keys that authenticate workers and encrypt TCP.
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use anyhow::anyhow;
 use clap::Args;
+use paceline_config::Failure;
 use paceline_net::{Keys, KeysError};
 
 use crate::output::say;
-use paceline_config::Failure;
 
-/// Make a token and a self-signed certificate that keep strangers out of runs on other machines
+/// Create a token and a self-signed certificate, to authenticate workers on other machines and encrypt TCP
 #[derive(Args)]
 #[command(
     after_help = "The server needs the whole folder; workers need its certificate.pem and token, not its key.pem.
@@ -21,7 +21,7 @@ Example:
   paceline work --join node0 --keys keys        (on another machine, with a copy)"
 )]
 pub struct KeysArgs {
-    /// The folder to make them in
+    /// Folder to create them in
     #[arg(value_name = "DIR")]
     folder: PathBuf,
 }
@@ -31,17 +31,14 @@ impl KeysArgs {
         Keys::generate(&self.folder).map_err(|error| {
             Failure::Input(match error {
                 KeysError::File { path, error } if error.kind() == ErrorKind::AlreadyExists => {
-                    anyhow!(
-                        "{} is there already, and keys are never overwritten; choose another folder",
-                        path.display()
-                    )
+                    anyhow!("{} exists, and keys are never overwritten; choose another folder", path.display())
                 }
                 _ => error.into(),
             })
         })?;
         let folder = self.folder.display();
         say(format_args!(
-            "made {folder}/certificate.pem and {folder}/token for server and workers, {folder}/key.pem for the server alone"
+            "created certificate.pem and token for the server and its workers, key.pem for the server only, in {folder}"
         ));
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! `paceline replay`: feed a recorded event stream to its scheme again.
+//! `paceline replay`: feed an event log to its scheme again.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -6,13 +6,12 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use paceline_runtime::{ReplayError, replay};
+use paceline_config::Failure;
+use paceline_runtime::{EVENTS, ReplayError, replay};
 
 use crate::output::say;
-use paceline_config::Failure;
-use paceline_runtime::EVENTS;
 
-/// Feed a recorded event stream to its scheme again, and fail at the first decision that differs
+/// Feed an event log to its scheme again, and fail at the first decision that differs
 #[derive(Args)]
 #[command(
     after_help = "Example:\n  paceline simulate --scheme backup:k=6 --out RUN && paceline replay RUN/events.jsonl"
@@ -40,9 +39,9 @@ impl ReplayArgs {
         if self.json {
             say(serde_json::to_string(&replayed).map_err(Failure::run)?);
         } else {
-            let cut = if replayed.cut_short { "; the last line was cut short and is left out" } else { "" };
+            let cut = if replayed.cut_short { "; the last line was cut short and is ignored" } else { "" };
             say(format_args!(
-                "{}: {} events gave the same {} decisions again{cut}",
+                "{}: {} events led to the same {} decisions{cut}",
                 replayed.scheme, replayed.events, replayed.decisions
             ));
         }

@@ -1,19 +1,18 @@
-//! `paceline report`: a page about a run, or about several.
+//! `paceline report`: an HTML page about one run or several.
 
 use std::path::PathBuf;
 
 use clap::Args;
+use paceline_config::Failure;
+use paceline_report::numbers::counted;
+use paceline_report::{page, plot};
+use paceline_runtime::REPORT;
 use serde_json::json;
 
 use crate::destination::{check_file, check_picture};
 use crate::output::say;
-use paceline_config::Failure;
-use paceline_report::numbers::counted;
-use paceline_report::page;
-use paceline_report::plot;
-use paceline_runtime::REPORT;
 
-/// Write one HTML page, which needs nothing else, about a run or comparing several
+/// Write one self-contained HTML page about a run, or comparing several
 #[derive(Args)]
 #[command(after_help = "Examples:
   paceline report runs/1
@@ -25,11 +24,11 @@ pub struct ReportArgs {
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<PathBuf>,
 
-    /// The page [default: report.html, in the run folder if there is one only]
+    /// Page to write [default: report.html, in the run folder if there is only one]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 
-    /// Draw who did what when of the first run, too (.png or .svg)
+    /// Also draw the first run's timeline (.png or .svg)
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
 

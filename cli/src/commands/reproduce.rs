@@ -1,4 +1,4 @@
-//! `paceline reproduce`: the papers' experiments.
+//! `paceline reproduce`: run the papers' experiments.
 
 use std::path::PathBuf;
 
@@ -11,22 +11,22 @@ use paceline_report::plot;
 
 use crate::output::say;
 
-/// Run an experiment of a paper again: its table on standard output, its figure as .png and .svg
+/// Run a paper's experiment; print its table, and write its figure as .png and .svg
 #[derive(Args)]
 #[command(after_help = after_help())]
 pub struct ReproduceArgs {
-    /// Which one (see below)
+    /// Experiment to run (see below)
     #[arg(value_parser = PossibleValuesParser::new(EXPERIMENTS.iter().map(|experiment| experiment.name)), hide_possible_values = true)]
     experiment: String,
 
     #[command(flatten)]
     conditions: Conditions,
 
-    /// Where figures go
+    /// Folder for the figures
     #[arg(long, value_name = "DIR", default_value = "reproduced")]
     out: PathBuf,
 
-    /// Print one JSON object per line of the table instead
+    /// Print one JSON object per record instead of a table
     #[arg(long)]
     json: bool,
 }
@@ -42,7 +42,7 @@ fn after_help() -> String {
 impl ReproduceArgs {
     pub fn run(self) -> Result<(), Failure> {
         let chosen = EXPERIMENTS.iter().find(|experiment| experiment.name == self.experiment);
-        let Experiment { name, run, .. } = chosen.expect("the argument is one of their names");
+        let Experiment { name, run, .. } = chosen.expect("clap accepts only names of experiments");
         let findings = run(&self.conditions)?;
         if self.json {
             for record in &findings.records {

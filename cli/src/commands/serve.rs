@@ -1,34 +1,34 @@
-//! `paceline serve`: coordinate workers that join from anywhere.
+//! `paceline serve`: a parameter server for workers on any machine.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::Args;
+use paceline_config::Failure;
+use paceline_config::file::Configuration;
 use paceline_net::{Address, Keys, Server, TransportOptions};
+use paceline_report::numbers::counted;
 
 use crate::options::JobOptions;
 use crate::serving::{self, ServingOutput};
-use paceline_config::Failure;
-use paceline_config::file::Configuration;
-use paceline_report::numbers::counted;
 
-/// Run a parameter server that workers join from anywhere
+/// Run a parameter server that workers on any machine can join
 #[derive(Args)]
 #[command(after_help = "Example (two terminals, or two machines with --listen 0.0.0.0):
   paceline serve --workers 2 --scheme backup:k=1
   paceline work --join 127.0.0.1        (twice)")]
 pub struct ServeArgs {
-    /// Where to listen: HOST:PORT for TCP, local:NAME for shared memory with workers on this machine; may be given
-    /// several times. Beyond this machine it takes --keys or --open
+    /// Address to listen on: HOST:PORT for TCP, local:NAME for shared memory with workers on this machine; may be given
+    /// several times. An address that other machines can reach needs --keys or --open
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7077")]
     listen: Vec<Address>,
 
-    /// The folder with the keys that workers must have, too; paceline keys makes one. TCP is encrypted then
+    /// Folder with the keys, as `paceline keys` creates it; workers need a copy. Encrypts TCP
     #[arg(long, value_name = "DIR")]
     keys: Option<PathBuf>,
 
-    /// Let anyone on other machines read the status, and without --keys join, unencrypted
+    /// Let other machines read the status and, without --keys, join unencrypted
     #[arg(long)]
     open: bool,
 
@@ -42,15 +42,15 @@ pub struct ServeArgs {
 impl ServeArgs {
     pub fn run(self, configuration: &Configuration) -> Result<(), Failure> {
         let job = self.job.load().map_err(Failure::Input)?;
-        let resumed = self.output.resume_point(&job).map_err(Failure::Input)?;
+        let resume_point = self.output.resume_point(&job).map_err(Failure::Input)?;
         let keys = self.keys.as_deref().map(Keys::read).transpose().map_err(Failure::input)?;
-        // Refused now rather than when others wait for it.
+        // Checked before workers can join.
         self.output.folder().map_err(Failure::Input)?;
         self.output.check_http(self.open).map_err(Failure::Input)?;
         let transport = TransportOptions { keys, open: self.open, ..self.job.transport() };
         let server = Server::bind(&self.listen, transport).map_err(Failure::input)?;
         let addresses: Vec<String> = server.addresses().iter().map(Address::to_string).collect();
         eprintln!("waiting for {} on {}", counted(job.setup.workers, "worker"), addresses.join(" and "));
-        serving::run(server, &job, &self.output, configuration, resumed, Arc::new(AtomicBool::new(false)))
+        serving::run(server, &job, &self.output, configuration, resume_point, Arc::new(AtomicBool::new(false)))
     }
 }

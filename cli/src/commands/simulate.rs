@@ -5,24 +5,22 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::Args;
 use indicatif::MultiProgress;
-use paceline_core::{CATALOGUE, SchemeSpec};
-use paceline_runtime::{EventLogHeader, Iteration, Monitor, Observer, Summary};
-use paceline_sim::Simulation;
-use serde::Serialize;
-
-use crate::destination::{check_file, make_folder};
-use crate::output::say;
-use paceline_config::Failure;
 use paceline_config::file::Configuration;
-use paceline_config::parallel;
-use paceline_config::{PreparedScenario, Scenario, Seeds, scheme, whole};
+use paceline_config::{Failure, PreparedScenario, Scenario, Seeds, parallel, scheme, whole};
+use paceline_core::{CATALOGUE, SchemeSpec};
 use paceline_report::page;
 use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::table;
-use paceline_runtime::{RunFolder, check_free};
+use paceline_runtime::{EventLogHeader, Iteration, Monitor, Observer, RunFolder, Summary, check_free};
+use paceline_sim::Simulation;
 use paceline_trace::Recorder;
+use serde::Serialize;
 
-/// Run a scheme on a virtual clock, with real gradients
+use crate::destination::{check_file, make_folder};
+use crate::options::ConfigFile;
+use crate::output::say;
+
+/// Simulate a scheme on a virtual clock, with real gradients
 #[derive(Args)]
 #[command(after_help = after_help())]
 pub struct SimulateArgs {
@@ -30,11 +28,11 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "SCHEME", default_value = "bsp", value_parser = scheme)]
     scheme: SchemeSpec,
 
-    /// Which seeds to run: 7, 1..20 (both ends included) or 1,5,9
+    /// Seeds to run: 7, 1..20 (both ends included) or 1,5,9
     #[arg(long, value_name = "SEEDS", default_value = "1")]
     seeds: Seeds,
 
-    /// Threads that compute; results are the same for any number [default: all cores]
+    /// Threads; the results do not depend on their number [default: all cores]
     #[arg(long, value_name = "N", value_parser = whole::<u16>(1..=1024))]
     threads: Option<u16>,
 
@@ -49,23 +47,22 @@ pub struct SimulateArgs {
 #[derive(Args)]
 #[command(next_help_heading = "Output")]
 struct SimulateOutput {
-    /// Read options from a TOML file whose keys are these flags; flags count more
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    config: ConfigFile,
 
-    /// Write a run folder here (one per seed inside it, if there are several): configuration, events, metrics, model
+    /// Run folder, for configuration, event log, metrics and model; with several seeds, one folder per seed inside it
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 
-    /// Write every worker's run-times as a trace that --times trace:FILE reads back (CSV, or .parquet); one seed only
+    /// Record every worker's run-times to a trace that --times trace:FILE reads (.csv or .parquet); one seed only
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
 
-    /// Print one JSON object per run on standard output
+    /// Print one JSON object per run instead of a table
     #[arg(long)]
     json: bool,
 
-    /// With --json: one object per iteration, too
+    /// With --json: also one object per iteration
     #[arg(long, requires = "json")]
     trace: bool,
 }
@@ -94,16 +91,16 @@ struct IterationLine<'a> {
     iteration: &'a Iteration,
 }
 
-/// Keeps a run's iterations as lines, to be printed when it is its turn.
-struct Lines {
+/// Collects a run's iterations as lines of JSON. They are printed in the order of the seeds.
+struct IterationLines {
     seed: u64,
     text: String,
 }
 
-impl Observer for Lines {
+impl Observer for IterationLines {
     fn on_iteration(&mut self, iteration: &Iteration, _monitor: &Monitor) {
         let line = IterationLine { seed: self.seed, iteration };
-        // An iteration is plain numbers and text: there is always a way to write it.
+        // An iteration is numbers and text, which always serialize.
         self.text += &serde_json::to_string(&line).unwrap_or_default();
         self.text.push('\n');
     }
@@ -133,12 +130,16 @@ impl SimulateArgs {
         outcome.map_err(Failure::Run)
     }
 
-    /// Reads and checks everything before anything is run.
+    /// Reads and checks all input before the first run.
     fn prepare(&self) -> anyhow::Result<PreparedScenario<'_>> {
         let prepared = self.scenario.prepare()?;
         Simulation::check(&self.scheme, prepared.setup())?;
         if let (Some(path), true) = (&self.output.record, self.seeds.0.len() > 1) {
-            bail!("--record {} is of one run, but there are {} seeds", path.display(), self.seeds.0.len());
+            bail!(
+                "--record {} takes one run, but --seeds gives {}; expected one seed",
+                path.display(),
+                self.seeds.0.len()
+            );
         }
         if let Some(record) = &self.output.record {
             check_file("--record", record)?;
@@ -168,7 +169,7 @@ impl SimulateArgs {
             }
             None => None,
         };
-        let mut lines = self.output.trace.then(|| Lines { seed, text: String::new() });
+        let mut lines = self.output.trace.then(|| IterationLines { seed, text: String::new() });
         let mut recorder = self.output.record.is_some().then(Recorder::default);
         let mut progress = RunBar::new(bars, format!("{} seed {seed}", self.scheme), &simulation.goals);
         let mut observers: Vec<&mut dyn Observer> = vec![&mut progress];

@@ -1,4 +1,4 @@
-//! `paceline train`: a server and its worker processes on this machine.
+//! `paceline train`: a server and worker processes on this machine.
 
 use std::collections::BTreeMap;
 use std::process::{Child, Command, Stdio};
@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
+use paceline_config::Failure;
+use paceline_config::file::Configuration;
 use paceline_core::WorkerId;
 use paceline_net::{Address, Server, Stopper};
 use rustix::io::Errno;
@@ -15,15 +17,13 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
 use crate::options::{JobOptions, StragglerSpec};
 use crate::serving::{self, ServingOutput};
-use paceline_config::Failure;
-use paceline_config::file::Configuration;
 
 /// How values travel between the server and its workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum TransportKind {
-    /// In memory that all processes share.
+    /// Memory that all processes share.
     SharedMemory,
-    /// Over loopback TCP.
+    /// TCP over the loopback interface.
     Tcp,
 }
 
@@ -37,12 +37,12 @@ pub struct TrainArgs {
     #[command(flatten)]
     job: JobOptions,
 
-    /// Makes workers late on purpose, e.g. 0=3.0 (three times slower) or 1-2=lognormal:-2,0.5 (their tasks' times); may be
-    /// given several times; says so in every output
+    /// Emulate stragglers, e.g. 0=3.0 (three times slower) or 1-2=lognormal:-2,0.5 (times of their tasks); may be given
+    /// several times; every output mentions it
     #[arg(long, value_name = "RANKS=FACTOR|TIMES")]
     emulate: Vec<StragglerSpec>,
 
-    /// How values travel
+    /// How values travel between the server and its workers
     #[arg(long, value_name = "TRANSPORT", value_enum, default_value_t = TransportKind::SharedMemory)]
     transport: TransportKind,
 
@@ -54,10 +54,10 @@ impl TrainArgs {
     pub fn run(self, configuration: &Configuration) -> Result<(), Failure> {
         let job = self.job.load().map_err(Failure::Input)?;
         self.check_emulation().map_err(Failure::Input)?;
-        // The folder is refused now rather than after the workers were started.
+        // Checked before the workers are started.
         self.output.folder().map_err(Failure::Input)?;
         self.output.check_http(false).map_err(Failure::Input)?;
-        let resumed = self.output.resume_point(&job).map_err(Failure::Input)?;
+        let resume_point = self.output.resume_point(&job).map_err(Failure::Input)?;
         let address = match self.transport {
             TransportKind::SharedMemory => Address::Local { name: format!("paceline-{}", std::process::id()) },
             TransportKind::Tcp => Address::Tcp { host: "127.0.0.1".into(), port: 0 },
@@ -69,72 +69,70 @@ impl TrainArgs {
         let running = workers.clone().map(|worker| Ok((worker, self.start(&address, worker)?)));
         let running = running.collect::<anyhow::Result<BTreeMap<_, _>>>().map_err(Failure::Run)?;
         let pids: Vec<_> = running.values().map(Pid::from_child).collect();
-        let watch = WorkerProcesses {
+        let processes = WorkerProcesses {
             stopper: server.stopper(),
             started: started.clone(),
-            over: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
             running: Mutex::new(running),
-            ended: Condvar::new(),
+            exited: Condvar::new(),
         };
         std::thread::scope(|scope| {
             for (worker, pid) in workers.zip(pids) {
-                let watch = &watch;
-                scope.spawn(move || watch.wait_for(worker, pid));
+                let processes = &processes;
+                scope.spawn(move || processes.wait_for(worker, pid));
             }
-            let outcome = serving::run(server, &job, &self.output, configuration, resumed, started);
-            watch.see_off();
+            let outcome = serving::run(server, &job, &self.output, configuration, resume_point, started);
+            processes.stop_all();
             outcome
         })
     }
 
     fn check_emulation(&self) -> anyhow::Result<()> {
         let workers = self.job.workers;
-        for late in &self.emulate {
-            if late.ranks.last().0 >= workers {
-                bail!("--emulate names {}, but there are {workers} workers, 0 to {}", late.ranks.last(), workers - 1);
+        for straggler in &self.emulate {
+            if straggler.ranks.last().0 >= workers {
+                bail!(
+                    "--emulate {straggler}: {} does not exist; expected ranks 0 to {}",
+                    straggler.ranks.last(),
+                    workers - 1
+                );
             }
-            for worker in late.ranks.workers() {
-                late.lateness.load(worker, self.job.seed)?;
+            for worker in straggler.ranks.workers() {
+                straggler.delay.load(worker, self.job.seed)?;
             }
         }
         Ok(())
     }
 
     fn start(&self, server: &Address, worker: WorkerId) -> anyhow::Result<Child> {
-        let program = std::env::current_exe().context("this program's own file")?;
+        let program = std::env::current_exe().context("path of this program")?;
         let mut command = Command::new(program);
         command.args(["work", "--quiet", "--join", &server.to_string(), "--rank", &worker.0.to_string()]);
-        // If the server is lost it is gone with this process; that it has no place for a worker is soon over.
-        command.args([
-            "--join-timeout",
-            "5",
-            "--device",
-            &self.job.training.device,
-            "--parent",
-            &std::process::id().to_string(),
-        ]);
-        let emulated = self.emulate.iter().rev().find(|late| late.ranks.workers().any(|late| late == worker));
-        if let Some(late) = emulated {
-            command.args(["--emulate", &late.lateness.to_string()]);
+        // A lost server does not come back, and a full one has a free rank soon: a few seconds are enough.
+        let pid = std::process::id().to_string();
+        command.args(["--join-timeout", "5", "--device", &self.job.training.device, "--parent", &pid]);
+        let is_this = |straggler: &&StragglerSpec| straggler.ranks.workers().any(|rank| rank == worker);
+        if let Some(straggler) = self.emulate.iter().rev().find(is_this) {
+            command.args(["--emulate", &straggler.delay.to_string()]);
         }
         command.stdin(Stdio::null()).stdout(Stdio::null());
-        // Ctrl-C is for the server, which tells its workers.
+        // Only the server gets Ctrl-C; it stops its workers.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         command.spawn().with_context(|| format!("starting {worker}"))
     }
 }
 
-/// How long workers may take to end when the server is gone.
+/// How long workers may take to exit after the server has.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Looks after the worker processes.
+/// The worker processes.
 struct WorkerProcesses {
     stopper: Stopper,
     started: Arc<AtomicBool>,
-    over: AtomicBool,
-    /// Those that have not ended, or whose end has not been looked at: their process numbers are still theirs.
+    stopping: AtomicBool,
+    /// Processes that have not been waited for, so that their numbers are not reused.
     running: Mutex<BTreeMap<WorkerId, Child>>,
-    ended: Condvar,
+    exited: Condvar,
 }
 
 impl WorkerProcesses {
@@ -142,35 +140,34 @@ impl WorkerProcesses {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a worker's end. A run that can't begin, or go on, without it is ended.
+    /// Waits until a worker exits. Stops the run if it has not started yet, or if no worker is left.
     fn wait_for(&self, worker: WorkerId, pid: Pid) {
         while let Err(Errno::INTR) = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {}
-        let (child, left) = {
+        let (child, remaining) = {
             let mut running = self.running();
             (running.remove(&worker), running.len())
         };
-        self.ended.notify_all();
+        self.exited.notify_all();
         let Some(mut child) = child else { return };
-        let ended = child.wait();
-        if self.over.load(Ordering::Relaxed) {
+        let outcome = child.wait();
+        if self.stopping.load(Ordering::Relaxed) {
             return;
         }
-        let how = ended.map_or_else(|error| error.to_string(), |status| status.to_string());
+        let status = outcome.map_or_else(|error| error.to_string(), |status| status.to_string());
         if !self.started.load(Ordering::Relaxed) {
-            self.stopper.stop(&format!("{worker} ended before the run began ({how})"));
-        } else if left == 0 {
-            self.stopper.stop(&format!("no worker left; {worker} ended last ({how})"));
+            self.stopper.stop(&format!("{worker} exited before the run started ({status})"));
+        } else if remaining == 0 {
+            self.stopper.stop(&format!("no worker left; {worker} exited last ({status})"));
         }
     }
 
-    /// Waits, not for long, until the workers have ended by themselves, since the server is gone. The others were stopped,
-    /// or hang.
-    fn see_off(&self) {
-        self.over.store(true, Ordering::Relaxed);
-        let waited = self.ended.wait_timeout_while(self.running(), SHUTDOWN_TIMEOUT, |running| !running.is_empty());
+    /// Waits for the workers to exit after the server has, and kills those that don't: they were stopped or hang.
+    fn stop_all(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        let waited = self.exited.wait_timeout_while(self.running(), SHUTDOWN_TIMEOUT, |running| !running.is_empty());
         for (worker, child) in waited.unwrap_or_else(PoisonError::into_inner).0.iter_mut() {
-            tracing::warn!("{worker} did not end by itself, so it was killed");
-            // It fails only if it has ended just now.
+            tracing::warn!("{worker} did not exit within {} s and is killed", SHUTDOWN_TIMEOUT.as_secs());
+            // Fails only if the process has just exited.
             let _ = child.kill();
         }
     }

@@ -1,4 +1,4 @@
-//! Straggling on purpose, as written: a factor, or times.
+//! Emulated stragglers, as `--emulate` takes them.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -8,12 +8,12 @@ use paceline_core::WorkerId;
 use paceline_net::Emulation;
 use paceline_sim::{Ranks, Times, TimesSpec};
 
-/// How a worker is late: so many times slower, or by times such as `shifted-exponential:0.3,0.7` or `trace:FILE`.
+/// How a worker is slowed down: by a factor, or to times such as `shifted-exponential:0.3,0.7` or `trace:FILE`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum DelaySpec {
-    /// So many times slower than it is.
+    /// Every task takes this many times as long.
     Factor(f64),
-    /// Its tasks take so long, or as long as they take where that is longer.
+    /// Every task takes at least a time drawn from these.
     Times(TimesSpec),
 }
 
@@ -25,7 +25,7 @@ impl FromStr for DelaySpec {
             Ok(factor) if factor.is_finite() && factor >= 1.0 => Ok(DelaySpec::Factor(factor)),
             Ok(_) => Err(anyhow!("expected a factor of at least 1, or times such as lognormal:-2,0.5")),
             Err(_) => {
-                text.parse().map(DelaySpec::Times).map_err(|error| anyhow!("expected a factor, or times: {error}"))
+                text.parse().map(DelaySpec::Times).map_err(|error| anyhow!("expected a factor or times: {error}"))
             }
         }
     }
@@ -41,7 +41,7 @@ impl std::fmt::Display for DelaySpec {
 }
 
 impl DelaySpec {
-    /// Makes it ready for one worker; a trace is read, and the worker's own column of it is used.
+    /// Prepares the emulation of one worker. A trace is read; the worker uses its own column.
     pub fn load(&self, worker: WorkerId, seed: u64) -> anyhow::Result<Emulation> {
         match self {
             DelaySpec::Factor(factor) => Ok(Emulation::factor(*factor)),
@@ -55,27 +55,27 @@ impl DelaySpec {
     }
 }
 
-/// Which workers are late, and how: `3=3.0`, `0-1=lognormal:-2,0.5`.
+/// Which workers are slowed down, and how: `3=3.0`, `0-1=lognormal:-2,0.5`.
 #[derive(Debug, Clone)]
 pub struct StragglerSpec {
-    /// Who.
+    /// The workers.
     pub ranks: Ranks,
-    /// How.
-    pub lateness: DelaySpec,
+    /// Their delay.
+    pub delay: DelaySpec,
 }
 
 impl FromStr for StragglerSpec {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> anyhow::Result<Self> {
-        let (ranks, lateness) =
-            text.split_once('=').ok_or_else(|| anyhow!("expected RANKS=FACTOR or RANKS=TIMES (3=3.0)"))?;
-        Ok(StragglerSpec { ranks: ranks.parse()?, lateness: lateness.parse()? })
+        let (ranks, delay) =
+            text.split_once('=').ok_or_else(|| anyhow!("expected RANKS=FACTOR or RANKS=TIMES, such as 3=3.0"))?;
+        Ok(StragglerSpec { ranks: ranks.parse()?, delay: delay.parse()? })
     }
 }
 
 impl std::fmt::Display for StragglerSpec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}={}", self.ranks, self.lateness)
+        write!(f, "{}={}", self.ranks, self.delay)
     }
 }

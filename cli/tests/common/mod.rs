@@ -1,4 +1,4 @@
-//! Running the program.
+//! Runs the program.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::process::{Command, Output, Stdio};
@@ -11,7 +11,7 @@ pub fn paceline(arguments: &[&str]) -> Output {
     Command::new(program).args(arguments).stdin(Stdio::null()).output().expect("the program was built")
 }
 
-/// Runs `paceline` and reads its standard output, an object a line.
+/// Runs `paceline` and reads its standard output, one JSON object per line.
 pub fn json(arguments: &[&str]) -> Vec<Value> {
     let output = paceline(arguments);
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -19,7 +19,7 @@ pub fn json(arguments: &[&str]) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Runs `paceline` with input that it must refuse, in one line on standard error and with exit code 2.
+/// Runs `paceline` with bad input. It must print one line on standard error and exit with code 2.
 pub fn refused(arguments: &[&str]) -> String {
     let output = paceline(arguments);
     let message = String::from_utf8(output.stderr).unwrap();

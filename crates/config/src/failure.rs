@@ -1,16 +1,16 @@
-//! How a command fails: in one line, and whether the input was at fault.
+//! Why a command fails, as one line and an exit code.
 
 use std::fmt;
 
-/// Why the command ends without success.
+/// Why a command ends early.
 #[derive(Debug)]
 pub enum Failure {
     /// The input can't be used; exit code 2.
     Input(anyhow::Error),
-    /// The input was fine, but something went wrong; exit code 1.
+    /// The input is valid, but the run failed; exit code 1.
     Run(anyhow::Error),
-    /// Help or version was asked for; exit code 0.
-    Shown(clap::Error),
+    /// Help or version to print; exit code 0.
+    Help(clap::Error),
 }
 
 impl Failure {
@@ -19,7 +19,7 @@ impl Failure {
         Failure::Input(error.into())
     }
 
-    /// Something went wrong although the input was fine.
+    /// The run failed.
     pub fn run(error: impl Into<anyhow::Error>) -> Self {
         Failure::Run(error.into())
     }
@@ -29,7 +29,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Failure::Input(error) | Failure::Run(error) => f.write_str(&with_causes(error)),
-            Failure::Shown(text) => write!(f, "{text}"),
+            Failure::Help(text) => write!(f, "{text}"),
         }
     }
 }
@@ -38,14 +38,14 @@ impl From<clap::Error> for Failure {
     fn from(error: clap::Error) -> Self {
         use clap::error::ErrorKind;
         match error.kind() {
-            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Failure::Shown(error),
-            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Failure::Shown(error),
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Failure::Help(error),
+            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Failure::Help(error),
             _ => Failure::Input(anyhow::anyhow!("{}", in_one_line(&error.to_string()))),
         }
     }
 }
 
-/// An error and what led to it, each said once: some say their cause themselves.
+/// An error and its causes. A cause that the text contains already is not repeated.
 fn with_causes(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -56,12 +56,12 @@ fn with_causes(error: &anyhow::Error) -> String {
     text
 }
 
-/// What clap says, up to its advice, in one line.
+/// Clap's message in one line, without its advice.
 fn in_one_line(text: &str) -> String {
     let text = text.strip_prefix("error: ").unwrap_or(text);
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let told: Vec<&str> =
+    let message: Vec<&str> =
         lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information")).collect();
-    // The standard library's words for a number that is none.
-    told.join(" ").replace("invalid digit found in string", "expected a whole number")
+    // The standard library's message for text that is not a number.
+    message.join(" ").replace("invalid digit found in string", "expected a whole number")
 }

@@ -1,6 +1,6 @@
-//! Configuration files: `--config FILE` reads options from TOML, and a run folder holds one that repeats the run.
+//! Configuration files: `--config FILE` reads options from TOML, and a run folder has one that repeats the run.
 //!
-//! A file's keys are the command's own flags. Flags given on the command line count more.
+//! The keys of a file are the command's flags. Flags on the command line take precedence.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -11,21 +11,21 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command};
 
 use crate::failure::Failure;
 
-/// Flags that say where results go, not what is done: no part of a configuration.
+/// Flags for output, which are not part of a configuration.
 const NOT_CONFIGURATION: &[&str] = &["config", "out", "resume", "json", "trace", "record", "help"];
 
-/// Reads the arguments, those of a configuration file first.
+/// Parses the arguments, after those of a configuration file.
 pub fn matches(command: Command, arguments: Vec<OsString>) -> Result<ArgMatches, Failure> {
     let given = command.clone().try_get_matches_from(&arguments)?;
     let Some((name, subcommand)) = given.subcommand() else { return Ok(given) };
     let path_of = |id: &str| subcommand.try_get_one::<PathBuf>(id).ok().flatten();
-    let resumed = || path_of("resume").map(|folder| folder.join("config.toml"));
-    let Some(path) = &path_of("config").cloned().or_else(resumed) else { return Ok(given) };
+    let resume_config = || path_of("resume").map(|folder| folder.join("config.toml"));
+    let Some(path) = &path_of("config").cloned().or_else(resume_config) else { return Ok(given) };
     let place = arguments.iter().position(|argument| *argument == *name).unwrap_or(0);
     let (before, after) = arguments.split_at(place + 1);
     let known: Vec<&Arg> = command.find_subcommand(name).map(Command::get_arguments).into_iter().flatten().collect();
     let from_file = read(path, &known).map_err(Failure::Input)?;
-    // The file by itself first, so that its errors can name it.
+    // The file is parsed alone first, so that its errors name it.
     let alone = before.iter().cloned().chain(from_file.iter().map(|(_, argument)| argument.into()));
     if let Err(error) = command.clone().try_get_matches_from(alone) {
         let Failure::Input(error) = Failure::from(error) else { return Ok(given) };
@@ -37,7 +37,7 @@ pub fn matches(command: Command, arguments: Vec<OsString>) -> Result<ArgMatches,
     Ok(command.clone().try_get_matches_from(all)?)
 }
 
-/// Reads a group of options from a TOML text alone. `name` is what errors call it.
+/// Reads a group of options from TOML text. Errors call it `name`.
 pub fn parse<Options: Args>(name: &str, text: &str) -> anyhow::Result<Options> {
     let command = Options::augment_args(Command::new("config").no_binary_name(true));
     let known: Vec<&Arg> = command.get_arguments().collect();
@@ -46,7 +46,7 @@ pub fn parse<Options: Args>(name: &str, text: &str) -> anyhow::Result<Options> {
     let options = matches.and_then(|matches| Options::from_arg_matches(&matches));
     options.map_err(|error| match Failure::from(error) {
         Failure::Input(error) | Failure::Run(error) => error.context(name.to_string()),
-        Failure::Shown(error) => error.into(),
+        Failure::Help(error) => error.into(),
     })
 }
 
@@ -56,7 +56,7 @@ fn read(path: &Path, known: &[&Arg]) -> anyhow::Result<Vec<(String, String)>> {
     arguments(&name, &text, known)
 }
 
-/// The settings of a text, each as the flag's identity and the argument it stands for.
+/// The settings of a text, each as the flag's id and the argument.
 fn arguments(name: &str, text: &str, known: &[&Arg]) -> anyhow::Result<Vec<(String, String)>> {
     let table: toml::Table = toml::from_str(text).map_err(|error| {
         let line = error.span().map_or(1, |span| text[..span.start].lines().count().max(1));
@@ -68,7 +68,7 @@ fn arguments(name: &str, text: &str, known: &[&Arg]) -> anyhow::Result<Vec<(Stri
     for (key, value) in table {
         let Some(arg) = known.iter().find(|arg| arg.get_long() == Some(&key)).filter(|_| keys.contains(&key.as_str()))
         else {
-            bail!("{name}: unknown key '{key}'; there are {}", keys.join(", "));
+            bail!("{name}: unknown key '{key}'; expected {}", keys.join(", "));
         };
         let id = arg.get_id().to_string();
         match value {
@@ -91,12 +91,12 @@ fn arguments(name: &str, text: &str, known: &[&Arg]) -> anyhow::Result<Vec<(Stri
     Ok(arguments)
 }
 
-/// All of a command's settings as they came to be, defaults included.
+/// All settings of a command, including defaults.
 #[derive(Debug, Clone, Default)]
 pub struct Configuration(toml::Table);
 
 impl Configuration {
-    /// The settings of the subcommand that was chosen.
+    /// The settings of the subcommand.
     pub fn of(command: &Command, matches: &ArgMatches) -> Self {
         let Some((name, given)) = matches.subcommand() else { return Configuration::default() };
         let arguments = command.find_subcommand(name).map(Command::get_arguments).into_iter().flatten();
@@ -115,7 +115,7 @@ impl Configuration {
         Configuration(table)
     }
 
-    /// Leaves settings out, e.g. those of another command.
+    /// Removes settings, e.g. those that another command does not have.
     pub fn without(mut self, keys: &[&str]) -> Self {
         self.0.retain(|key, _| !keys.contains(&key));
         self
@@ -128,7 +128,7 @@ impl Configuration {
     }
 }
 
-/// Numbers as numbers, everything else as text.
+/// A whole number as a number, everything else as text.
 fn plain(text: &str) -> toml::Value {
     let integer = text.parse().ok().filter(|number: &i64| number.to_string() == text).map(toml::Value::Integer);
     integer.unwrap_or_else(|| toml::Value::String(text.into()))

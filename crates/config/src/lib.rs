@@ -1,11 +1,11 @@
-//! What is run, as a user writes it: options that commands and experiments share, from flags and from TOML files.
+//! Options that commands and experiments share, from flags and from TOML files.
 //!
-//! - [`Scenario`]: a simulation, whatever the scheme: its [`Cluster`], [`TrainingOptions`] and goals.
-//! - [`SchemeList`], [`Seeds`]: which schemes run, and with which seeds.
-//! - [`WorkloadSpec`]: what a server sends to its workers so that they build the same workload.
+//! - [`Scenario`]: a simulation without its scheme: [`Cluster`], [`TrainingOptions`] and goals.
+//! - [`SchemeList`], [`Seeds`]: the schemes and seeds to run.
+//! - [`WorkloadSpec`]: the workload as a server describes it to its workers.
 //! - [`file`]: configuration files, and the configuration that a command ran with.
-//! - [`parallel`]: several runs at once.
-//! - [`Failure`]: how a command fails.
+//! - [`parallel`]: several runs at once, with results in order.
+//! - [`Failure`]: why a command fails.
 
 mod cluster;
 mod failure;
@@ -36,18 +36,18 @@ pub use workload_spec::WorkloadSpec;
 /// If it is not a finite number above 0.
 pub fn seconds(text: &str) -> Result<f64, String> {
     let seconds = text.parse().ok().filter(|seconds: &f64| seconds.is_finite() && *seconds > 0.0);
-    seconds.ok_or_else(|| "expected seconds, more than 0".into())
+    seconds.ok_or_else(|| "expected seconds, above 0".into())
 }
 
-/// Reads a scheme, and the file that its settings may name.
+/// Reads a scheme, and the pretrained file that its settings may name.
 ///
 /// # Errors
-/// If the scheme is not known, a setting is wrong, or the file can't be read.
+/// If the scheme is unknown, a setting is not allowed, or the file can't be read.
 pub fn scheme(text: &str) -> anyhow::Result<SchemeSpec> {
     Ok(load_pretrained(text.parse()?)?)
 }
 
-/// A reader of whole numbers within a range.
+/// A parser of whole numbers within a range.
 pub fn whole<T: TryFrom<u64>>(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<T, String> + Clone {
     move |text| {
         let number = text.parse().ok().filter(|number| range.contains(number));

@@ -1,15 +1,15 @@
-//! Several runs at once.
+//! Several runs at once, with results in order.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// How many threads to compute on: those asked for, else as many as there are cores.
+/// The number of threads: the given one, or else one per core.
 pub fn threads(given: Option<u16>) -> usize {
     given.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from)
 }
 
-/// Does all jobs, `at_once` of them at a time, and hands the results on in the order of the jobs, each as soon as those
-/// before it are there. After the first failure no further job is begun.
+/// Runs all jobs, `at_once` at a time. Passes the results to `each` in the order of the jobs, each as soon as the
+/// earlier ones are done. After a failure, no further job is started.
 pub fn run<Job: Sync, Done: Send>(
     jobs: &[Job],
     at_once: usize,
@@ -17,9 +17,9 @@ pub fn run<Job: Sync, Done: Send>(
     each: impl FnMut(Done) + Send,
 ) -> anyhow::Result<()> {
     let next = AtomicUsize::new(0);
-    let queue = Mutex::new(OrderedResults { done: jobs.iter().map(|_| None).collect(), handed_on: 0, each });
+    let queue = Mutex::new(OrderedResults { done: jobs.iter().map(|_| None).collect(), delivered: 0, each });
     let failure = Mutex::new(None);
-    let go = || {
+    let run_jobs = || {
         while let Some((index, job)) = take(&next, jobs) {
             match work(job) {
                 Ok(done) => queue.lock().unwrap_or_else(PoisonError::into_inner).put(index, done),
@@ -30,7 +30,7 @@ pub fn run<Job: Sync, Done: Send>(
             }
         }
     };
-    std::thread::scope(|scope| (0..at_once).for_each(|_| drop(scope.spawn(go))));
+    std::thread::scope(|scope| (0..at_once).for_each(|_| drop(scope.spawn(run_jobs))));
     failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
 
@@ -39,19 +39,19 @@ fn take<'a, Job>(next: &AtomicUsize, jobs: &'a [Job]) -> Option<(usize, &'a Job)
     Some((index, jobs.get(index)?))
 }
 
-/// Results that wait for those before them.
+/// Results that are kept until the earlier ones are done.
 struct OrderedResults<Done, Each> {
     done: Vec<Option<Done>>,
-    handed_on: usize,
+    delivered: usize,
     each: Each,
 }
 
 impl<Done, Each: FnMut(Done)> OrderedResults<Done, Each> {
     fn put(&mut self, index: usize, done: Done) {
         self.done[index] = Some(done);
-        while let Some(done) = self.done.get_mut(self.handed_on).and_then(Option::take) {
+        while let Some(done) = self.done.get_mut(self.delivered).and_then(Option::take) {
             (self.each)(done);
-            self.handed_on += 1;
+            self.delivered += 1;
         }
     }
 }
@@ -62,7 +62,7 @@ mod tests {
     use anyhow::bail;
 
     #[test]
-    fn results_come_in_order_whoever_is_first() {
+    fn results_come_in_the_order_of_the_jobs() {
         let jobs: Vec<u64> = (0..50).collect();
         for at_once in [1, 2, 7] {
             let mut results = Vec::new();
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_ends_it() {
+    fn no_job_starts_after_a_failure() {
         let mut results = Vec::new();
         let work = |job: &u64| if *job == 3 { bail!("job 3") } else { Ok(*job) };
         let error = run(&(0..50).collect::<Vec<_>>(), 1, work, |done| results.push(done)).unwrap_err();

@@ -1,4 +1,4 @@
-//! What is simulated, whatever the scheme.
+//! A simulation without its scheme.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ use paceline_workload::Data;
 
 use crate::{Cluster, TrainingOptions, file};
 
-/// A model, or none: then only time passes.
+/// A model, or none: then only times are simulated.
 #[derive(Debug, Clone, Copy)]
 pub struct ModelChoice(pub Option<ModelKind>);
 
@@ -37,15 +37,15 @@ impl fmt::Display for ModelChoice {
     }
 }
 
-/// What is simulated, whatever the scheme.
+/// The options of a simulation without its scheme.
 #[derive(Debug, Clone, Args)]
 pub struct Scenario {
-    /// How schemes that wait for k of n hand out work: pull, push-wait or push-interrupt
+    /// How schemes that wait for k of n workers dispatch work: pull, push-wait or push-interrupt
     #[arg(long, value_name = "DISPATCH")]
     pub dispatch: Option<Dispatch>,
 
-    /// When to stop, whichever comes first: loss<X (mean of the last five iterations), accuracy>X, iterations=N,
-    /// time=SECONDS, samples=N; may be given several times
+    /// When to stop: at the first of loss<X (mean of the last five iterations), accuracy>X, iterations=N, time=SECONDS,
+    /// samples=N; may be given several times
     #[arg(long, value_name = "GOAL,…", default_value = "loss<0.5,iterations=2000")]
     pub until: Vec<Goals>,
 
@@ -53,7 +53,7 @@ pub struct Scenario {
     #[command(flatten)]
     pub cluster: Cluster,
 
-    /// none (only time passes), softmax, mlp, cnn, resnet8, resnet20 or charlm
+    /// Model to train: none (simulates only times), softmax, mlp, cnn, resnet8, resnet20 or charlm
     #[arg(long, value_name = "MODEL", default_value = "softmax", help_heading = "Training")]
     pub model: ModelChoice,
 
@@ -61,12 +61,12 @@ pub struct Scenario {
     #[command(flatten)]
     pub training: TrainingOptions,
 
-    /// Measure on the held-out set every N iterations, and at the end; 0 for at the end only
+    /// Evaluate on the held-out set every N iterations and at the end; 0: only at the end
     #[arg(long, value_name = "N", default_value_t = 10, help_heading = "Training")]
     pub evaluate_every: u64,
 }
 
-/// A scenario with its files read and everything checked.
+/// A scenario whose files are read and whose options are checked.
 pub struct PreparedScenario<'a> {
     scenario: &'a Scenario,
     setup: Setup,
@@ -77,17 +77,17 @@ pub struct PreparedScenario<'a> {
 }
 
 impl Scenario {
-    /// Reads a scenario from TOML whose keys are its flags. `name` is what errors call it.
+    /// Reads a scenario from TOML whose keys are its flags. Errors call it `name`.
     pub fn from_toml(name: &str, text: &str) -> anyhow::Result<Self> {
         file::parse(name, text)
     }
 
-    /// Reads and checks everything before anything is run or written.
+    /// Reads and checks all input, before anything is run or written.
     pub fn prepare(&self) -> anyhow::Result<PreparedScenario<'_>> {
         self.prepare_with(Times::load(&self.cluster.times)?)
     }
 
-    /// The same, with these times instead of its own.
+    /// The same, with these times.
     pub fn prepare_with(&self, times: Times) -> anyhow::Result<PreparedScenario<'_>> {
         let goals = Goals::any(&self.until);
         let (workers, script) = self.cluster.load(&times)?;
@@ -95,35 +95,35 @@ impl Scenario {
         let model = match self.model.0 {
             Some(kind) => {
                 let data = self.training.load()?;
-                // Whether model and data go together shows only now.
+                // Checks that the model fits the data.
                 self.training.workload(kind, &data, workers, 0)?;
                 Some((kind, data))
             }
-            // The default goal names a loss, which has no meaning without a model, but also a limit, which has.
+            // The default goals have a loss, which needs a model, and an iteration limit, which does not.
             None if goals.need_model() && goals.iteration_limit().is_none() => {
-                bail!("--until {goals} needs a model, but --model is none")
+                bail!("--until {goals} needs a model, but --model is none; add iterations=N or choose a model")
             }
             None => None,
         };
         if goals.need_accuracy() && self.evaluate_every == 0 {
-            bail!("--until {goals} needs --evaluate-every above 0");
+            bail!("--until {goals} needs evaluations: expected --evaluate-every above 0");
         }
         Ok(PreparedScenario { scenario: self, setup, times, script, goals, model })
     }
 }
 
 impl PreparedScenario<'_> {
-    /// When a run is over.
+    /// When a run stops.
     pub fn goals(&self) -> &Goals {
         &self.goals
     }
 
-    /// What a scheme is built for.
+    /// The setup that schemes are built for.
     pub fn setup(&self) -> &Setup {
         &self.setup
     }
 
-    /// One run: this scheme, this seed, gradients on so many threads.
+    /// One run: a scheme, a seed, and the number of threads that compute gradients.
     pub fn simulation(&self, scheme: &SchemeSpec, seed: u64, threads: usize) -> anyhow::Result<Simulation> {
         let Scenario { training, cluster, evaluate_every, .. } = self.scenario;
         let with_model = |(kind, data): &(ModelKind, Data)| {

@@ -1,4 +1,4 @@
-//! Which schemes take part.
+//! The schemes of a comparison.
 
 use std::str::FromStr;
 
@@ -7,7 +7,7 @@ use paceline_sim::Simulation;
 
 use crate::scheme;
 
-/// The schemes of a contest as written: `all`, or schemes with commas between them.
+/// The schemes to compare, as text: `all`, or a list with commas.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SchemeList {
     /// Every scheme of the catalogue.
@@ -37,8 +37,8 @@ impl FromStr for SchemeList {
     }
 }
 
-/// Settings worth trying, the most usual first, for schemes that can't do without or depend much on them.
-fn settings(name: &str, workers: usize) -> Vec<String> {
+/// A scheme with settings worth trying, the most common first. Most schemes have useful defaults.
+fn with_settings(name: &str, workers: usize) -> Vec<String> {
     let settings: Vec<String> = match name {
         "backup" => [workers * 3 / 4, workers - 1, workers / 2].map(|k| format!("k={}", k.max(1))).into(),
         "local-sgd" => vec!["tau=4".into(), "tau=16".into()],
@@ -54,17 +54,17 @@ fn settings(name: &str, workers: usize) -> Vec<String> {
 }
 
 impl SchemeList {
-    /// The schemes for a setup; of `all`, each with its most usual settings, or with all that are worth trying.
+    /// The schemes for a setup. `all` gives each scheme with its most common settings, or with all worth trying.
     ///
     /// # Errors
-    /// If one does not suit the setup.
+    /// If a scheme does not fit the setup.
     pub fn specs(&self, setup: &Setup, all_settings: bool) -> anyhow::Result<Vec<SchemeSpec>> {
         let specs = match self {
             SchemeList::These(specs) => specs.clone(),
             SchemeList::All => {
-                let most = if all_settings { usize::MAX } else { 1 };
+                let limit = if all_settings { usize::MAX } else { 1 };
                 let names =
-                    CATALOGUE.iter().flat_map(|entry| settings(entry.name, setup.workers).into_iter().take(most));
+                    CATALOGUE.iter().flat_map(|entry| with_settings(entry.name, setup.workers).into_iter().take(limit));
                 names.map(|spec| spec.parse()).collect::<Result<_, _>>()?
             }
         };
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_may_hold_settings() {
+    fn a_list_may_contain_settings() {
         let SchemeList::These(specs) = "dssp:min=2,max=9,asp,dssp:2,9,backup:k=3".parse().unwrap() else { panic!() };
         let specs: Vec<String> = specs.iter().map(SchemeSpec::to_string).collect();
         assert_eq!(specs, ["dssp:min=2,max=9", "asp", "dssp:min=2,max=9", "backup:k=3"]);
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn all_are_all_whatever_the_number_of_workers() {
+    fn all_means_every_scheme_for_any_number_of_workers() {
         for workers in [1, 2, 8, 64] {
             let setup = Setup { workers, batch: 64, dispatch: None };
             assert_eq!(SchemeList::All.specs(&setup, false).unwrap().len(), CATALOGUE.len());

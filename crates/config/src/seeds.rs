@@ -1,12 +1,12 @@
-//! Seeds as written: `7`, `1..20`, `1,5,9`.
+//! Seeds as text: `7`, `1..20`, `1,5,9`.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
 
-/// The most seeds of a range.
-const MOST: u64 = 100_000;
+/// Limit on the seeds of a range.
+const MAX_SEEDS: u64 = 100_000;
 
-/// Which seeds to run.
+/// The seeds to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seeds(pub Vec<u64>);
 
@@ -22,8 +22,8 @@ impl FromStr for Seeds {
                 if last < first {
                     return Err(wrong());
                 }
-                if last - first >= MOST {
-                    return Err(format!("expected {MOST} seeds at most"));
+                if last - first >= MAX_SEEDS {
+                    return Err(format!("expected at most {MAX_SEEDS} seeds"));
                 }
                 (first..=last).collect()
             }
@@ -31,7 +31,7 @@ impl FromStr for Seeds {
         };
         let mut seen = BTreeSet::new();
         if let Some(twice) = seeds.iter().find(|seed| !seen.insert(**seed)) {
-            return Err(format!("seed {twice} is named twice"));
+            return Err(format!("seed {twice} is given twice"));
         }
         Ok(Seeds(seeds))
     }
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_several_and_ranges() {
+    fn a_seed_a_list_and_a_range_are_read() {
         assert_eq!("7".parse(), Ok(Seeds(vec![7])));
         assert_eq!("1..4".parse(), Ok(Seeds(vec![1, 2, 3, 4])));
         assert_eq!("9,2".parse(), Ok(Seeds(vec![9, 2])));

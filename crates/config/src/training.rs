@@ -1,4 +1,4 @@
-//! The model, its data and how it is trained.
+//! The options of training: data, learning rate, optimizer, device.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use paceline_models::{ModelKind, Sampling, device};
 use paceline_store::{OptimizerSpec, Schedule};
 use paceline_workload::{Data, DataSource, Order, Partition, Workload};
 
-/// Synthetic data are drawn once and for all: runs of different seeds are about the same data.
+/// Seed of synthetic data. It is fixed, so that runs with different seeds use the same data.
 pub const DATA_SEED: u64 = 0;
 
-/// The most samples of a batch: what takes a worker minutes rather than days.
-const MOST_SAMPLES: u64 = 1_000_000;
+/// Limit on the samples of a batch, which take a worker minutes.
+const MAX_BATCH: u64 = 1_000_000;
 
 /// A learning rate: finite and above 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -28,64 +28,64 @@ impl FromStr for LearningRate {
     }
 }
 
-/// How the learning rate depends on how many updates a step is made of.
+/// How the learning rate depends on the number of updates in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LrRule {
-    /// Not at all.
+    /// It does not depend on them.
     Fixed,
-    /// In proportion: a step of k updates of n workers has k/n of the rate.
+    /// It is proportional: a step of k updates from n workers has k/n of the rate.
     Proportional,
 }
 
-/// The model, its data and how it is trained.
+/// The options of training.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Training")]
 pub struct TrainingOptions {
-    /// What to train on: digits (synthetic), digits:TRAIN,HELDOUT, mnist[:DIR], fashion-mnist[:DIR], cifar10[:DIR] or
+    /// Data to train on: digits (synthetic), digits:TRAIN,HELDOUT, mnist[:DIR], fashion-mnist[:DIR], cifar10[:DIR] or
     /// text:FILE
     #[arg(long, value_name = "DATA", default_value = "digits")]
     pub data: DataSource,
 
-    /// Who sees which samples: iid, by-class or dirichlet:ALPHA
+    /// How samples are partitioned among workers: iid, by-class or dirichlet:ALPHA
     #[arg(long, value_name = "PARTITION", default_value = "iid")]
     pub partition: Partition,
 
-    /// In which order: with-replacement or epochs
+    /// Order of samples: with-replacement or epochs
     #[arg(long, value_name = "ORDER", default_value = "with-replacement")]
     pub order: Order,
 
     /// Samples per worker and iteration
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = crate::whole::<u32>(1..=MOST_SAMPLES))]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = crate::whole::<u32>(1..=MAX_BATCH))]
     pub batch: u32,
 
     /// Learning rate
     #[arg(long, value_name = "RATE", default_value = "0.1")]
     pub lr: LearningRate,
 
-    /// Whether the rate depends on how many updates a step is made of
+    /// Whether the learning rate is proportional to the number of updates in a step
     #[arg(long, value_name = "RULE", value_enum, default_value_t = LrRule::Fixed)]
     pub lr_rule: LrRule,
 
-    /// How the rate changes: constant, step:every=N,factor=X or cosine:over=N,floor=X, each with warmup=N
+    /// Learning rate schedule: constant, step:every=N,factor=X or cosine:over=N,floor=X, each with warmup=N
     #[arg(long, value_name = "SCHEDULE", default_value = "constant")]
     pub schedule: Schedule,
 
-    /// sgd, momentum:0.9, nesterov:0.9, adam or adamw:0.01
+    /// Optimizer: sgd, momentum:0.9, nesterov:0.9, adam or adamw:0.01
     #[arg(long, value_name = "OPTIMIZER", default_value = "sgd")]
     pub optimizer: OptimizerSpec,
 
-    /// What computes the gradients: cpu, cuda[:N] or wgpu[:N]
+    /// Device that computes the gradients: cpu, cuda[:N] or wgpu[:N]
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: String,
 }
 
 impl TrainingOptions {
-    /// Reads or draws the data.
+    /// Reads or generates the data.
     pub fn load(&self) -> anyhow::Result<Data> {
         self.data.load(DATA_SEED).with_context(|| format!("--data {}", self.data))
     }
 
-    /// The model on the data, for `workers` and a run of this seed.
+    /// The workload of a model on the data, for a number of workers and a seed.
     pub fn workload(
         &self,
         model: ModelKind,
@@ -98,7 +98,7 @@ impl TrainingOptions {
         Ok(model.workload(data, &sampling, &device)?)
     }
 
-    /// The schedule, with the rule for steps of fewer updates in it.
+    /// The schedule, including `--lr-rule`.
     pub fn schedule(&self) -> Schedule {
         let proportional = self.schedule.proportional || self.lr_rule == LrRule::Proportional;
         Schedule { proportional, ..self.schedule }

@@ -1,4 +1,4 @@
-//! What a server tells its workers so that they make the same workload.
+//! The workload as a server describes it to its workers.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{DATA_SEED, TrainingOptions};
 
-/// A workload in words.
+/// A workload as text, from which a worker builds the same workload as its server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkloadSpec {
@@ -34,14 +34,14 @@ impl WorkloadSpec {
         }
     }
 
-    /// The spec as it travels.
+    /// The spec as JSON.
     pub fn to_text(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Makes the workload of a spec that came from a server, to compute on the device of this name.
-    pub fn make(text: &str, device_name: &str) -> anyhow::Result<Arc<dyn Workload>> {
-        let spec: WorkloadSpec = serde_json::from_str(text).with_context(|| format!("the spec '{text}'"))?;
+    /// Builds the workload of a server's spec, on the named device.
+    pub fn build(text: &str, device_name: &str) -> anyhow::Result<Arc<dyn Workload>> {
+        let spec: WorkloadSpec = serde_json::from_str(text).with_context(|| format!("workload spec '{text}'"))?;
         let source: DataSource = spec.data.parse()?;
         let data: Data = source.load(DATA_SEED).with_context(|| format!("data {source}"))?;
         let sampling = Sampling {

@@ -6,7 +6,7 @@ use paceline_report::progress::{StepBar, bars};
 /// Trains a run-time predictor, with a progress bar.
 ///
 /// # Errors
-/// If the times are too few.
+/// If there are too few iterations.
 pub fn train_predictor(times: &RunTimes, options: &TrainingConfig) -> Result<TrainedPredictor, RunTimesError> {
     let mut steps = StepBar::new(&bars(), "epoch", options.epochs);
     train(times, options, |epoch| {

@@ -1,29 +1,29 @@
-//! ZipLine's fig. 11: how fast schemes learn, and how well, when communication takes half of an iteration.
+//! ZipLine's fig. 11: time to loss and final accuracy when communication takes half of an iteration.
 
 use paceline_config::{Failure, PreparedScenario, Scenario, parallel};
 use paceline_core::{CATALOGUE, SchemeSpec};
+use paceline_report::plot::{Figure, Mark, Series, colours_of};
+use paceline_report::progress::{RunBar, bars};
+use paceline_report::statistics::{deviation, mean};
+use paceline_report::tables::aligned;
 use paceline_runtime::{Iteration, Monitor, Observer, Summary};
 use serde_json::json;
 
 use crate::target::LossTarget;
 use crate::{Conditions, Findings};
-use paceline_report::plot::{Figure, Mark, Series, colours_of};
-use paceline_report::progress::{RunBar, bars};
-use paceline_report::statistics::{deviation, mean};
-use paceline_report::tables::aligned;
 
 const SCENARIO: &str = include_str!("../scenarios/zipline/fig11.toml");
 const FULL_SCENARIO: &str = include_str!("../scenarios/zipline/fig11-full.toml");
 
 const SCHEMES: [&str; 6] = ["bsp", "asp", "ssp:staleness=3", "dssp", "elastic-bsp:r=15", "elastic-bsp:r=60"];
 
-/// The training loss to be reached.
+/// The target for the training loss.
 const TARGET: f64 = 0.1;
 
-/// The loss is averaged over so many updates of every worker.
+/// The loss is averaged over this many updates per worker.
 const UPDATES_PER_WORKER: usize = 10;
 
-/// What one run is followed for.
+/// The measurements of one run.
 struct ZiplineRun {
     scheme: &'static str,
     target: LossTarget,
@@ -65,7 +65,7 @@ pub(super) fn run(conditions: &Conditions) -> Result<Findings, Failure> {
     Ok(findings(&runs))
 }
 
-/// A run of one scheme, measured on the held-out set after as many samples as under any other.
+/// Prepares a run of one scheme. Evaluations are after the same numbers of samples under every scheme.
 fn prepare(
     prepared: &PreparedScenario<'_>,
     scheme: &'static str,
@@ -84,7 +84,7 @@ fn prepare(
 }
 
 fn findings(runs: &[(ZiplineRun, Summary)]) -> Findings {
-    let head = ["scheme", "time to loss", "× bsp", "reached", "time in all", "accuracy at the end", "idle"];
+    let head = ["scheme", "time to loss", "× bsp", "reached", "total time", "final accuracy", "idle"];
     let mut rows = vec![head.map(String::from).to_vec()];
     let mut curves = Vec::new();
     let of = |scheme: &str| runs.iter().filter(|(run, _)| run.scheme == scheme).collect::<Vec<_>>();
@@ -103,7 +103,7 @@ fn findings(runs: &[(ZiplineRun, Summary)]) -> Findings {
             format!("{:.4} ± {:.4}", mean(&accuracy), deviation(&accuracy)),
             format!("{:.1} %", 100.0 * mean(&column(|summary| summary.idle_share))),
         ]);
-        // The n-th measurement of every run was made after the same number of samples.
+        // The n-th evaluation of every run is after the same number of samples.
         let length = runs.iter().map(|(run, _)| run.curve.len()).min().unwrap_or(0);
         let point = |index: usize| {
             let at = |part: fn(&(f64, f64)) -> f64| {
@@ -128,9 +128,9 @@ fn findings(runs: &[(ZiplineRun, Summary)]) -> Findings {
         series: curves,
     };
     let text = format!(
-        "ZipLine, fig. 11: time to a training loss below {TARGET} (mean of {UPDATES_PER_WORKER} updates per worker), and \
-         accuracy after the same number of samples.\nThe rate of a step is in proportion to its updates, so that a sample \
-         counts as much under every scheme.\n\n{}",
+        "ZipLine, fig. 11: time to a training loss below {TARGET} (mean of {UPDATES_PER_WORKER} updates per worker), \
+         and accuracy after the same number of samples.\nThe learning rate of a step is proportional to its updates, \
+         so that a sample counts equally under every scheme.\n\n{}",
         aligned(rows)
     );
     Findings { text, records: runs.iter().map(record).collect(), panels: vec![figure] }
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sample_counts_as_much_under_every_scheme() {
+    fn evaluations_are_after_the_same_samples_under_every_scheme() {
         for text in [SCENARIO, FULL_SCENARIO] {
             let mut scenario = Scenario::from_toml("fig11", text).unwrap();
             scenario.until = vec!["samples=5120".parse().unwrap()];

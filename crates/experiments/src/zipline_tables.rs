@@ -1,16 +1,16 @@
-//! ZipLine's Tables 3 and 4: the planning algorithms compared, on workers drawn as in the paper's section 6.1.
+//! ZipLine's Tables 3 and 4: the planning algorithms on workers drawn as in the paper's section 6.1.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use paceline_config::Failure;
 use paceline_core::barrier::{Algorithm, Planner, PredictedTimes, Progression, plan};
+use paceline_report::tables::aligned;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde_json::json;
 
 use crate::{Conditions, Findings};
-use paceline_report::tables::aligned;
 
 /// Workers and horizon of the columns of Table 3.
 const SIZES_3: [(usize, u32); 10] =
@@ -19,16 +19,16 @@ const SIZES_3: [(usize, u32); 10] =
 /// Workers and horizon of the columns of Table 4.
 const SIZES_4: [(usize, u32); 6] = [(10, 15), (10, 150), (100, 15), (100, 150), (1000, 15), (1000, 150)];
 
-/// Table 3's row of all exact algorithms, in milliseconds.
+/// The paper's waits in Table 3 for all exact algorithms, in milliseconds.
 const EXACT_3: [u32; 10] = [599, 1103, 1228, 1351, 1403, 518, 1055, 1175, 1307, 1382];
 
-/// How long each measurement of Table 4 is repeated.
+/// How long each plan of Table 4 is repeated.
 const MEASURING: Duration = Duration::from_millis(50);
 
-/// The grid scan of everyone's times tries so many distances in a few seconds; more only at full size.
-const MOST_STEPS: u64 = 1_000_000_000;
+/// Limit on the distances that the full grid scan tries, which takes a few seconds; more only with `--full`.
+const MAX_STEPS: u64 = 1_000_000_000;
 
-/// What the paper says of an algorithm: its waits in Table 3 in milliseconds, its times in Table 4 in microseconds.
+/// The paper's results for an algorithm: its waits in Table 3 in milliseconds, its times in Table 4 in microseconds.
 fn published(algorithm: Algorithm) -> Option<([u32; 10], [f64; 6])> {
     match algorithm {
         Algorithm::ZiplineBasic => Some((EXACT_3, [1.49e2, 1.32e3, 6.37e3, 4.99e4, 2.53e5, 2.38e6])),
@@ -43,7 +43,7 @@ fn published(algorithm: Algorithm) -> Option<([u32; 10], [f64; 6])> {
     }
 }
 
-/// Intervals of 1000–1500 ms, starts 10–50 ms apart, 20 iterations ago.
+/// Workers with intervals of 1000–1500 ms that started 10–50 ms apart, 20 iterations ago.
 fn workers(count: usize, seed: u64) -> Vec<Progression> {
     let mut generator = Xoshiro256PlusPlus::seed_from_u64(seed);
     let mut worker = || {
@@ -57,13 +57,13 @@ fn times(count: usize, horizon: u32, seed: u64) -> PredictedTimes {
     PredictedTimes::from_progressions(&workers(count, seed), horizon).expect("the drawn times are small")
 }
 
-/// The algorithms that can be run at these sizes: not naive search, which tries R to the n sets.
+/// The algorithms that can run at these sizes: all but naive search, which tries R^n sets.
 fn algorithms() -> impl Iterator<Item = Algorithm> {
     Algorithm::ALL.into_iter().filter(|&algorithm| algorithm != Algorithm::Naive)
 }
 
 fn takes_long(algorithm: Algorithm, count: usize, horizon: u32) -> bool {
-    algorithm == Algorithm::FullGridScan && (count as u64 * u64::from(horizon)).pow(2) > MOST_STEPS
+    algorithm == Algorithm::FullGridScan && (count as u64 * u64::from(horizon)).pow(2) > MAX_STEPS
 }
 
 fn head(first: &str, sizes: &[(usize, u32)]) -> Vec<String> {
@@ -71,7 +71,7 @@ fn head(first: &str, sizes: &[(usize, u32)]) -> Vec<String> {
     std::iter::once(first.into()).chain(columns).collect()
 }
 
-/// Table 3: the mean wait at the barriers found, and how often it was the least there is.
+/// Table 3: the mean wait at the barriers found, and how often it was the shortest possible.
 pub(super) fn quality(conditions: &Conditions) -> Result<Findings, Failure> {
     let mut rows = vec![head("mean wait (ms)", &SIZES_3)];
     rows[0].push("optimal".into());
@@ -111,8 +111,8 @@ pub(super) fn quality(conditions: &Conditions) -> Result<Findings, Failure> {
         }
     }
     let text = format!(
-        "ZipLine, Table 3: workers × iterations looked ahead; in brackets the paper, whose workers were drawn otherwise.\n\
-         – would take long: --full.\n\n{}",
+        "ZipLine, Table 3: workers × predicted iterations; in brackets the paper's results, on other random workers.\n\
+         –: takes long, run with --full.\n\n{}",
         aligned(rows)
     );
     Ok(Findings { text, records, panels: Vec::new() })
@@ -164,19 +164,19 @@ pub(super) fn speed(conditions: &Conditions) -> Result<Findings, Failure> {
         }
     }
     let text = format!(
-        "ZipLine, Table 4: workers × iterations looked ahead; in brackets the paper, on other hardware.\n\
-         – would take long: --full. `cargo bench -p paceline-core --bench barrier` measures longer and more sizes.\n\n{}",
+        "ZipLine, Table 4: workers × predicted iterations; in brackets the paper's results, on other hardware.\n\
+         –: takes long, run with --full. `cargo bench -p paceline-core --bench barrier` measures longer and more sizes.\n\n{}",
         aligned(rows)
     );
     Ok(Findings { text, records, panels: Vec::new() })
 }
 
-/// The median time of a plan in microseconds, over at least one and about [`MEASURING`]. It returns the barrier's time,
-/// so that no part of it can be left out.
+/// The median time of a plan in microseconds. Repeats it for about [`MEASURING`], at least once. The closure returns
+/// the barrier's time, so that the compiler can't remove the work.
 fn microseconds<E>(mut once: impl FnMut() -> Result<u64, E>) -> Result<f64, E> {
     let mut times = Vec::new();
-    let begin = Instant::now();
-    while times.is_empty() || begin.elapsed() < MEASURING {
+    let first = Instant::now();
+    while times.is_empty() || first.elapsed() < MEASURING {
         let start = Instant::now();
         black_box(once()?);
         times.push(start.elapsed());

@@ -1,46 +1,46 @@
-//! Who is at work and who is waited for, as a line that is looked at while a run goes on.
+//! The workers' current activity, for the progress line of a real run.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use paceline_core::{Action, Decision, Event, Time, WorkerId};
 
-/// Over how many seconds samples are counted for their rate.
-const STRETCH: f64 = 2.0;
+/// Seconds over which the sample rate is measured.
+const RATE_WINDOW: f64 = 2.0;
 
-/// Of more than so many the others are only counted.
-const NAMES: usize = 3;
+/// How many workers are named; others are only counted.
+const MAX_NAMES: usize = 3;
 
-/// What a worker has to do, in samples.
+/// A worker's tasks, in samples.
 #[derive(Debug, Default)]
 struct CurrentWork {
-    present: Option<u32>,
+    running: Option<u32>,
     queued: Option<u32>,
 }
 
-/// Follows everyone's work.
+/// Tracks the work of all workers.
 #[derive(Debug, Default)]
 pub struct ActivityLine {
-    posts: BTreeMap<WorkerId, CurrentWork>,
+    workers: BTreeMap<WorkerId, CurrentWork>,
     samples: u64,
-    /// When how many samples had been worked through, over the last stretch.
-    marks: VecDeque<(f64, u64)>,
+    /// Time and samples processed until then, over the last [`RATE_WINDOW`].
+    history: VecDeque<(f64, u64)>,
 }
 
 impl ActivityLine {
-    /// Takes note of an event and the decisions it led to.
+    /// Processes an event and its decisions.
     pub fn observe(&mut self, event: &Event, decisions: &[Decision]) {
         match event {
             Event::Joined { worker } => {
-                self.posts.insert(*worker, CurrentWork::default());
+                self.workers.insert(*worker, CurrentWork::default());
             }
             Event::Left { worker } => {
-                self.posts.remove(worker);
+                self.workers.remove(worker);
             }
             Event::Asked { task, .. } | Event::Reported { task, .. } => {
-                let Some(post) = self.posts.get_mut(&task.worker) else { return };
-                self.samples += u64::from(post.present.unwrap_or(0));
+                let Some(work) = self.workers.get_mut(&task.worker) else { return };
+                self.samples += u64::from(work.running.unwrap_or(0));
                 if matches!(event, Event::Reported { .. }) {
-                    post.present = post.queued.take();
+                    work.running = work.queued.take();
                 }
             }
             Event::Committed { .. } | Event::Timer => {}
@@ -48,26 +48,26 @@ impl ActivityLine {
         for decision in decisions {
             match &decision.action {
                 Action::Assign(assignment) => {
-                    let Some(post) = self.posts.get_mut(&assignment.task.worker) else { continue };
-                    let place = if post.present.is_some() { &mut post.queued } else { &mut post.present };
-                    *place = Some(assignment.samples);
+                    let Some(work) = self.workers.get_mut(&assignment.task.worker) else { continue };
+                    let slot = if work.running.is_some() { &mut work.queued } else { &mut work.running };
+                    *slot = Some(assignment.samples);
                 }
                 Action::Interrupt { task } => {
-                    let Some(post) = self.posts.get_mut(&task.worker) else { continue };
-                    post.present = post.queued.take();
+                    let Some(work) = self.workers.get_mut(&task.worker) else { continue };
+                    work.running = work.queued.take();
                 }
                 _ => {}
             }
         }
     }
 
-    /// Who keeps others waiting, samples per second lately, and unequal batch sizes.
+    /// The workers that others wait for, the recent samples per second, and the range of batch sizes if they differ.
     pub fn parts(&mut self, now: Time) -> Vec<String> {
         let mut parts = Vec::new();
         let working: Vec<(&WorkerId, u32)> =
-            self.posts.iter().filter_map(|(worker, post)| Some((worker, post.present?))).collect();
-        if !working.is_empty() && working.len() < self.posts.len() {
-            let names: Vec<String> = working.iter().take(NAMES).map(|(worker, _)| worker.0.to_string()).collect();
+            self.workers.iter().filter_map(|(worker, work)| Some((worker, work.running?))).collect();
+        if !working.is_empty() && working.len() < self.workers.len() {
+            let names: Vec<String> = working.iter().take(MAX_NAMES).map(|(worker, _)| worker.0.to_string()).collect();
             let more = match working.len() - names.len() {
                 0 => String::new(),
                 more => format!(" and {more} more"),
@@ -76,20 +76,20 @@ impl ActivityLine {
         }
 
         let now = now.seconds();
-        while self.marks.len() > 1 && self.marks.front().is_some_and(|(time, _)| now - time > STRETCH) {
-            self.marks.pop_front();
+        while self.history.len() > 1 && self.history.front().is_some_and(|(time, _)| now - time > RATE_WINDOW) {
+            self.history.pop_front();
         }
-        let rate = self.marks.front().filter(|(time, _)| *time < now);
+        let rate = self.history.front().filter(|(time, _)| *time < now);
         parts.extend(
             rate.map(|(time, samples)| format!("{:.0} samples/s", (self.samples - samples) as f64 / (now - time))),
         );
-        self.marks.push_back((now, self.samples));
+        self.history.push_back((now, self.samples));
 
         let sizes = working.iter().map(|(_, samples)| samples);
-        if let (Some(least), Some(most)) = (sizes.clone().min(), sizes.max())
-            && least < most
+        if let (Some(smallest), Some(largest)) = (sizes.clone().min(), sizes.max())
+            && smallest < largest
         {
-            parts.push(format!("batches of {least} to {most}"));
+            parts.push(format!("batches of {smallest} to {largest}"));
         }
         parts
     }
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn those_at_work_are_waited_for_by_those_who_are_not() {
+    fn idle_workers_wait_for_busy_ones() {
         let mut activity = ActivityLine::default();
         let second = |seconds: u64| Time(seconds * 1_000_000_000);
         for (worker, samples) in [(0, 10), (1, 10), (2, 30)] {
@@ -130,13 +130,13 @@ mod tests {
     }
 
     #[test]
-    fn queued_work_follows_what_is_done_or_dropped() {
+    fn a_queued_task_starts_when_the_running_one_ends() {
         let mut activity = ActivityLine::default();
         activity.observe(&Event::Joined { worker: WorkerId(0) }, &[assign(0, 1), assign(0, 2)]);
-        let post = |activity: &ActivityLine| activity.posts.values().map(|post| (post.present, post.queued)).next();
-        assert_eq!(post(&activity), Some((Some(1), Some(2))));
+        let work = |activity: &ActivityLine| activity.workers.values().map(|work| (work.running, work.queued)).next();
+        assert_eq!(work(&activity), Some((Some(1), Some(2))));
         let interrupt = Decision { action: Action::Interrupt { task: task(0, 0) }, reason: Reason::Joined };
         activity.observe(&Event::Timer, &[interrupt]);
-        assert_eq!(post(&activity), Some((Some(2), None)));
+        assert_eq!(work(&activity), Some((Some(2), None)));
     }
 }

@@ -1,4 +1,4 @@
-//! Why a report or a figure could not be made.
+//! Errors of reports and figures.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use paceline_runtime::{ReplayError, RunFolderError};
 use thiserror::Error;
 
-/// Why a report or a figure could not be made.
+/// A report or a figure could not be made.
 #[derive(Debug, Error)]
 pub enum ReportError {
     /// A file can't be read or written.
@@ -14,11 +14,11 @@ pub enum ReportError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         error: io::Error,
     },
     /// A folder is not a run folder.
-    #[error("{} is not a run folder and holds none: it has no events.jsonl", path.display())]
+    #[error("{} has no events.jsonl; expected a run folder, or a folder of run folders", path.display())]
     NoRun {
         /// The folder.
         path: PathBuf,
@@ -28,7 +28,7 @@ pub enum ReportError {
     Events {
         /// The event log.
         path: PathBuf,
-        /// What is wrong.
+        /// The error.
         error: Box<ReplayError>,
     },
     /// A run folder can't be read.
@@ -39,7 +39,7 @@ pub enum ReportError {
     Figure {
         /// Its file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
 }

@@ -1,9 +1,9 @@
-//! How runs are shown.
+//! Output of runs: progress, tables, figures, rankings and the HTML report.
 //!
 //! - [`page`]: the HTML report of one run or several; [`timeline_figure`]: a run's timeline as a figure.
-//! - [`comparison`]: schemes side by side, ranked.
+//! - [`comparison`]: schemes compared and ranked.
 //! - [`plot`]: figures, as SVG and PNG.
-//! - [`progress`]: progress bars, while a run goes on.
+//! - [`progress`]: progress bars during a run.
 //! - [`tables`], [`numbers`], [`statistics`]: results as text.
 //! - [`speeds`]: how well workers' speeds could have been predicted.
 

@@ -1,21 +1,21 @@
-//! Numbers as people read them.
+//! Numbers as text.
 
-/// From here on a number is written in powers of ten.
-const HUGE: f64 = 1e6;
+/// Numbers from here on are written with an exponent.
+const LARGE: f64 = 1e6;
 
-/// A number with so many digits after its point.
+/// A number with this many digits after the point.
 pub fn number(value: f64, digits: usize) -> String {
-    if value.abs() < HUGE || !value.is_finite() { format!("{value:.digits$}") } else { format!("{value:.4e}") }
+    if value.abs() < LARGE || !value.is_finite() { format!("{value:.digits$}") } else { format!("{value:.4e}") }
 }
 
-/// A time with about three digits, in a unit that suits it: `12.3 s`, `4.56 ms`, `78.9 µs`.
+/// A time with about three digits and a fitting unit: `12.3 s`, `4.56 ms`, `78.9 µs`.
 pub fn time(seconds: f64) -> String {
     let (unit, name) = unit(seconds);
     let value = seconds / unit;
     format!("{} {name}", number(value, digits(value)))
 }
 
-/// The same with a deviation, as exact as the time is: `12.3 ± 0.4 s`.
+/// The same with a deviation of the same precision: `12.3 ± 0.4 s`.
 pub fn time_within(seconds: f64, deviation: f64) -> String {
     let (unit, name) = unit(seconds);
     let digits = digits(seconds / unit);
@@ -24,8 +24,8 @@ pub fn time_within(seconds: f64, deviation: f64) -> String {
 
 fn unit(seconds: f64) -> (f64, &'static str) {
     match seconds.abs() {
-        few if few > 0.0 && few < 1e-4 => (1e-6, "µs"),
-        some if some > 0.0 && some < 0.1 => (1e-3, "ms"),
+        tiny if tiny > 0.0 && tiny < 1e-4 => (1e-6, "µs"),
+        small if small > 0.0 && small < 0.1 => (1e-3, "ms"),
         _ => (1.0, "s"),
     }
 }
@@ -39,9 +39,9 @@ fn digits(value: f64) -> usize {
     }
 }
 
-/// So many of something: `1 step`, `2 steps`.
-pub fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+/// A count with its noun: `1 step`, `2 steps`.
+pub fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn times_have_three_digits_and_a_unit() {
-        let told = [0.0, 3.21e-6, 0.000_45, 0.0456, 0.5, 1.0, 12.34, 123.4, 1234.5, 1e300].map(time);
+        let times = [0.0, 3.21e-6, 0.000_45, 0.0456, 0.5, 1.0, 12.34, 123.4, 1234.5, 1e300].map(time);
         let expected = [
             "0.000 s",
             "3.21 µs",
@@ -63,7 +63,7 @@ mod tests {
             "1234 s",
             "1.0000e300 s",
         ];
-        assert_eq!(told, expected);
+        assert_eq!(times, expected);
         assert_eq!(
             (time_within(0.0123, 0.0004), time_within(50.5, 1.0)),
             ("12.3 ± 0.4 ms".into(), "50.5 ± 1.0 s".into())
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_numbers_are_short() {
+    fn large_numbers_have_an_exponent() {
         assert_eq!(
             [0.25, -999.0, 5.9e30, f64::NAN].map(|value| number(value, 2)),
             ["0.25", "-999.00", "5.9000e30", "NaN"]
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_no_plural() {
+    fn one_is_singular() {
         assert_eq!([0, 1, 2].map(|count| counted(count, "run")), ["0 runs", "1 run", "2 runs"]);
     }
 }

@@ -1,7 +1,7 @@
 //! Figures, as PNG and SVG.
 //!
-//! A [`Figure`] says what there is to see; how it looks is decided here, once: fonts that come with the program, colours
-//! that the colour-blind can tell apart, and the same colour for the same scheme everywhere.
+//! A [`Figure`] holds the data. This module decides how all figures look: a built-in font, colours that are safe for
+//! colour-blind readers, and one colour per scheme everywhere.
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -19,9 +19,9 @@ use crate::error::ReportError;
 /// Pixels of a panel in an SVG; a PNG has [`PNG_SCALE`] times as many.
 const PANEL: (u32, u32) = (760, 480);
 const PNG_SCALE: u32 = 2;
-/// How thick a bar is, where the next is one away.
+/// Thickness of a bar; rows are 1 apart.
 const BAR: f64 = 0.7;
-/// More names than this take half of a panel's height.
+/// A legend with more names than this gets its own space beside the data.
 const LONG_LEGEND: usize = 8;
 const FONT: &str = "sans-serif";
 
@@ -47,22 +47,22 @@ const COLOURS: [(&str, RGBColor); 16] = [
 
 const UNKNOWN: RGBColor = RGBColor(90, 90, 90);
 
-/// A scheme's colour, whatever its settings; a dark grey for one without a colour of its own.
+/// The colour of a scheme with any settings; dark grey for an unknown scheme.
 pub fn colour_of(scheme: &str) -> RGBColor {
     let name = scheme.split(':').next().unwrap_or(scheme);
     let found = COLOURS.iter().find(|(known, _)| *known == name);
     found.map_or(UNKNOWN, |&(_, colour)| colour)
 }
 
-/// A colour for each of several schemes: where one stands there with several settings, the later ones are paler.
+/// A colour for each of several schemes. If a scheme occurs with several settings, the later ones are paler.
 pub fn colours_of<'a>(schemes: impl IntoIterator<Item = &'a str>) -> Vec<RGBColor> {
-    let mut given: Vec<RGBColor> = Vec::new();
+    let mut used: Vec<RGBColor> = Vec::new();
     let paler = |part: u8, times: i32| (255.0 - (255.0 - f64::from(part)) * 0.6_f64.powi(times)) as u8;
     let mut colours = Vec::new();
     for scheme in schemes {
         let colour @ RGBColor(red, green, blue) = colour_of(scheme);
-        let before = given.iter().filter(|&&earlier| earlier == colour).count() as i32;
-        given.push(colour);
+        let before = used.iter().filter(|&&earlier| earlier == colour).count() as i32;
+        used.push(colour);
         colours.push(RGBColor(paler(red, before), paler(green, before), paler(blue, before)));
     }
     colours
@@ -77,20 +77,20 @@ pub enum Mark {
     Dots,
     /// A larger square for each point.
     Squares,
-    /// What the points go round, filled palely.
+    /// The area that the points enclose, filled.
     Area,
-    /// A bar from each point to the next, two by two, at the first one's height.
+    /// A horizontal bar between every two points, at the height of the first.
     Bars,
 }
 
-/// Points that belong together.
+/// A set of points.
 #[derive(Debug, Clone)]
 pub struct Series {
-    /// What the legend calls it; not in the legend if empty.
+    /// Its name in the legend; not in the legend if empty.
     pub name: String,
     /// How it is drawn.
     pub mark: Mark,
-    /// In which colour.
+    /// Its colour.
     pub colour: RGBColor,
     /// The points.
     pub points: Vec<(f64, f64)>,
@@ -99,26 +99,26 @@ pub struct Series {
 /// One panel of a picture.
 #[derive(Debug, Clone, Default)]
 pub struct Figure {
-    /// Stands above it.
+    /// The title above it.
     pub title: String,
-    /// What the horizontal axis shows, with unit.
+    /// Label of the horizontal axis, with unit.
     pub x: String,
-    /// What the vertical axis shows, with unit.
+    /// Label of the vertical axis, with unit.
     pub y: String,
-    /// A stretch of the horizontal axis to be shaded.
+    /// A shaded interval of the horizontal axis.
     pub shaded: Option<(f64, f64)>,
-    /// What there is to see, the first at the bottom.
+    /// The data; later series are drawn on top.
     pub series: Vec<Series>,
 }
 
 /// Writes panels side by side into one file, `.svg` or `.png`.
 ///
 /// # Errors
-/// If the name ends otherwise, or the file can't be written.
+/// If the name has another extension, or the file can't be written.
 pub fn save(path: &Path, panels: &[Figure]) -> Result<(), ReportError> {
     static FONTS: Once = Once::new();
     FONTS.call_once(|| {
-        // The font is known to be one; without it, drawing text would fail and say so.
+        // The built-in font is valid; without it, drawing text would fail with an error.
         let _ = register_font(FONT, FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT);
     });
     let failed = |problem: String| ReportError::Figure { path: path.into(), problem };
@@ -171,10 +171,10 @@ impl Figure {
             y.start -= BAR / 2.0;
         }
         if bars || self.series.iter().filter(|series| !series.name.is_empty()).count() > LONG_LEGEND {
-            // Where the legend would hide what is drawn, it needs a place beside it.
+            // Leaves space for the legend, which would hide the data.
             x.end += 0.3 * (x.end - x.start);
         }
-        // Between rows of bars, and above them, there is nothing to be read.
+        // With bars, only whole numbers up to the last row are labelled.
         let is_row = |value: f64| top.is_none_or(|top| value.fract() == 0.0 && value <= top);
         let on_rows = |value: &f64| if is_row(*value) { plain(value) } else { String::new() };
         let text = |size: u32| (FONT, size * scale);
@@ -238,12 +238,12 @@ impl Figure {
     }
 }
 
-/// A number on an axis, without the noise of its last digits and without useless zeros.
+/// A number on an axis, without rounding noise and trailing zeros.
 fn plain(value: &f64) -> String {
     ((value * 1e9).round() / 1e9).to_string()
 }
 
-/// All values with a little room on both sides.
+/// The range of the values, with a small margin on both sides.
 fn range(values: impl Iterator<Item = f64>) -> Range<f64> {
     let finite = values.filter(|value| value.is_finite());
     let (low, high) =
@@ -251,8 +251,8 @@ fn range(values: impl Iterator<Item = f64>) -> Range<f64> {
     if low > high {
         return 0.0..1.0;
     }
-    let room = ((high - low) * 0.04).max(f64::MIN_POSITIVE).max(high.abs() * 1e-9);
-    low - room..high + room
+    let margin = ((high - low) * 0.04).max(f64::MIN_POSITIVE).max(high.abs() * 1e-9);
+    low - margin..high + margin
 }
 
 #[cfg(test)]
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn pictures_are_written_by_their_names() {
+    fn the_format_follows_from_the_name() {
         let folder = tempfile::tempdir().unwrap();
         let (png, svg) = (folder.path().join("a.png"), folder.path().join("a.svg"));
         save(&png, &[figure(), figure()]).unwrap();
@@ -292,13 +292,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_see_is_no_failure() {
+    fn an_empty_figure_is_written() {
         let folder = tempfile::tempdir().unwrap();
         save(&folder.path().join("empty.png"), &[Figure::default()]).unwrap();
     }
 
     #[test]
-    fn every_scheme_has_a_colour_of_its_own() {
+    fn every_scheme_has_its_own_colour() {
         let colours: Vec<RGBColor> = paceline_core::CATALOGUE.iter().map(|entry| colour_of(entry.name)).collect();
         for (index, colour) in colours.iter().enumerate() {
             assert!(
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scheme_keeps_its_colour() {
+    fn settings_do_not_change_a_schemes_colour() {
         assert_eq!(colour_of("backup:k=3"), colour_of("backup"));
         let colours = colours_of(["backup:k=3", "dbw", "backup:k=4"]);
         assert_eq!(colours[0], colour_of("backup"));

@@ -1,4 +1,4 @@
-//! Progress bars on standard error, while a run goes on.
+//! Progress bars on standard error.
 
 use std::io::{self, IsTerminal};
 use std::time::Duration;
@@ -10,16 +10,15 @@ use paceline_runtime::{Goals, Iteration, Monitor, Observer};
 use crate::activity::ActivityLine;
 use crate::numbers::{number, time};
 
-/// How often the line of a real run is written anew between iterations, in seconds.
-const REFRESH: f64 = 0.2;
+/// Seconds between two updates of a real run's line.
+const REFRESH_SECONDS: f64 = 0.2;
 
-/// How long a line of progress may be, in characters; its name; and what else stands in it beside its message and its
-/// counts.
-const WIDTH: usize = 99;
-const NAME: usize = 32;
-const BESIDE: usize = 28;
+/// Limits in characters: of a line, of the name in it, and of everything but the name, the counts and the message.
+const MAX_LINE: usize = 99;
+const MAX_NAME: usize = 32;
+const FIXED_PARTS: usize = 28;
 
-/// Progress bars on standard error, where there is someone to look at them.
+/// Progress bars on standard error; hidden if it is not a terminal.
 pub fn bars() -> MultiProgress {
     let bars = MultiProgress::new();
     if !io::stderr().is_terminal() {
@@ -28,19 +27,19 @@ pub fn bars() -> MultiProgress {
     bars
 }
 
-/// A bar that follows one run.
+/// The progress of one run.
 pub struct RunBar {
     bar: ProgressBar,
-    /// How wide a message may be.
-    room: usize,
-    /// How things stood at the end of the last iteration.
-    standing: Vec<String>,
-    /// Who works, and when that was last shown; only where time is real.
+    /// Limit on the message, in characters.
+    max_message: usize,
+    /// State after the last iteration.
+    status: Vec<String>,
+    /// The workers' activity, and when it was last shown; only for real runs.
     live: Option<(ActivityLine, f64)>,
 }
 
 impl RunBar {
-    /// A bar up to the number of iterations, where that is known.
+    /// A bar up to the iteration limit, or a spinner without one.
     pub fn new(bars: &MultiProgress, name: String, goals: &Goals) -> Self {
         let bar = match goals.iteration_limit() {
             Some(limit) => ProgressBar::new(limit).with_style(style("{prefix} {bar:12} {pos}/{len} {msg} [{elapsed}]")),
@@ -48,15 +47,15 @@ impl RunBar {
                 ProgressBar::new_spinner().with_style(style("{prefix} {spinner} {pos} iterations {msg} [{elapsed}]"))
             }
         };
-        let name = shortened(name, NAME);
+        let name = shortened(name, MAX_NAME);
         let digits = goals.iteration_limit().map_or(8, |limit| limit.to_string().len());
-        let room = WIDTH.saturating_sub(name.chars().count() + 2 * digits + BESIDE);
+        let max_message = MAX_LINE.saturating_sub(name.chars().count() + 2 * digits + FIXED_PARTS);
         let bar = bars.add(bar.with_prefix(name));
         bar.enable_steady_tick(Duration::from_millis(200));
-        RunBar { bar, room, standing: Vec::new(), live: None }
+        RunBar { bar, max_message, status: Vec::new(), live: None }
     }
 
-    /// A bar that also says, between iterations, who is waited for: where time is real.
+    /// A bar for a real run, which between iterations shows the workers that others wait for.
     pub fn live(bars: &MultiProgress, name: String, goals: &Goals) -> Self {
         let mut progress = RunBar::new(bars, name, goals);
         progress.live = Some((ActivityLine::default(), 0.0));
@@ -64,12 +63,12 @@ impl RunBar {
     }
 }
 
-/// As many of the parts, with commas, as there is room for.
-fn fitting(parts: impl IntoIterator<Item = String>, room: usize) -> String {
+/// Joins the first parts that fit into `limit` characters.
+fn join_within(parts: impl IntoIterator<Item = String>, limit: usize) -> String {
     let mut text = String::new();
     for part in parts {
         let longer = if text.is_empty() { part } else { format!("{text}, {part}") };
-        if longer.chars().count() > room {
+        if longer.chars().count() > limit {
             break;
         }
         text = longer;
@@ -77,9 +76,9 @@ fn fitting(parts: impl IntoIterator<Item = String>, room: usize) -> String {
     text
 }
 
-/// The beginning of a name that is too long.
-fn shortened(name: String, most: usize) -> String {
-    if name.chars().count() <= most { name } else { name.chars().take(most - 1).chain(['…']).collect() }
+/// The first characters of a name that is too long.
+fn shortened(name: String, limit: usize) -> String {
+    if name.chars().count() <= limit { name } else { name.chars().take(limit - 1).chain(['…']).collect() }
 }
 
 fn style(template: &str) -> ProgressStyle {
@@ -94,12 +93,12 @@ impl Drop for RunBar {
 
 impl Observer for RunBar {
     fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
-        let Some((activity, shown)) = self.live.as_mut().filter(|_| !self.bar.is_hidden()) else { return };
+        let Some((activity, updated)) = self.live.as_mut().filter(|_| !self.bar.is_hidden()) else { return };
         activity.observe(event, decisions);
-        if now.seconds() - *shown >= REFRESH {
-            *shown = now.seconds();
-            let standing = self.standing.iter().cloned().chain(activity.parts(now));
-            self.bar.set_message(fitting(standing, self.room));
+        if now.seconds() - *updated >= REFRESH_SECONDS {
+            *updated = now.seconds();
+            let status = self.status.iter().cloned().chain(activity.parts(now));
+            self.bar.set_message(join_within(status, self.max_message));
         }
     }
 
@@ -108,33 +107,33 @@ impl Observer for RunBar {
             return;
         }
         self.bar.set_position(iteration.iteration);
-        self.standing = vec![format!("t = {}", time(iteration.time)), format!("k = {}", iteration.waited_for)];
-        self.standing.extend(monitor.loss().map(|loss| format!("loss {}", number(loss, 3))));
-        self.standing.extend(monitor.evaluation().map(|found| format!("accuracy {:.3}", found.accuracy)));
+        self.status = vec![format!("t = {}", time(iteration.time)), format!("k = {}", iteration.waited_for)];
+        self.status.extend(monitor.loss().map(|loss| format!("loss {}", number(loss, 3))));
+        self.status.extend(monitor.evaluation().map(|found| format!("accuracy {:.3}", found.accuracy)));
         if self.live.is_none() {
-            self.bar.set_message(fitting(self.standing.iter().cloned(), self.room));
+            self.bar.set_message(join_within(self.status.iter().cloned(), self.max_message));
         }
     }
 }
 
-/// A bar that counts steps of anything else.
+/// The progress of anything else, in steps.
 pub struct StepBar {
     bar: ProgressBar,
 }
 
 impl StepBar {
-    /// Of so many steps at most, each of which is called `name`.
-    pub fn new(bars: &MultiProgress, name: &str, most: usize) -> Self {
-        let bar = ProgressBar::new(most as u64).with_style(style("{prefix} {bar:24} {pos}/{len} {msg} [{elapsed}]"));
+    /// A bar of at most `limit` steps, each called `name`.
+    pub fn new(bars: &MultiProgress, name: &str, limit: usize) -> Self {
+        let bar = ProgressBar::new(limit as u64).with_style(style("{prefix} {bar:24} {pos}/{len} {msg} [{elapsed}]"));
         let bar = bars.add(bar.with_prefix(name.to_string()));
         bar.enable_steady_tick(Duration::from_millis(200));
         StepBar { bar }
     }
 
-    /// One more is done, and this is how things stand.
-    pub fn step(&mut self, standing: String) {
+    /// Counts a step, and shows the status.
+    pub fn step(&mut self, status: String) {
         self.bar.inc(1);
-        self.bar.set_message(standing);
+        self.bar.set_message(status);
     }
 }
 
@@ -149,11 +148,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_progress_holds_what_there_is_room_for() {
+    fn a_message_holds_the_parts_that_fit() {
         let parts = || ["t = 1 s", "k = 3", "waiting for worker 0"].map(String::from);
-        assert_eq!(fitting(parts(), 60), "t = 1 s, k = 3, waiting for worker 0");
-        assert_eq!(fitting(parts(), 35), "t = 1 s, k = 3");
-        assert_eq!(fitting([], 35), "");
+        assert_eq!(join_within(parts(), 60), "t = 1 s, k = 3, waiting for worker 0");
+        assert_eq!(join_within(parts(), 35), "t = 1 s, k = 3");
+        assert_eq!(join_within([], 35), "");
         assert_eq!(shortened("lb-bsp:weights=1/2/3".into(), 8), "lb-bsp:…");
     }
 }

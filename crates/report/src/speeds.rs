@@ -1,21 +1,21 @@
-//! The speeds that workers showed in a run, and how well they could have been predicted.
+//! The observed speeds of a run's workers, and how well predictors would have predicted them.
 
 use paceline_core::speed::{PredictorKind, Resources, Speeds};
 use paceline_core::{Action, Decision, Event, Time, WorkerId};
 use paceline_runtime::Observer;
 
-/// Iterations before networks serve, as in the scheme.
-const SERVES_AFTER: usize = 500;
+/// Iterations before a network is used, as in lb-bsp.
+const WARM_UP: usize = 500;
 
-/// Training steps per iteration, as in the scheme.
+/// Training steps per iteration, as in lb-bsp.
 const TRAINING_STEPS: usize = 4;
 
-/// What every worker showed in each of its tasks: its speed, and what was in use of its machine then.
+/// The speed of every worker in each of its tasks, and the resources in use on its machine.
 #[derive(Default)]
 pub struct ObservedSpeeds {
-    /// The size of each worker's present task.
+    /// Samples of each worker's current task.
     sizes: Vec<u32>,
-    /// By worker and task.
+    /// Speed in samples per second and resources, by worker and task.
     pub workers: Vec<Vec<(f64, Resources)>>,
 }
 
@@ -43,22 +43,22 @@ impl Observer for ObservedSpeeds {
     }
 }
 
-/// What a predictor would have said.
-pub struct Predicted {
-    /// Before each task, by worker.
+/// The predictions of a predictor.
+pub struct PredictedSpeeds {
+    /// The prediction before each task, by worker.
     pub workers: Vec<Vec<Option<f64>>>,
-    /// The state after the last task.
+    /// The predictor after the last task.
     pub speeds: Speeds,
 }
 
 impl ObservedSpeeds {
-    /// What a predictor would have said before each task. Its networks learn on the way, as under lb-bsp.
-    pub fn predicted(&self, kind: PredictorKind) -> Predicted {
-        let mut speeds = Speeds::new(kind, SERVES_AFTER, None);
+    /// Predicts every task's speed before observing it. Networks are trained meanwhile, as under lb-bsp.
+    pub fn predicted(&self, kind: PredictorKind) -> PredictedSpeeds {
+        let mut speeds = Speeds::new(kind, WARM_UP, None);
         let mut workers = vec![Vec::new(); self.workers.len()];
         for iteration in 0..self.workers.iter().map(Vec::len).max().unwrap_or(0) {
-            for (worker, shown) in self.workers.iter().enumerate() {
-                if let Some(&(speed, resources)) = shown.get(iteration) {
+            for (worker, observed) in self.workers.iter().enumerate() {
+                if let Some(&(speed, resources)) = observed.get(iteration) {
                     let id = WorkerId(worker as u32);
                     workers[worker].push(speeds.predict(id));
                     speeds.observe(id, speed, resources);
@@ -66,14 +66,14 @@ impl ObservedSpeeds {
             }
             (0..TRAINING_STEPS).take_while(|_| speeds.train_step()).count();
         }
-        Predicted { workers, speeds }
+        PredictedSpeeds { workers, speeds }
     }
 
-    /// Root mean square error of what was predicted for the tasks from `first` on: the mean over the workers that did
-    /// any, in samples per second.
-    pub fn error(&self, predicted: &Predicted, first: usize) -> f64 {
-        let of_one = |(predicted, shown): (&Vec<Option<f64>>, &Vec<(f64, Resources)>)| {
-            let pairs = predicted.iter().zip(shown).skip(first);
+    /// Root mean square error of the predictions from task `first` on, in samples per second: the mean over the workers
+    /// that have such tasks.
+    pub fn error(&self, predicted: &PredictedSpeeds, first: usize) -> f64 {
+        let of_one = |(predicted, observed): (&Vec<Option<f64>>, &Vec<(f64, Resources)>)| {
+            let pairs = predicted.iter().zip(observed).skip(first);
             let squares = pairs.filter_map(|(predicted, (speed, _))| Some((predicted.as_ref()? - speed).powi(2)));
             let squares: Vec<f64> = squares.filter(|square| square.is_finite()).collect();
             (!squares.is_empty()).then(|| (squares.iter().sum::<f64>() / squares.len() as f64).sqrt())

@@ -1,6 +1,6 @@
-//! Several runs in a number or two.
+//! Mean, standard deviation and median.
 
-/// The mean; not a number if there are none.
+/// The mean; NaN without values.
 pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
@@ -12,7 +12,7 @@ pub fn deviation(values: &[f64]) -> f64 {
     (squares / (values.len().max(2) - 1) as f64).sqrt()
 }
 
-/// The middle value, or the mean of the two in the middle; not a number if there are none.
+/// The middle value, or the mean of the two in the middle; NaN without values.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_the_textbooks_say() {
+    fn statistics_agree_with_known_values() {
         let values = [2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0];
         assert_eq!(mean(&values), 5.0);
         assert!((deviation(&values) - (32.0_f64 / 7.0).sqrt()).abs() < 1e-12);

@@ -10,7 +10,7 @@ pub fn table(summaries: &[Summary]) -> String {
     aligned(std::iter::once(names.map(String::from)).chain(summaries.iter().map(row)))
 }
 
-/// What the workers of a run did with their time, as a table.
+/// Shares of each worker's time by activity, as a table.
 pub fn workers_table(workers: &[WorkerTimes]) -> String {
     let head = ["worker", "computing", "querying", "communicating", "waiting", "samples/s"].map(String::from);
     let row = |times: &WorkerTimes| {
@@ -27,7 +27,7 @@ pub fn workers_table(workers: &[WorkerTimes]) -> String {
     aligned(std::iter::once(head).chain(workers.iter().map(row)))
 }
 
-/// Rows of equally many cells as a table, the first column to the left, the others to the right.
+/// Rows of equally many cells as a table: the first column left-aligned, the others right-aligned.
 pub fn aligned<Row: AsRef<[String]>>(rows: impl IntoIterator<Item = Row>) -> String {
     let rows: Vec<Row> = rows.into_iter().collect();
     let columns = rows.first().map_or(0, |row| row.as_ref().len());

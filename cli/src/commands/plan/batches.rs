@@ -1,48 +1,48 @@
-//! `paceline plan batches`: how many samples each worker gets, so that all finish together.
+//! `paceline plan batches`: batch sizes with which all workers finish together.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
+use paceline_config::Failure;
 use paceline_core::batching::{Cost, balance};
 use serde::Serialize;
 
 use crate::output::say;
-use paceline_config::Failure;
 
-/// A worker's share of the samples if the user does not say how many there are.
+/// Samples per worker without `--total`.
 const BATCH: u64 = 64;
 
-/// Split an iteration's samples so that the slowest worker is done as early as can be
+/// Split an iteration's samples so that the last worker finishes as early as possible
 #[derive(Args)]
 #[command(after_help = "\
-A line of the file is a worker: its speed in samples per second, or what samples cost it: seconds per sample, fixed \
-seconds, fewest samples, most samples, and, if there is any, seconds of communication. `#` begins a comment.
+Each line of the file is a worker: its speed in samples per second, or its costs: seconds per sample, fixed seconds, \
+smallest batch, largest batch and, optionally, seconds of communication. `#` starts a comment.
 
 Example:
   printf '100\\n50\\n0.002 0.1 32 384 0.05\\n' > workers.txt
   paceline plan batches workers.txt --total 192")]
 pub struct BatchesArgs {
-    /// The workers: a line each, with blanks, tabs or commas between the numbers
+    /// Workers: a line each, with numbers separated by blanks, tabs or commas
     file: PathBuf,
 
-    /// How many samples there are in all [default: 64 per worker]
+    /// Samples of all workers together [default: 64 per worker]
     #[arg(long, value_name = "N")]
     total: Option<u64>,
 
-    /// Print one JSON object instead of text: batches, seconds, and each worker's own seconds
+    /// Print one JSON object instead of text: batches, seconds, worker_seconds
     #[arg(long)]
     json: bool,
 }
 
-/// What is printed.
+/// The result.
 #[derive(Serialize)]
-struct Planned {
-    /// Each worker's samples.
+struct PlannedBatches {
+    /// Samples of each worker.
     batches: Vec<u32>,
-    /// How long the iteration is predicted to take.
+    /// Predicted time of the iteration.
     seconds: f64,
-    /// How long each worker is.
+    /// Predicted time of each worker.
     worker_seconds: Vec<f64>,
 }
 
@@ -60,15 +60,15 @@ impl BatchesArgs {
         Ok(())
     }
 
-    fn plan(&self) -> anyhow::Result<Planned> {
+    fn plan(&self) -> anyhow::Result<PlannedBatches> {
         let costs = parse(&std::fs::read_to_string(&self.file)?)?;
         if costs.is_empty() {
-            bail!("there is no worker in it: expected a line for each");
+            bail!("no workers; expected a line per worker");
         }
         let batches = balance(&costs, self.total.unwrap_or(BATCH * costs.len() as u64))?;
         let worker_seconds: Vec<f64> = costs.iter().zip(&batches).map(|(cost, &batch)| cost.seconds(batch)).collect();
         let seconds = worker_seconds.iter().copied().fold(0.0, f64::max);
-        Ok(Planned { batches, seconds, worker_seconds })
+        Ok(PlannedBatches { batches, seconds, worker_seconds })
     }
 }
 
@@ -76,32 +76,32 @@ fn parse(text: &str) -> anyhow::Result<Vec<Cost>> {
     let mut costs = Vec::new();
     for (index, line) in text.lines().enumerate() {
         let line = line.split('#').next().unwrap_or("");
-        let words = line.split(|separator: char| separator.is_whitespace() || separator == ',');
-        let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
-        if !words.is_empty() {
-            costs.push(cost(&words).with_context(|| format!("line {}", index + 1))?);
+        let cells = line.split(|separator: char| separator.is_whitespace() || separator == ',');
+        let cells: Vec<&str> = cells.filter(|cell| !cell.is_empty()).collect();
+        if !cells.is_empty() {
+            costs.push(cost(&cells).with_context(|| format!("line {}", index + 1))?);
         }
     }
     Ok(costs)
 }
 
-fn cost(words: &[&str]) -> anyhow::Result<Cost> {
-    let number = |word: &str| {
-        let number = word.parse().ok().filter(|number: &f64| number.is_finite());
-        number.ok_or_else(|| anyhow!("'{word}' is not a number"))
+fn cost(cells: &[&str]) -> anyhow::Result<Cost> {
+    let number = |cell: &str| {
+        let number = cell.parse().ok().filter(|number: &f64| number.is_finite());
+        number.ok_or_else(|| anyhow!("'{cell}' is not a number"))
     };
-    let samples = |word: &str| word.parse().map_err(|_| anyhow!("'{word}' is not a number of samples"));
-    match words {
+    let samples = |cell: &str| cell.parse().map_err(|_| anyhow!("'{cell}' is not a number of samples"));
+    match cells {
         [speed] => match number(speed)? {
             speed if speed > 0.0 => Ok(Cost::of_speed(speed)),
-            speed => Err(anyhow!("a speed of {speed} samples per second; it must be above 0")),
+            speed => Err(anyhow!("speed {speed}; expected samples per second, above 0")),
         },
         [per_sample, fixed, least, most, rest @ ..] if rest.len() <= 1 => {
-            let communication = rest.first().map_or(Ok(0.0), |word| number(word))?;
+            let communication = rest.first().map_or(Ok(0.0), |cell| number(cell))?;
             let fixed = number(fixed)? + communication;
             Ok(Cost { per_sample: number(per_sample)?, fixed, least: samples(least)?, most: samples(most)? })
         }
-        _ => Err(anyhow!("{} numbers; expected a speed, or 4 or 5 that say what samples cost", words.len())),
+        _ => Err(anyhow!("{} numbers; expected 1 (a speed), or 4 or 5 (costs)", cells.len())),
     }
 }
 
@@ -119,10 +119,10 @@ mod tests {
     #[test]
     fn errors_name_the_line_and_the_value() {
         let error = |text: &str| format!("{:#}", parse(text).unwrap_err());
-        assert_eq!(error("100\n0"), "line 2: a speed of 0 samples per second; it must be above 0");
+        assert_eq!(error("100\n0"), "line 2: speed 0; expected samples per second, above 0");
         assert_eq!(error("fast"), "line 1: 'fast' is not a number");
         assert_eq!(error("NaN"), "line 1: 'NaN' is not a number");
-        assert_eq!(error("1 2"), "line 1: 2 numbers; expected a speed, or 4 or 5 that say what samples cost");
+        assert_eq!(error("1 2"), "line 1: 2 numbers; expected 1 (a speed), or 4 or 5 (costs)");
         assert_eq!(error("1 2 3.5 4"), "line 1: '3.5' is not a number of samples");
     }
 }

@@ -1,46 +1,46 @@
-//! `paceline predictor show`: what a model foresees, and what came to be.
+//! `paceline predictor show`: compare a model's predictions with a recorded run.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use paceline_config::Failure;
 use paceline_core::WorkerId;
 use paceline_core::run_times::{Amortized, DeepMarkov, Forecast, RunTimePredictor, SAMPLES, Size};
+use paceline_experiments::forecast_figure;
 use paceline_predictor::{Assessment, PredictedIteration, RunTimes, assess};
+use paceline_report::numbers::time;
+use paceline_report::plot;
 use paceline_runtime::read_pretrained;
 use serde_json::json;
 
 use crate::destination::check_picture;
 use crate::output::say;
-use paceline_config::Failure;
-use paceline_experiments::forecast_figure;
-use paceline_report::numbers::time;
-use paceline_report::plot;
 
-/// How many of the workers to name that are to be late.
-const NAMED: usize = 8;
+/// How many of the slowest workers to name.
+const MAX_NAMES: usize = 8;
 
-/// Compare what a model foresees with a recorded run, and draw it
+/// Compare a model's predictions with a recorded run, and draw them
 #[derive(Args)]
 #[command(after_help = "\
-Each iteration is foreseen from those before it. The picture has a panel per iteration asked for: run-times sorted, as they \
-were predicted (±2 s.d.) and as they were observed, with the cutoff that would have been chosen.
+Each iteration is predicted from those before it. The picture has a panel per iteration: its sorted run-times as \
+predicted (±2 s.d.) and as observed, with the predicted cutoff.
 
 Example:
-  paceline predictor show cluster.model times.csv --iterations 30,200,900 --plot foreseen.png")]
+  paceline predictor show cluster.model times.csv --iterations 30,200,900 --plot forecast.png")]
 pub struct PredictorShowArgs {
-    /// The model, as `paceline predictor train` writes it
+    /// Model, as `paceline predictor train` writes it
     model: PathBuf,
 
-    /// The trace of a fully synchronous run of the same workers
+    /// Trace of a fully synchronous run of the same workers
     trace: PathBuf,
 
-    /// Which iterations to draw, counted from 1 [default: three, early, in the middle and at the end]
+    /// Iterations to draw, counted from 1 [default: the first, the middle and the last]
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     iterations: Vec<usize>,
 
-    /// Draw them here (.png or .svg)
+    /// Draw them (.png or .svg)
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 
@@ -59,12 +59,13 @@ impl PredictorShowArgs {
         let workers: Vec<WorkerId> = (0..size.workers as u32).map(WorkerId).collect();
         let next = predictor.predict(&workers);
         let (Some(found), Some(next)) = (assessment, next) else {
-            let told = format!("{} iterations are too few to look back on {}", rows.len(), size.lag);
-            return Err(Failure::Input(anyhow::anyhow!("{}: {told}", self.trace.display())));
+            let (found, lag) = (rows.len(), size.lag);
+            let message = format!("{found} iterations; expected more than the model's lag, {lag}");
+            return Err(Failure::Input(anyhow::anyhow!("{}: {message}", self.trace.display())));
         };
-        let chosen = self.chosen(&all).map_err(Failure::Input)?;
+        let drawn = self.drawn(&all).map_err(Failure::Input)?;
         if let Some(path) = &self.plot {
-            plot::save(path, &chosen.into_iter().map(forecast_figure).collect::<Vec<_>>()).map_err(Failure::run)?;
+            plot::save(path, &drawn.into_iter().map(forecast_figure).collect::<Vec<_>>()).map_err(Failure::run)?;
         }
         self.report(size, &found, &next);
         Ok(())
@@ -77,18 +78,18 @@ impl PredictorShowArgs {
         let pretrained = read_pretrained(&self.model)?;
         let times = super::read(&self.trace)?;
         let model = DeepMarkov::new(&pretrained).and_then(|model| model.for_workers(times.workers()));
-        Ok((model.with_context(|| format!("{} is of no use here", self.model.display()))?, times))
+        Ok((model.with_context(|| format!("{} does not fit this trace", self.model.display()))?, times))
     }
 
-    /// The iterations to be drawn.
-    fn chosen<'a>(&self, all: &'a [PredictedIteration]) -> anyhow::Result<Vec<&'a PredictedIteration>> {
+    /// The iterations to draw.
+    fn drawn<'a>(&self, all: &'a [PredictedIteration]) -> anyhow::Result<Vec<&'a PredictedIteration>> {
         let (Some(first), Some(last)) = (all.first(), all.last()) else { return Ok(Vec::new()) };
         let (first, last) = (first.iteration + 1, last.iteration + 1);
         let wanted =
             if self.iterations.is_empty() { vec![first, (first + last) / 2, last] } else { self.iterations.clone() };
         let find = |number: usize| {
             if !(first..=last).contains(&number) {
-                bail!("--iterations {number}: {first} to {last} can be foreseen");
+                bail!("--iterations {number}; expected {first} to {last}");
             }
             Ok(&all[number - first])
         };
@@ -100,7 +101,7 @@ impl PredictorShowArgs {
         let weights: usize = size.shapes().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
         let mut late: Vec<usize> = (0..workers).collect();
         late.sort_by(|&one, &other| next.workers[other].mean.total_cmp(&next.workers[one].mean));
-        late.truncate(NAMED);
+        late.truncate(MAX_NAMES);
         let (cutoff, expected) = (next.cutoff(), next.ranks[next.cutoff() - 1].mean);
         if self.json {
             let late: Vec<serde_json::Value> =
@@ -116,17 +117,17 @@ impl PredictorShowArgs {
         say(format_args!(
             "model      {workers} workers, lag {lag}, latent {latent}, hidden {hidden}: {weights} weights"
         ));
-        say(format_args!("foreseen   {} iterations", found.iterations));
+        say(format_args!("predicted  {} iterations", found.iterations));
         say(format_args!("error      {:.1} % of the mean run-time", 100.0 * found.error));
         say(format_args!("covered    {:.1} % of order statistics within ±2 s.d.", 100.0 * found.covered));
         say(format_args!(
-            "throughput {:.1} % of the largest possible; {:.1} % when waiting for all",
+            "throughput {:.1} % of the largest possible; {:.1} % if waiting for all",
             100.0 * found.throughput,
             100.0 * found.waiting_for_all
         ));
         let named = late.iter().map(|&worker| format!("{worker} ({})", time(next.workers[worker].mean)));
         say(format_args!(
-            "next       wait for {cutoff} of {workers}, {}; the latest: {}",
+            "next       wait for {cutoff} of {workers}, {}; slowest: {}",
             time(expected),
             named.collect::<Vec<_>>().join(", ")
         ));

@@ -1,66 +1,61 @@
-//! `paceline race`: several schemes under the same conditions.
+//! `paceline race`: compare schemes under the same conditions.
 
 mod real;
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use paceline_config::file::Configuration;
+use paceline_config::{Failure, Scenario, SchemeList, Seeds, parallel, whole};
 use paceline_core::{SchemeSpec, Setup};
-use paceline_runtime::{EventLogHeader, Goals};
+use paceline_report::comparison::{Ranking, SchemeRuns, panels};
+use paceline_report::{page, plot};
+use paceline_runtime::{EventLogHeader, Goals, RunFolder, check_free, next_free};
 use paceline_sim::Simulation;
 use serde_json::json;
 
 use crate::comparison;
 use crate::destination::make_folder;
-use crate::options::StragglerSpec;
+use crate::options::{ConfigFile, StragglerSpec};
 use crate::output::say;
-use paceline_config::Failure;
-use paceline_config::SchemeList;
-use paceline_config::file::Configuration;
-use paceline_config::parallel;
-use paceline_config::{Scenario, Seeds, whole};
-use paceline_report::comparison::{Ranking, SchemeRuns, panels};
-use paceline_report::page;
-use paceline_report::plot;
-use paceline_runtime::{RunFolder, check_free, next_free};
 
-/// Let schemes race to the same target, under the same conditions
+/// Compare how fast schemes reach the same target under the same conditions
 #[derive(Args)]
 #[command(
     mut_arg("times", |arg| arg.conflicts_with("real")),
     mut_arg("slow", |arg| arg.default_value("0=3").conflicts_with("real")),
     mut_arg("script", |arg| arg.conflicts_with("real")),
     mut_arg("network", |arg| arg.default_value("latency=0.01,bandwidth=1.25e7").conflicts_with("real")),
-    mut_args(comparison::small_race),
-    after_help = "If nothing else is said, eight workers of uneven times race, one of them three times slower than the \
-others, on a network of 100 Mbit/s. The rate of a step is in proportion to the updates in it, so that a sample moves the \
-model as far under every scheme.
+    mut_args(comparison::small_defaults),
+    after_help = "By default there are eight workers with varying times, one of them three times slower than the \
+others, on a network of 100 Mbit/s. The learning rate of a step is proportional to the updates in it, so that a sample \
+moves the model equally far under every scheme.
 
 Examples:
   paceline race
   paceline race --schemes bsp,backup:k=6,dbw,asp --times pareto:1,1.5 --seeds 1..10
-  paceline race --network latency=0.05,bandwidth=1e6          when the network is what is slow
+  paceline race --network latency=0.05,bandwidth=1e6          when the network is the bottleneck
   paceline race --times trace:times.csv --slow '' --out RACE
   paceline race --real --schemes bsp,backup:k=3,asp --emulate 0=3"
 )]
 pub struct RaceArgs {
-    /// Who takes part: all, or several schemes with commas (`paceline simulate --help` lists them)
+    /// Schemes to compare: all, or a list with commas (`paceline simulate --help` lists them)
     #[arg(long, value_name = "SCHEMES", default_value = "all")]
     schemes: SchemeList,
 
-    /// Which seeds to run each scheme with: 7, 1..20 (both ends included) or 1,5,9
+    /// Seeds to run each scheme with: 7, 1..20 (both ends included) or 1,5,9
     #[arg(long, value_name = "SEEDS", default_value = "1..3")]
     seeds: Seeds,
 
-    /// Threads that compute; results are the same for any number [default: all cores]
+    /// Threads; the results do not depend on their number [default: all cores]
     #[arg(long, value_name = "N", conflicts_with = "real", value_parser = whole::<u16>(1..=1024))]
     threads: Option<u16>,
 
-    /// Race with worker processes and real time, one run after another, instead of simulating; 4 workers by default
+    /// Run worker processes, one run after another, instead of simulating; 4 workers by default
     #[arg(long)]
     real: bool,
 
-    /// With --real: makes workers late on purpose, as `paceline train --emulate` does; may be given several times
+    /// With --real: emulate stragglers, as `paceline train --emulate` does; may be given several times
     #[arg(long, value_name = "RANKS=FACTOR|TIMES", requires = "real")]
     emulate: Vec<StragglerSpec>,
 
@@ -75,15 +70,14 @@ pub struct RaceArgs {
 #[derive(Args)]
 #[command(next_help_heading = "Output")]
 struct RaceOutput {
-    /// Read options from a TOML file whose keys are these flags; flags count more
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    config: ConfigFile,
 
-    /// Write pictures, a report, and the run folder of every scheme's first seed here [default: a new folder in runs/]
+    /// Folder for pictures, a report, and the run folder of every scheme's first seed [default: a new one in runs/]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 
-    /// Print JSON: an object with the verdict, then one per scheme
+    /// Print JSON: an object with the winner and the reason, then one per scheme
     #[arg(long)]
     json: bool,
 }
@@ -124,7 +118,7 @@ impl RaceArgs {
         comparison::simulate(&prepared, &schemes, &self.seeds.0, threads, folder).map_err(Failure::Run)
     }
 
-    /// What schemes are built for when workers are real.
+    /// The setup that schemes are built for with `--real`.
     fn real_setup(&self) -> Setup {
         let workers = self.scenario.cluster.workers.unwrap_or(4) as usize;
         Setup { workers, batch: self.scenario.training.batch, dispatch: self.scenario.dispatch }
@@ -139,17 +133,17 @@ impl RaceArgs {
         page::write(&out.join("report.html"), &page::run_folders(&[out.to_path_buf()])?)?;
         if self.output.json {
             let winner = ranking.winner().map(|winner| winner.scheme.as_str());
-            say(json!({ "winner": winner, "why": ranking.verdict(), "folder": out }));
+            say(json!({ "winner": winner, "why": ranking.explanation(), "folder": out }));
             for place in &ranking.places {
                 say(json!(place));
             }
             return Ok(());
         }
-        say(format_args!("{}\n\n{}", ranking.table(), ranking.verdict()));
-        for late in &self.emulate {
-            say(format_args!("Straggling was emulated: {late}"));
+        say(format_args!("{}\n\n{}", ranking.table(), ranking.explanation()));
+        for straggler in &self.emulate {
+            say(format_args!("Straggling was emulated: {straggler}"));
         }
-        say(format_args!("A picture, a report and the run folders: {}", out.display()));
+        say(format_args!("Pictures, report and run folders: {}", out.display()));
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Racing with worker processes: `paceline train`, one run after another.
+//! `paceline race --real`: runs `paceline train` once per scheme and seed, one after another.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,30 +9,29 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use paceline_config::Failure;
+use paceline_config::file::Configuration;
 use paceline_core::SchemeSpec;
-use paceline_runtime::Summary;
+use paceline_report::comparison::{RunResult, SchemeRuns};
+use paceline_runtime::{MetricsRow, Summary, read_metrics};
 
 use super::{RaceArgs, folder_name};
 use crate::live_table::{LiveRow, LiveTable};
-use paceline_config::Failure;
-use paceline_config::file::Configuration;
-use paceline_report::comparison::{RunResult, SchemeRuns};
-use paceline_runtime::{MetricsRow, read_metrics};
 
-/// How often the live table looks at a run.
-const LOOK: Duration = Duration::from_millis(250);
+/// How often the live table is updated.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Configuration that are not those of `train`.
-const NOT_OF_TRAIN: &[&str] = &["schemes", "seeds", "threads", "real", "emulate", "times", "slow", "script", "network"];
+/// Options of `race` that `train` does not have.
+const RACE_ONLY: &[&str] = &["schemes", "seeds", "threads", "real", "emulate", "times", "slow", "script", "network"];
 
 /// Trains with every scheme and seed, each run in a folder of its own.
 pub fn race(race: &RaceArgs, configuration: &Configuration, out: &Path) -> Result<Vec<SchemeRuns>, Failure> {
     let setup = race.real_setup();
     let schemes = race.schemes.specs(&setup, false).map_err(Failure::Input)?;
-    // What can be simulated may still need to know more than real workers tell.
+    // A scheme that can be simulated may need data that real workers don't report.
     let real = |scheme: &SchemeSpec| scheme.build(&setup).map(drop);
     schemes.iter().try_for_each(real).map_err(Failure::input)?;
-    let configuration = configuration.clone().without(NOT_OF_TRAIN).with("workers", setup.workers);
+    let configuration = configuration.clone().without(RACE_ONLY).with("workers", setup.workers);
     std::fs::create_dir_all(out).map_err(Failure::run)?;
     let config = out.join("train.toml");
     std::fs::write(&config, configuration.to_string()).map_err(Failure::run)?;
@@ -45,7 +44,7 @@ pub fn race(race: &RaceArgs, configuration: &Configuration, out: &Path) -> Resul
             let folder = out.join(if number == 0 { name } else { format!("{name}-seed-{seed}") });
             let run = RealRun { race, config: &config, scheme, seed, folder };
             let result = run.train(|row| live.show(index, row)).map_err(Failure::Run)?;
-            live.done(index, &result.summary);
+            live.finish_run(index, &result.summary);
             runs.push(result);
         }
         results.push(SchemeRuns { scheme: scheme.clone(), runs });
@@ -53,6 +52,7 @@ pub fn race(race: &RaceArgs, configuration: &Configuration, out: &Path) -> Resul
     Ok(results)
 }
 
+/// One run of `paceline train`.
 struct RealRun<'a> {
     race: &'a RaceArgs,
     config: &'a Path,
@@ -63,26 +63,26 @@ struct RealRun<'a> {
 
 impl RealRun<'_> {
     fn train(&self, show: impl Fn(&LiveRow)) -> anyhow::Result<RunResult> {
-        let program = std::env::current_exe().context("this program's own file")?;
+        let program = std::env::current_exe().context("path of this program")?;
         let mut command = Command::new(program);
         command.arg("train").arg("--json").arg("--config").arg(self.config).arg("--out").arg(&self.folder);
         command.args(["--scheme", &self.scheme.to_string(), "--seed", &self.seed.to_string()]);
-        for late in &self.race.emulate {
-            command.args(["--emulate", &late.to_string()]);
+        for straggler in &self.race.emulate {
+            command.args(["--emulate", &straggler.to_string()]);
         }
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-        // Read meanwhile, so that it never waits for somebody to listen.
+        // A thread reads its output, so that the child never blocks on a full pipe.
         let reader = thread::spawn(|| child.wait_with_output());
         while !reader.is_finished() {
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
             live_row(&self.folder).iter().for_each(&show);
         }
         let output = reader.join().unwrap_or_else(|panic| resume_unwind(panic))?;
         if !output.status.success() {
-            let told = String::from_utf8_lossy(&output.stderr);
-            bail!("{} with seed {}: {}", self.scheme, self.seed, told.trim().trim_start_matches("error: "));
+            let message = String::from_utf8_lossy(&output.stderr);
+            bail!("{} with seed {}: {}", self.scheme, self.seed, message.trim().trim_start_matches("error: "));
         }
-        let summary: Summary = serde_json::from_slice(&output.stdout).context("the summary of `paceline train`")?;
+        let summary: Summary = serde_json::from_slice(&output.stdout).context("summary of 'paceline train'")?;
         let point = |line: &MetricsRow| line.accuracy.map(|accuracy| (line.time, accuracy));
         let mut curve: Vec<_> = read_metrics(&self.folder)?.iter().filter_map(point).collect();
         curve.extend(summary.final_accuracy());
@@ -90,14 +90,14 @@ impl RealRun<'_> {
     }
 }
 
-/// Where a run stands by what there is of its metrics; nothing if there is nothing yet.
+/// The state of a run, from its metrics file; `None` before the first row.
 fn live_row(folder: &Path) -> Option<LiveRow> {
     let mut text = String::new();
     File::open(folder.join("metrics.csv")).ok()?.read_to_string(&mut text).ok()?;
-    // The last line may be half written.
-    let whole = &text[..text.rfind('\n')?];
+    // The last row may be incomplete.
+    let complete = &text[..text.rfind('\n')?];
     let lines: Vec<MetricsRow> =
-        csv::Reader::from_reader(whole.as_bytes()).deserialize().filter_map(Result::ok).collect();
+        csv::Reader::from_reader(complete.as_bytes()).deserialize().filter_map(Result::ok).collect();
     Some(LiveRow {
         time: lines.last()?.time,
         updates: lines.iter().map(|line| line.waited_for).sum(),

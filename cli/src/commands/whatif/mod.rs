@@ -1,4 +1,4 @@
-//! `paceline whatif`: what would have been under another scheme?
+//! `paceline whatif`: which scheme suits a recorded trace.
 
 mod stragglers;
 
@@ -7,35 +7,32 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
+use paceline_config::{Failure, Scenario, SchemeList, Seeds, parallel, whole};
+use paceline_report::comparison::Ranking;
+use paceline_report::numbers::counted;
 use paceline_sim::Times;
 use paceline_trace::{PROFILER_STEP, Trace};
 use serde_json::json;
 
 use crate::comparison;
 use crate::output::say;
-use paceline_config::Failure;
-use paceline_config::SchemeList;
-use paceline_config::parallel;
-use paceline_config::{Scenario, Seeds, whole};
-use paceline_report::comparison::Ranking;
-use paceline_report::numbers::counted;
-
 use stragglers::Analysis;
 
-/// Say who straggles in a recorded trace, what it costs, and which scheme would have made most of it
+/// Find the stragglers in a recorded trace, their cost, and which scheme would have used the cluster best
 #[derive(Args)]
 #[command(
     mut_arg("times", |arg| arg.hide(true).conflicts_with("trace")),
-    mut_args(comparison::small_race),
+    mut_args(comparison::small_defaults),
     after_help = "A TRACE is one of
   a table, .csv or .parquet: a row per step, a column per worker, seconds, as --record writes it
   a run folder, or its events.jsonl
   a .json of spans as PyTorch's profiler and Chrome write it: ProfilerStep#N of every process
 
-Of spans, give one file per rank, or one with all. Those that include waiting for the other workers hide who is slow: \
-name better ones with --span.
+For spans, give one file per rank, or one file with all ranks. Spans that include waiting for other workers hide the \
+stragglers: choose spans of computing alone with --span.
 
-Every scheme is simulated on these times with a small model, to the same target: what counts is which is there first.
+Every scheme is simulated on these times with a small model and the same target. The scheme that reaches it first is \
+recommended.
 
 Examples:
   paceline whatif times.csv
@@ -43,23 +40,23 @@ Examples:
   paceline whatif rank0.json rank1.json --span forward_backward --json"
 )]
 pub struct WhatifArgs {
-    /// What was recorded (see below); several files together are one trace
+    /// Recorded trace (see below); several files make one trace
     #[arg(required = true, value_name = "TRACE")]
     trace: Vec<PathBuf>,
 
-    /// In traces of spans: the spans that are steps, NAME or NAME#N
+    /// In traces of spans: the name of the spans that are steps, NAME or NAME#N
     #[arg(long, value_name = "NAME", default_value = PROFILER_STEP)]
     span: String,
 
-    /// The schemes to try: all, or several with commas
+    /// Schemes to compare: all, or a list with commas
     #[arg(long, value_name = "SCHEMES", default_value = "all")]
     schemes: SchemeList,
 
-    /// Seeds of what is simulated: 7, 1..20 (both ends included) or 1,5,9
+    /// Seeds to simulate each scheme with: 7, 1..20 (both ends included) or 1,5,9
     #[arg(long, value_name = "SEEDS", default_value = "1..3")]
     seeds: Seeds,
 
-    /// Threads that compute; results are the same for any number [default: all cores]
+    /// Threads; the results do not depend on their number [default: all cores]
     #[arg(long, value_name = "N", value_parser = whole::<u16>(1..=1024))]
     threads: Option<u16>,
 
@@ -93,7 +90,7 @@ impl WhatifArgs {
     fn check(&self) -> anyhow::Result<()> {
         comparison::check_target(&self.scenario)?;
         if self.scenario.cluster.workers.is_some() {
-            bail!("--workers can't be chosen: the trace says how many there are");
+            bail!("--workers can't be given: the number of workers follows from the trace");
         }
         let mut seen = BTreeSet::new();
         let real = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
@@ -107,32 +104,25 @@ impl WhatifArgs {
         if let Some(winner) = ranking.winner() {
             say(format_args!("Recommended: {} (paceline train --scheme {})", winner.scheme, winner.scheme));
         }
-        say(ranking.verdict());
-        say(analysis.verdict());
-        if analysis.in_step() {
-            say(format_args!(
-                "All workers' steps take alike. If they include waiting for each other, they do not show who is slow: record \
-                 the computing alone."
-            ));
+        say(ranking.explanation());
+        say(analysis.explanation());
+        if analysis.is_balanced() {
+            say("All workers' steps take equally long. If they include waiting for other workers, they hide the \
+                 stragglers: record the computing alone.");
         }
-        say(format_args!(
-            "\n{} of {}\n{}",
-            counted(analysis.steps, "step"),
-            counted(analysis.workers.len(), "worker"),
-            analysis.table()
-        ));
+        let (steps, workers) = (counted(analysis.steps, "step"), counted(analysis.workers.len(), "worker"));
+        say(format_args!("\n{steps} of {workers}\n{}", analysis.table()));
         let Scenario { model, training, .. } = &self.scenario;
+        let (data, seeds) = (&training.data, counted(self.seeds.0.len(), "seed"));
         say(format_args!(
-            "\nSimulated on these times: {model} on {}, {}; a task's time is in proportion to its samples\n{}",
-            training.data,
-            counted(self.seeds.0.len(), "seed"),
+            "\nSimulated on these times: {model} on {data}, {seeds}; the time of a task is proportional to its samples\n{}",
             ranking.table()
         ));
     }
 
     fn print_json(&self, analysis: &Analysis, ranking: &Ranking) {
         let recommended = ranking.winner().map(|winner| winner.scheme.as_str());
-        say(json!({ "recommended": recommended, "why": ranking.verdict(), "trace": analysis }));
+        say(json!({ "recommended": recommended, "why": ranking.explanation(), "trace": analysis }));
         for place in &ranking.places {
             say(json!(place));
         }

@@ -1,29 +1,28 @@
-//! Who straggles in a trace, how, and what it costs.
+//! The stragglers in a trace, and what they cost under `bsp`.
 
 use std::fmt;
-
-use paceline_trace::Trace;
-use serde::Serialize;
 
 use paceline_report::numbers::{number, time};
 use paceline_report::statistics::{mean, median};
 use paceline_report::tables::aligned;
+use paceline_trace::Trace;
+use serde::Serialize;
 
-/// A step is slow if it takes so many times as long as the other workers' median.
-const SLOW: f64 = 1.25;
+/// A step is slow if it takes this many times the other workers' median.
+const SLOW_STEP: f64 = 1.25;
 
-/// A worker with fewer slow steps than this share does not straggle.
-const RARE: f64 = 0.01;
+/// A worker straggles if at least this share of its steps is slow.
+const MIN_SLOW_SHARE: f64 = 0.01;
 
 /// Whether a worker straggles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Straggling {
-    /// In at least half of its steps.
+    /// At least half of its steps are slow.
     Persistent,
-    /// Now and then.
+    /// Some of its steps are slow.
     Transient,
-    /// Not at all.
+    /// It does not straggle.
     Steady,
 }
 
@@ -50,27 +49,27 @@ pub struct TracedWorker {
     pub slowness: f64,
     /// Share of its steps that are slow.
     pub slow_steps: f64,
-    /// How long it would wait for others under `bsp`, as a share of the time.
+    /// Share of the time that it would wait for other workers under `bsp`.
     pub waits: f64,
-    /// How much of `bsp`'s time would be saved if it were never the last one.
+    /// Share of `bsp`'s time that would be saved without this worker.
     pub holds_back: f64,
 }
 
-/// A trace as `bsp` would have it: every step takes as long as its slowest worker.
+/// A trace under `bsp`, where every step takes as long as its slowest worker.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Analysis {
-    /// Steps that all workers did.
+    /// Steps that all workers have.
     pub steps: usize,
-    /// How long they would take under `bsp`, in seconds.
+    /// Their time under `bsp`, in seconds.
     pub bsp_time: f64,
-    /// Share of all workers' time that `bsp` would spend waiting.
+    /// Share of the workers' time spent waiting under `bsp`.
     pub waiting_share: f64,
     /// The workers, by rank.
     pub workers: Vec<TracedWorker>,
 }
 
 impl Analysis {
-    /// Looks at the steps that all workers did.
+    /// Analyses the steps that all workers have.
     pub fn new(trace: &Trace) -> Self {
         let columns = trace.workers();
         let steps = columns.iter().map(Vec::len).min().unwrap_or(0);
@@ -86,12 +85,12 @@ impl Analysis {
                 let others = columns.iter().enumerate().filter(|(other, _)| *other != worker);
                 times[step] / median(others.map(|(_, times)| times[step]).collect())
             };
-            // A worker by itself has nobody to be compared with.
+            // A single worker can't be compared with others.
             let ratios: Vec<f64> = if columns.len() > 1 { (0..steps).map(ratio).collect() } else { vec![1.0; steps] };
-            let slow_steps = ratios.iter().filter(|ratio| **ratio >= SLOW).count() as f64 / steps as f64;
+            let slow_steps = ratios.iter().filter(|ratio| **ratio >= SLOW_STEP).count() as f64 / steps as f64;
             let straggling = match slow_steps {
                 share if share >= 0.5 => Straggling::Persistent,
-                share if share >= RARE => Straggling::Transient,
+                share if share >= MIN_SLOW_SHARE => Straggling::Transient,
                 _ => Straggling::Steady,
             };
             let saved = if columns.len() > 1 { bsp_time - total(Some(worker)) } else { 0.0 };
@@ -110,43 +109,43 @@ impl Analysis {
         Analysis { steps, bsp_time, waiting_share, workers }
     }
 
-    /// The workers of a kind, in words with how slow they are.
-    fn named(&self, kind: Straggling) -> Vec<String> {
-        let those = self.workers.iter().filter(|worker| worker.straggling == kind);
-        let named = |worker: &TracedWorker| match kind {
+    /// The workers of a kind, each with its slowness.
+    fn described(&self, kind: Straggling) -> Vec<String> {
+        let workers = self.workers.iter().filter(|worker| worker.straggling == kind);
+        let describe = |worker: &TracedWorker| match kind {
             Straggling::Persistent => format!("worker {} ({}×)", worker.worker, number(worker.slowness, 1)),
             _ => format!("worker {} ({:.0} % of its steps)", worker.worker, 100.0 * worker.slow_steps),
         };
-        those.map(named).collect()
+        workers.map(describe).collect()
     }
 
-    /// Who straggles, in a sentence or two.
-    pub fn verdict(&self) -> String {
+    /// The stragglers and their cost, in two sentences.
+    pub fn explanation(&self) -> String {
         let list = |names: Vec<String>| {
             let more = names.len().saturating_sub(4);
-            let told = names[..names.len() - more].join(", ");
-            if more > 0 { format!("{told} and {more} others") } else { told }
+            let named = names[..names.len() - more].join(", ");
+            if more > 0 { format!("{named} and {more} others") } else { named }
         };
-        let mut told = Vec::new();
-        for (kind, how) in [(Straggling::Persistent, "persistently"), (Straggling::Transient, "now and then")] {
-            let names = self.named(kind);
+        let mut parts = Vec::new();
+        for (kind, how) in [(Straggling::Persistent, "persistently"), (Straggling::Transient, "at times")] {
+            let names = self.described(kind);
             let verb = if names.len() == 1 { "straggles" } else { "straggle" };
             if !names.is_empty() {
-                told.push(format!("{} {verb} {how}", list(names)));
+                parts.push(format!("{} {verb} {how}", list(names)));
             }
         }
-        let who = if told.is_empty() { "Nobody straggles".into() } else { told.join("; ") };
-        let mut who = who.chars();
-        let first = who.next().map(|first| first.to_uppercase().collect::<String>()).unwrap_or_default();
+        let text = if parts.is_empty() { "No worker straggles".into() } else { parts.join("; ") };
+        let mut rest = text.chars();
+        let first = rest.next().map(|first| first.to_uppercase().collect::<String>()).unwrap_or_default();
         format!(
             "{first}{}. Under bsp, waiting takes {:.1} % of the workers' time.",
-            who.as_str(),
+            rest.as_str(),
             100.0 * self.waiting_share
         )
     }
 
-    /// Whether all workers' steps take alike, as they do when each includes waiting for the others.
-    pub fn in_step(&self) -> bool {
+    /// Whether all workers' steps take equally long, as they do if they include waiting for other workers.
+    pub fn is_balanced(&self) -> bool {
         self.workers.len() > 1 && self.waiting_share < 0.01
     }
 
@@ -174,8 +173,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn costs_by_hand() {
-        // Worker 0 is always twice as slow; worker 2 is slow once in four steps, and then the last.
+    fn costs_agree_with_a_calculation_by_hand() {
+        // Worker 0 is always twice as slow; worker 2 is slow in one of four steps, and last in it.
         let trace = Trace::new(vec![vec![2.0; 4], vec![1.0; 4], vec![1.0, 1.0, 4.0, 1.0, 9.0]]);
         let found = Analysis::new(&trace);
         assert_eq!((found.steps, found.bsp_time), (4, 10.0));
@@ -188,17 +187,21 @@ mod tests {
         // Without worker 0: 1 + 1 + 4 + 1 instead of 2 + 2 + 4 + 2.
         assert!((found.workers[0].holds_back - 0.3).abs() < 1e-12);
         assert!((found.workers[2].holds_back - 0.2).abs() < 1e-12);
-        let verdict = found.verdict();
+        let explanation = found.explanation();
         assert!(
-            verdict.starts_with("Worker 0 (2.0×) straggles persistently; worker 2 (25 % of its steps) straggles now"),
-            "{verdict}"
+            explanation
+                .starts_with("Worker 0 (2.0×) straggles persistently; worker 2 (25 % of its steps) straggles at times"),
+            "{explanation}"
         );
     }
 
     #[test]
-    fn equal_workers_and_one_alone() {
+    fn equal_workers_and_a_single_worker_are_steady() {
         let equal = Analysis::new(&Trace::new(vec![vec![1.0, 2.0]; 3]));
-        assert!(equal.in_step() && equal.verdict().starts_with("Nobody straggles. Under bsp, waiting takes 0.0 %"));
+        assert!(
+            equal.is_balanced()
+                && equal.explanation().starts_with("No worker straggles. Under bsp, waiting takes 0.0 %")
+        );
         let alone = Analysis::new(&Trace::new(vec![vec![1.0, 5.0]]));
         assert_eq!((alone.workers[0].straggling, alone.waiting_share), (Straggling::Steady, 0.0));
     }

@@ -1,21 +1,21 @@
-//! Fig. 2: throughput when a slow host becomes like the others.
+//! Fig. 2: throughput when a slow host becomes fast.
 
 use paceline_config::Failure;
 use paceline_core::SchemeSpec;
+use paceline_report::plot::{Figure, Mark, Series};
+use paceline_report::tables::aligned;
 use serde_json::json;
 
 use super::{CHANGE, CutoffRun, RECOVERY, colour, contenders, file, mean, percent, pretrained, runs, scenario};
 use crate::{Conditions, Findings};
-use paceline_report::plot::{Figure, Mark, Series};
-use paceline_report::tables::aligned;
 
-/// The one that all are measured by comes last.
+/// The last one is the oracle, which the others are compared with.
 const SCHEMES: [&str; 4] = ["bsp", "cutoff:predictor=normal", "cutoff:predictor=dmm", "cutoff:predictor=oracle"];
 
-/// Of how many iterations the mean share has to be 90 % for a scheme to have recovered.
-const STEADY: usize = 5;
+/// A scheme has recovered when the mean share over this many iterations is 90 %.
+const RECOVERY_WINDOW: usize = 5;
 
-/// A scheme's throughput as a share of the oracle's, iteration by iteration from the second.
+/// A scheme's throughput as a share of the oracle's, per iteration from the second on.
 struct ThroughputShares {
     scheme: SchemeSpec,
     seed: u64,
@@ -28,15 +28,15 @@ impl ThroughputShares {
         self.shares.iter().copied().skip(from - 2).take(to + 1 - from)
     }
 
-    /// All but the first iteration, of which nobody knows anything, and those in which the change is to be seen.
+    /// The mean over all iterations but the first, before which nothing is known, and those right after the change.
     fn settled(&self) -> f64 {
         mean(self.of(2, CHANGE).chain(self.of(CHANGE + RECOVERY + 1, self.shares.len() + 1)))
     }
 
-    /// After how many iterations it was back at 90 %, on the average of a few.
+    /// Iterations after the change until the scheme has recovered.
     fn recovered(&self) -> Option<usize> {
         let after: Vec<f64> = self.of(CHANGE + 1, self.shares.len() + 1).collect();
-        after.windows(STEADY).position(|window| mean(window.iter().copied()) >= 0.9)
+        after.windows(RECOVERY_WINDOW).position(|window| mean(window.iter().copied()) >= 0.9)
     }
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn run(conditions: &Conditions) -> Result<Findings, Failure> {
         vec![["scheme", "settled", slow.as_str(), after.as_str(), "later", "recovered after"].map(String::from)];
     for name in SCHEMES {
         let of: Vec<&ThroughputShares> = all.iter().filter(|shares| shares.scheme.to_string() == name).collect();
-        let over = |stretch: &dyn Fn(&ThroughputShares) -> f64| percent(mean(of.iter().map(|shares| stretch(shares))));
+        let over = |share: &dyn Fn(&ThroughputShares) -> f64| percent(mean(of.iter().map(|shares| share(shares))));
         let recovered: Option<Vec<usize>> = of.iter().map(|shares| shares.recovered()).collect();
         rows.push([
             name.into(),
@@ -73,9 +73,9 @@ pub(crate) fn run(conditions: &Conditions) -> Result<Findings, Failure> {
         ]);
     }
     let text = format!(
-        "Cutoff SGD, fig. 2: 158 workers on 4 hosts, one of them slow until iteration {CHANGE}. Gradients per second as a \
-         share of the oracle's; settled: all iterations but the first and the {RECOVERY} after the change; recovered: the \
-         mean of {STEADY} is 90 % or more.\n\n{}",
+        "Cutoff SGD, fig. 2: 158 workers on 4 hosts, one of them slow until iteration {CHANGE}. Gradients per second \
+         as a share of the oracle's; settled: all iterations but the first and the {RECOVERY} after the change; \
+         recovered: the mean of {RECOVERY_WINDOW} is 90 % or more.\n\n{}",
         aligned(rows)
     );
     let record = |shares: &ThroughputShares| {
@@ -94,14 +94,14 @@ pub(crate) fn run(conditions: &Conditions) -> Result<Findings, Failure> {
 /// Throughput and cutoff over iterations, of the first seed.
 fn figures(runs: &[CutoffRun]) -> Vec<Figure> {
     let Some(seed) = runs.first().map(|run| run.seed) else { return Vec::new() };
-    let shown: Vec<&CutoffRun> = runs.iter().filter(|run| run.seed == seed).collect();
+    let drawn: Vec<&CutoffRun> = runs.iter().filter(|run| run.seed == seed).collect();
     let figure = |title: &str, y: &str, value: &dyn Fn(&super::CutoffIteration) -> f64| Figure {
         title: title.into(),
         x: "iteration".into(),
         y: y.into(),
         shaded: Some((CHANGE as f64, (CHANGE + RECOVERY) as f64)),
-        // What is best is drawn first, at the bottom, so that it shows where others fall short.
-        series: shown
+        // The oracle is drawn first, below the others.
+        series: drawn
             .iter()
             .rev()
             .map(|run| Series {

@@ -1,18 +1,18 @@
-//! Fig. 3: order statistics as they were predicted and as they came to be.
+//! Fig. 3: predicted and observed order statistics.
 
 use std::sync::Arc;
 
 use paceline_config::Failure;
 use paceline_core::run_times::{Amortized, DeepMarkov, IndependentNormal, RunTimePredictor, SAMPLES};
 use paceline_predictor::{Assessment, assess};
+use paceline_report::tables::aligned;
 use serde_json::json;
 
 use super::{file, mean, percent, pretrained, recorded, scenario};
 use crate::forecast_figure::forecast_figure;
 use crate::{Conditions, Findings};
-use paceline_report::tables::aligned;
 
-/// The iterations drawn, counted from 1: before and after the change.
+/// The iterations to draw, counted from 1: before and after the change.
 const DRAWN: [usize; 3] = [40, 64, 150];
 
 pub(crate) fn run(conditions: &Conditions) -> Result<Findings, Failure> {
@@ -32,7 +32,7 @@ pub(crate) fn run(conditions: &Conditions) -> Result<Findings, Failure> {
             let (all, assessment) = assess(predictor.as_mut(), times.rows(), lag..times.rows().len());
             found.extend(assessment.map(|assessment| (name, seed, assessment)));
             if panels.is_empty() {
-                let drawn = all.iter().filter(|foreseen| DRAWN.contains(&(foreseen.iteration + 1)));
+                let drawn = all.iter().filter(|predicted| DRAWN.contains(&(predicted.iteration + 1)));
                 panels = drawn.map(forecast_figure).collect();
             }
         }
@@ -50,9 +50,9 @@ pub(crate) fn run(conditions: &Conditions) -> Result<Findings, Failure> {
         ]);
     }
     let text = format!(
-        "Cutoff SGD, fig. 3: run-times of 158 workers as they were predicted, held out. Error of order statistics as a share \
-         of the mean run-time; those observed within ±2 s.d. of the prediction; throughput at the predicted cutoff as a share \
-         of the largest possible.\n\n{}",
+        "Cutoff SGD, fig. 3: predicted run-times of 158 workers, on held-out runs. Error: that of order statistics, as \
+         a share of the mean run-time. Covered: order statistics within ±2 s.d. of the prediction. Throughput: at the \
+         predicted cutoff, as a share of the largest possible.\n\n{}",
         aligned(rows)
     );
     let record = |(name, seed, assessment): &(&str, u64, Assessment)| {

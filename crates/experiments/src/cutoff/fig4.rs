@@ -1,14 +1,14 @@
 //! Fig. 4: the held-out loss over time.
 
+use paceline_config::Failure;
+use paceline_report::plot::{Figure, Mark, Series};
+use paceline_report::tables::aligned;
 use serde_json::json;
 
 use super::{CutoffRun, colour, contenders, file, mean, pretrained, runs, scenario};
 use crate::{Conditions, Findings};
-use paceline_config::Failure;
-use paceline_report::plot::{Figure, Mark, Series};
-use paceline_report::tables::aligned;
 
-/// With the file of each.
+/// The schemes, each with its scenario.
 const SCHEMES: [(&str, (&str, &str)); 4] = [
     ("bsp", file!("fig4.toml")),
     ("asp", file!("fig4-asp.toml")),
@@ -16,11 +16,11 @@ const SCHEMES: [(&str, (&str, &str)); 4] = [
     ("cutoff:predictor=dmm", file!("fig4.toml")),
 ];
 
-/// The held-out loss whose first time is reported.
+/// The target for the held-out loss.
 const TARGET: f64 = 0.4;
 
 impl CutoffRun {
-    /// When the held-out loss was measured to be below the target for the first time.
+    /// Time of the first evaluation with a held-out loss below the target.
     fn time_to_target(&self) -> Option<f64> {
         let below = |step: &&super::CutoffIteration| step.held_out.is_some_and(|loss| loss < TARGET);
         self.steps.iter().find(below).map(|step| step.time)
@@ -51,8 +51,8 @@ pub(crate) fn run(conditions: &Conditions) -> Result<Findings, Failure> {
         ]);
     }
     let text = format!(
-        "Cutoff SGD, fig. 4: a CNN trained by 158 workers on 4 hosts, one of them slow at first, then the others \
-         in turn.\n\n{}",
+        "Cutoff SGD, fig. 4: a CNN on 158 workers of 4 hosts. One host is slow at first, then the others in \
+         turn.\n\n{}",
         aligned(rows)
     );
     let record = |run: &CutoffRun| {
@@ -71,7 +71,7 @@ pub(crate) fn run(conditions: &Conditions) -> Result<Findings, Failure> {
 /// The held-out loss over time, of the first seed.
 fn figure(runs: &[CutoffRun]) -> Figure {
     let seed = runs.first().map(|run| run.seed);
-    let shown: Vec<&CutoffRun> = runs.iter().filter(|run| Some(run.seed) == seed).collect();
+    let drawn: Vec<&CutoffRun> = runs.iter().filter(|run| Some(run.seed) == seed).collect();
     let line = |run: &&CutoffRun| {
         let points = run.steps.iter().filter_map(|step| step.held_out.map(|loss| (step.time, loss))).collect();
         Series { name: run.scheme.to_string(), mark: Mark::Line, colour: colour(&run.scheme), points }
@@ -81,6 +81,6 @@ fn figure(runs: &[CutoffRun]) -> Figure {
         x: "time (s)".into(),
         y: "held-out loss".into(),
         shaded: None,
-        series: shown.iter().map(line).collect(),
+        series: drawn.iter().map(line).collect(),
     }
 }

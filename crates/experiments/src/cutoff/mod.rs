@@ -1,7 +1,7 @@
-//! Cutoff SGD's experiments, on a simulated cluster like its small one: four hosts, 158 workers, a host that is slow until
-//! iteration 61.
+//! Cutoff SGD's experiments, on a simulated cluster like the paper's small one: four hosts, 158 workers, one host slow
+//! until iteration 61.
 //!
-//! The model is learnt anew each time, from a recorded run of the same cluster with another seed and other episodes.
+//! Each experiment trains the predictor on a recorded run of the same cluster with another seed.
 
 mod fig2;
 mod fig3;
@@ -16,16 +16,16 @@ use std::sync::Arc;
 use paceline_config::{Failure, Scenario, parallel};
 use paceline_core::{Pretrained, SchemeSpec};
 use paceline_predictor::{RunTimes, TrainingConfig};
+use paceline_report::plot::colour_of;
+use paceline_report::progress::{RunBar, bars};
 use paceline_runtime::{Iteration, Monitor, Observer};
 use paceline_trace::Recorder;
 use plotters::style::RGBColor;
 
 use crate::Conditions;
 use crate::train_predictor::train_predictor;
-use paceline_report::plot::colour_of;
-use paceline_report::progress::{RunBar, bars};
 
-/// A file of `scenarios/cutoff/`, which goes with the program.
+/// A file of `scenarios/cutoff/`, built into the program.
 macro_rules! file {
     ($name:literal) => {
         ($name, include_str!(concat!("../../scenarios/cutoff/", $name)))
@@ -33,16 +33,16 @@ macro_rules! file {
 }
 use file;
 
-/// The seed of the run that the model is learnt from; others are held out.
-const LEARNT_FROM: u64 = 1_000_003;
+/// Seed of the run that the predictor is trained on; experiments use other seeds.
+const TRAINING_SEED: u64 = 1_000_003;
 
-/// In the experiments' cluster, the last iteration with a slow host.
+/// The last iteration with a slow host.
 const CHANGE: usize = 61;
 
-/// How many iterations after the change a predictor has to see it.
+/// Iterations after the change that a predictor has to adapt.
 const RECOVERY: usize = 25;
 
-/// A scenario of `scenarios/cutoff/`, with the user's data.
+/// A scenario of `scenarios/cutoff/`, with the data of `--data`.
 fn scenario((name, text): (&str, &str), conditions: &Conditions) -> Result<Scenario, Failure> {
     let mut scenario = Scenario::from_toml(name, text).map_err(Failure::Input)?;
     if let Some(data) = &conditions.data {
@@ -58,15 +58,15 @@ fn recorded(scenario: &Scenario, seed: u64) -> anyhow::Result<RunTimes> {
     Ok(RunTimes::of_columns(recorder.finish().workers())?)
 }
 
-/// The model of the experiments' cluster.
+/// Trains a predictor on the experiments' cluster.
 fn pretrained(conditions: &Conditions) -> Result<Arc<Pretrained>, Failure> {
     let scenario = scenario(file!("recorded.toml"), conditions)?;
-    let times = recorded(&scenario, LEARNT_FROM).map_err(Failure::Run)?;
+    let times = recorded(&scenario, TRAINING_SEED).map_err(Failure::Run)?;
     let trained = train_predictor(&times, &TrainingConfig::default()).map_err(Failure::run)?;
     Ok(Arc::new(trained.pretrained))
 }
 
-/// What is compared: `cutoff` by order statistics, by the model and by the oracle, and what it is to beat.
+/// The schemes of these names; those with a predictor get the trained one.
 fn contenders(names: &[&str], pretrained: &Arc<Pretrained>) -> Result<Vec<SchemeSpec>, Failure> {
     let contender = |name: &&str| {
         let mut scheme: SchemeSpec = name.parse()?;
@@ -76,14 +76,14 @@ fn contenders(names: &[&str], pretrained: &Arc<Pretrained>) -> Result<Vec<Scheme
     names.iter().map(contender).collect::<Result<_, _>>().map_err(Failure::Input)
 }
 
-/// One iteration.
+/// One iteration of a run.
 #[derive(Debug, Clone, Copy)]
 struct CutoffIteration {
     time: f64,
     cutoff: usize,
     /// Gradients per second.
     throughput: f64,
-    /// The loss on the held-out set when it was last measured.
+    /// The held-out loss of the last evaluation.
     held_out: Option<f64>,
 }
 
@@ -101,7 +101,7 @@ impl Observer for CutoffRecorder {
     }
 }
 
-/// One scheme with one seed.
+/// One run: a scheme with a seed.
 struct CutoffRun {
     scheme: SchemeSpec,
     seed: u64,
@@ -133,7 +133,7 @@ fn runs(jobs: Vec<(Scenario, SchemeSpec)>, conditions: &Conditions) -> Result<Ve
     Ok(runs)
 }
 
-/// The same colour for a scheme in all figures.
+/// The colour of a scheme in all figures.
 fn colour(scheme: &SchemeSpec) -> RGBColor {
     match scheme.to_string().as_str() {
         "cutoff:predictor=normal" => RGBColor(213, 94, 0),

@@ -1,11 +1,11 @@
-//! What a study shows: the times as a table, the shares of k as another, and its figure.
+//! The results of a study: a table of times, a table of the shares of k, and figures.
 
+use paceline_report::plot::{Figure, Mark, Series, colours_of};
+use paceline_report::tables::aligned;
 use serde_json::json;
 
 use super::study::{Study, StudyCell, StudyCondition, StudyIteration, StudyRun, StudyView};
 use crate::Findings;
-use paceline_report::plot::{Figure, Mark, Series, colours_of};
-use paceline_report::tables::aligned;
 
 pub(super) fn findings(study: &Study, runs: &[StudyRun<'_>], full: bool) -> Findings {
     StudyResults { study, runs, target: study.target(full) }.findings()
@@ -61,8 +61,7 @@ impl<'a> StudyResults<'a> {
 
     fn times_table(&self) -> String {
         let until = self.target.map_or("time".into(), |target| format!("time to loss {target}"));
-        let head =
-            ["condition", "scheme", &until, "× best static", "reached", "iterations", "mean k", "loss at the end"];
+        let head = ["condition", "scheme", &until, "× best static", "reached", "iterations", "mean k", "final loss"];
         let mut rows = vec![head.map(String::from)];
         for condition in &self.study.condition {
             let cells = || self.study.cells_of(condition);
@@ -86,23 +85,23 @@ impl<'a> StudyResults<'a> {
         aligned(rows)
     }
 
-    /// How often the dynamic schemes chose each k, in every stretch of time apart; `None` if all are static.
+    /// How often the dynamic schemes chose each k, for each period; `None` if all schemes are static.
     fn shares_table(&self) -> Option<String> {
         let workers = self.runs.first().map_or(0, |run| run.summary.workers);
-        let stretches = match self.study.split {
+        let periods = match self.study.split {
             Some(at) => vec![(format!(", before {at} s"), 0.0, at), (format!(", after {at} s"), at, f64::INFINITY)],
             None => vec![(String::new(), 0.0, f64::INFINITY)],
         };
         let mut rows = vec![std::iter::once("k".into()).chain((1..=workers).map(|k| k.to_string())).collect()];
         for cell in self.study.cells().filter(|cell| !cell.is_static()) {
-            for (stretch, from, to) in &stretches {
+            for (period, from, to) in &periods {
                 let within = |step: &&StudyIteration| *from < step.time && step.time <= *to;
                 let runs = self.of(&cell);
                 let steps: Vec<StudyIteration> =
                     runs.iter().flat_map(|run| &run.steps).filter(within).copied().collect();
                 let shares = shares(&steps, workers).into_iter();
                 let shares = shares.map(|share| if share > 0.0 { format!("{:.0}", 100.0 * share) } else { "·".into() });
-                rows.push(std::iter::once(cell.label() + stretch).chain(shares).collect::<Vec<String>>());
+                rows.push(std::iter::once(cell.label() + period).chain(shares).collect::<Vec<String>>());
             }
         }
         (rows.len() > 1).then(|| aligned(rows))
@@ -152,7 +151,7 @@ impl<'a> StudyResults<'a> {
         Figure { title: condition.name.clone(), x: "time (s)".into(), y: "k".into(), shaded: None, series }
     }
 
-    /// The times of all seeds, a column for each contender, with their means.
+    /// The times of all seeds and their mean, in a column per contender.
     fn columns(&self, condition: &'a StudyCondition) -> Figure {
         let mut series = Vec::new();
         for ((cell, colour), column) in self.coloured(condition).zip((1..).map(f64::from)) {
@@ -162,11 +161,11 @@ impl<'a> StudyResults<'a> {
             let points = self.time(&cell).map(|(mean, _)| (column, mean)).into_iter().collect();
             series.push(Series { name: cell.contender.scheme.to_string(), mark: Mark::Squares, colour, points });
         }
-        let y = "time to the target (s); squares: means".into();
+        let y = "time to target (s); squares: means".into();
         Figure { title: condition.name.clone(), x: "scheme".into(), y, shaded: None, series }
     }
 
-    /// The mean time of each of the first condition's contenders against what the conditions vary.
+    /// The mean time of each of the first condition's contenders over the value that the conditions vary.
     fn mean_times(&self) -> Figure {
         let contenders = self.study.condition.first().into_iter().flat_map(|first| self.coloured(first));
         let line = |(position, (cell, colour)): (usize, (StudyCell<'_>, _))| {
@@ -176,7 +175,7 @@ impl<'a> StudyResults<'a> {
             Series { name: cell.contender.scheme.to_string(), mark: Mark::Line, colour, points }
         };
         Figure {
-            title: "Mean time to the target".into(),
+            title: "Mean time to target".into(),
             x: "α".into(),
             y: "time (s)".into(),
             shaded: None,

@@ -1,40 +1,40 @@
-//! A study: several schemes under several conditions, each for several seeds.
+//! A study: several schemes under several conditions, each with several seeds.
 
 use std::path::Path;
 
 use anyhow::Context;
 use paceline_config::{Failure, Scenario, parallel};
 use paceline_core::SchemeSpec;
+use paceline_report::progress::{RunBar, bars};
 use paceline_runtime::{Iteration, LOSS_WINDOW, Monitor, Observer, Summary};
 use paceline_sim::{Script, ScriptError};
 use serde::Deserialize;
 use toml::Table;
 
 use crate::Conditions;
-use paceline_report::progress::{RunBar, bars};
 
-/// What a study's file says. Settings are those of `paceline simulate`; later ones replace earlier ones in the order
-/// scenario, condition, contender, full, full condition.
+/// A study's file. Settings are those of `paceline simulate`; later ones replace earlier ones, in the order scenario,
+/// condition, contender, full, full condition.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(super) struct Study {
-    /// What it is about.
+    /// Its title and description.
     pub(super) title: String,
-    /// The training loss whose first time is reported: the mean of the last five iterations is below it.
+    /// The target for the training loss, as the mean of the last five iterations.
     target: Option<f64>,
-    /// The same at the paper's size, if it is another.
+    /// The target at the paper's size, if it differs.
     full_target: Option<f64>,
-    /// What happens to the workers on the way, a line each as in the files of `--script`.
+    /// Timed changes, one per line as in the files of `--script`.
     #[serde(default)]
     script: String,
-    /// What the figure shows.
+    /// The panels of the figure.
     pub(super) panels: Vec<StudyView>,
-    /// The condition that curves are of, if not the first.
+    /// The condition whose curves are drawn, if not the first.
     pub(super) curves_of: Option<String>,
-    /// A moment, in seconds, before and after which shares of k are counted apart.
+    /// A time in seconds before and after which shares of k are counted separately.
     pub(super) split: Option<f64>,
     scenario: Table,
-    /// What is different at the paper's size.
+    /// Settings at the paper's size.
     #[serde(default)]
     full: Table,
     pub(super) condition: Vec<StudyCondition>,
@@ -50,9 +50,9 @@ pub(super) enum StudyView {
     Loss,
     /// k over time, of the first seed.
     K,
-    /// The time to the target: a panel per condition, a column per contender.
+    /// The time to target: a panel per condition, a column per contender.
     Times,
-    /// The mean time to the target against what the conditions vary.
+    /// The mean time to target over the value that the conditions vary.
     MeanTimes,
 }
 
@@ -61,18 +61,18 @@ pub(super) enum StudyView {
 #[serde(deny_unknown_fields)]
 pub(super) struct StudyCondition {
     pub(super) name: String,
-    /// What is varied, where that is a number.
+    /// The varied value, if it is a number.
     pub(super) at: Option<f64>,
     #[serde(default)]
     settings: Table,
     #[serde(default)]
     full: Table,
-    /// Who runs, if not the study's contenders.
+    /// Contenders that replace the study's.
     #[serde(default)]
     contender: Vec<StudyContender>,
 }
 
-/// A scheme with the settings that go with it.
+/// A scheme with its settings.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct StudyContender {
@@ -105,12 +105,12 @@ impl StudyCell<'_> {
     }
 }
 
-/// One iteration, as far as studies look at it.
+/// One iteration of a run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StudyIteration {
     pub(super) time: f64,
     pub(super) k: usize,
-    /// The mean of the last five.
+    /// The mean loss of the last five iterations.
     pub(super) loss: f64,
 }
 
@@ -122,7 +122,7 @@ pub(super) struct StudyRun<'a> {
 }
 
 impl StudyRun<'_> {
-    /// When the mean of the last losses was below `target` for the first time.
+    /// When the mean of the last losses was first below `target`.
     pub(super) fn time_to(&self, target: f64) -> Option<f64> {
         let below = |step: &&StudyIteration| step.loss < target;
         self.steps.iter().skip(LOSS_WINDOW - 1).find(below).map(|step| step.time)
@@ -140,33 +140,33 @@ impl Observer for StudyRecorder {
 }
 
 impl Study {
-    /// Reads a study; `name` is what errors call it.
+    /// Reads a study. Errors call it `name`.
     pub(super) fn parse(name: &str, text: &str) -> anyhow::Result<Self> {
         toml::from_str(text).with_context(|| name.to_string())
     }
 
-    /// All there is to run.
+    /// All cells.
     pub(super) fn cells(&self) -> impl Iterator<Item = StudyCell<'_>> {
         self.condition.iter().flat_map(|condition| self.cells_of(condition))
     }
 
-    /// What there is to run under a condition.
+    /// The cells of a condition.
     pub(super) fn cells_of<'a>(&'a self, condition: &'a StudyCondition) -> impl Iterator<Item = StudyCell<'a>> {
         let contenders = if condition.contender.is_empty() { &self.contender } else { &condition.contender };
         contenders.iter().map(move |contender| StudyCell { condition, contender })
     }
 
-    /// The loss to be reached.
+    /// The target loss.
     pub(super) fn target(&self, full: bool) -> Option<f64> {
         self.full_target.filter(|_| full).or(self.target)
     }
 
-    /// What happens to so many workers.
+    /// The script, for this number of workers.
     pub(super) fn script(&self, workers: usize) -> Result<Script, ScriptError> {
         Script::of(Path::new("the study's script"), &self.script, workers)
     }
 
-    /// What to simulate.
+    /// The scenario of a cell.
     pub(super) fn scenario(&self, cell: &StudyCell<'_>, full: bool) -> anyhow::Result<Scenario> {
         let StudyCell { condition, contender } = cell;
         let mut settings = self.scenario.clone();
@@ -188,7 +188,7 @@ impl Study {
             }
             anyhow::Ok(scenario)
         };
-        // Whether the data can be used shows before anything is run.
+        // Checks the data before the first run.
         if let Some(first) = self.cells().next() {
             scenario(&first).and_then(|first| first.prepare().map(drop)).map_err(Failure::Input)?;
         }

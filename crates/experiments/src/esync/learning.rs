@@ -1,33 +1,33 @@
-//! Fig. 3 and Table 1: how fast schemes learn with such workers, and how well.
+//! Fig. 3 and Table 1: time to accuracy and final accuracy.
 
 use paceline_config::{Failure, ModelChoice, Scenario, parallel};
 use paceline_models::ModelKind;
+use paceline_report::plot::{Figure, Mark, Series, colours_of};
+use paceline_report::progress::{RunBar, bars};
+use paceline_report::tables::aligned;
 use paceline_runtime::{Iteration, Monitor, Observer, Summary};
 use paceline_workload::Partition;
 use serde_json::json;
 
 use super::{CLUSTER, LEARNING, mean, scenario};
 use crate::{Conditions, Findings};
-use paceline_report::plot::{Figure, Mark, Series, colours_of};
-use paceline_report::progress::{RunBar, bars};
-use paceline_report::tables::aligned;
 
-/// The held-out accuracy that a scheme's speed is measured by.
+/// The target for the held-out accuracy.
 const TARGET: f64 = 0.8;
 
 const SCHEMES: [&str; 4] = ["bsp", "asp", "dc-asgd", "esync"];
 
-/// Schemes in which every update makes a version. They are measured as rarely as the others, in time.
-const ONE_BY_ONE: [&str; 2] = ["asp", "dc-asgd"];
+/// Schemes that commit every update by itself. Their evaluations are as far apart in time as those of the others.
+const ASYNCHRONOUS: [&str; 2] = ["asp", "dc-asgd"];
 const UPDATES_PER_ROUND: u64 = 110;
 
 const PARTITIONS: [(&str, Partition); 2] = [("i.i.d.", Partition::Iid), ("by class", Partition::ByClass)];
 
-/// What a run of one worker is called.
+/// The name of a run with one worker.
 const ALONE: &str = "alone";
 
-/// Of so many measurements at the end the accuracy is the mean: one alone is noisy.
-const LAST: usize = 10;
+/// The final accuracy is the mean of this many evaluations; a single one is noisy.
+const FINAL_EVALUATIONS: usize = 10;
 
 /// A run's held-out accuracy over time.
 #[derive(Default)]
@@ -38,8 +38,8 @@ impl AccuracyCurve {
         self.0.iter().find(|(_, accuracy)| *accuracy > TARGET).map(|&(time, _)| time)
     }
 
-    fn last(&self) -> f64 {
-        let last = self.0.iter().rev().take(LAST).map(|&(_, accuracy)| accuracy);
+    fn final_accuracy(&self) -> f64 {
+        let last = self.0.iter().rev().take(FINAL_EVALUATIONS).map(|&(_, accuracy)| accuracy);
         mean(&last.collect::<Vec<_>>())
     }
 }
@@ -72,7 +72,7 @@ fn run_all(
     let bars = bars();
     let work = |&(scheme, seed): &(&'static str, u64)| {
         let mut simulation = prepared.simulation(&scheme.parse()?, seed, 1)?;
-        if let (true, Some(training)) = (ONE_BY_ONE.contains(&scheme), &mut simulation.training) {
+        if let (true, Some(training)) = (ASYNCHRONOUS.contains(&scheme), &mut simulation.training) {
             training.evaluate_every *= UPDATES_PER_ROUND;
         }
         let mut curve = AccuracyCurve::default();
@@ -87,7 +87,7 @@ fn run_all(
     Ok(found)
 }
 
-/// Time to the target, mean over the runs that reached it, if any did; and how many did.
+/// The mean time to target of the runs that reached it, and their number.
 fn times_to_target(runs: &[&LearningResult]) -> (Option<f64>, usize) {
     let times: Vec<f64> = runs.iter().filter_map(|run| run.curve.time_to_target()).collect();
     ((!times.is_empty()).then(|| mean(&times)), times.len())
@@ -97,13 +97,13 @@ fn seconds(time: Option<f64>) -> String {
     time.map_or("–".into(), |time| format!("{time:.1} s"))
 }
 
-/// How many times as long `slow` takes.
+/// `slow` divided by `fast`.
 fn ratio(slow: Option<f64>, fast: Option<f64>) -> String {
     slow.zip(fast).map_or("–".into(), |(slow, fast)| format!("{:.1}", slow / fast))
 }
 
 fn accuracy(runs: &[&LearningResult]) -> f64 {
-    mean(&runs.iter().map(|run| run.curve.last()).collect::<Vec<_>>())
+    mean(&runs.iter().map(|run| run.curve.final_accuracy()).collect::<Vec<_>>())
 }
 
 fn of<'a>(found: &'a [LearningResult], what: &str, scheme: &str) -> Vec<&'a LearningResult> {
@@ -113,12 +113,12 @@ fn of<'a>(found: &'a [LearningResult], what: &str, scheme: &str) -> Vec<&'a Lear
 fn record(run: &LearningResult) -> serde_json::Value {
     json!({
         "what": run.what, "scheme": run.scheme, "seed": run.summary.seed, "target_accuracy": TARGET,
-        "time_to_accuracy": run.curve.time_to_target(), "time": run.summary.time, "accuracy": run.curve.last(),
+        "time_to_accuracy": run.curve.time_to_target(), "time": run.summary.time, "accuracy": run.curve.final_accuracy(),
         "samples": run.summary.samples_used,
     })
 }
 
-/// Fig. 3: accuracy over time, with all data everywhere and with few classes on each worker.
+/// Fig. 3: accuracy over time, with i.i.d. data and with few classes on each worker.
 pub fn fig3(conditions: &Conditions) -> Result<Findings, Failure> {
     let mut found = Vec::new();
     let network = scenario("cluster.toml", CLUSTER, conditions)?.cluster.network;
@@ -131,7 +131,7 @@ pub fn fig3(conditions: &Conditions) -> Result<Findings, Failure> {
         }
         found.extend(run_all(what, &scenario, &SCHEMES, conditions)?);
     }
-    let head = ["data", "scheme", "time to accuracy", "× bsp", "reached", "accuracy at the end"];
+    let head = ["data", "scheme", "time to accuracy", "× bsp", "reached", "final accuracy"];
     let mut rows = vec![head.map(String::from).to_vec()];
     for (what, _) in PARTITIONS {
         let (bsp, _) = times_to_target(&of(&found, what, "bsp"));
@@ -149,16 +149,17 @@ pub fn fig3(conditions: &Conditions) -> Result<Findings, Failure> {
         }
     }
     let text = format!(
-        "ESync, fig. 3: time to a held-out accuracy above {TARGET}, and accuracy at the end (mean of the last {LAST} \
-         measurements), all at the same learning rate and with the traffic of a ResNet-18.\nThe paper: 7 times faster than synchronous SGD with i.i.d. data; \
-         with data by class no loss of accuracy, which asynchronous SGD has.\n\n{}",
+        "ESync, fig. 3: time to a held-out accuracy above {TARGET}, and final accuracy (mean of the last \
+         {FINAL_EVALUATIONS} evaluations), all with the same learning rate and the traffic of a ResNet-18.\nThe paper: \
+         7 times faster than synchronous SGD with i.i.d. data; with data by class no loss of accuracy, unlike \
+         asynchronous SGD.\n\n{}",
         aligned(rows)
     );
     let panels = PARTITIONS.map(|(what, _)| panel(what, &found));
     Ok(Findings { text, records: found.iter().map(record).collect(), panels: panels.into() })
 }
 
-/// The mean accuracy of every scheme over time, which is the same for every seed.
+/// The mean accuracy of every scheme over time. Evaluations are at the same times for every seed.
 fn panel(what: &str, found: &[LearningResult]) -> Figure {
     let series = SCHEMES.into_iter().zip(colours_of(SCHEMES)).map(|(scheme, colour)| {
         let runs = of(found, what, scheme);
@@ -178,13 +179,13 @@ fn panel(what: &str, found: &[LearningResult]) -> Figure {
     }
 }
 
-/// Table 1: speedup over bsp, and accuracy beside that of one worker alone.
+/// Table 1: speedup over bsp, and accuracy compared with that of a single worker.
 pub fn table1(conditions: &Conditions) -> Result<Findings, Failure> {
     let mut models = vec![("mlp", ModelKind::Mlp), ("cnn", ModelKind::Cnn)];
     if conditions.full {
         models.push(("resnet8", ModelKind::ResNet8));
     }
-    let head = ["model", "esync to accuracy", "bsp to accuracy", "speedup", "accuracy: esync", "alone"];
+    let head = ["model", "esync to accuracy", "bsp to accuracy", "speedup", "accuracy: esync", "single worker"];
     let mut rows = vec![head.map(String::from).to_vec()];
     let mut found = Vec::new();
     for (what, kind) in models {
@@ -199,10 +200,10 @@ pub fn table1(conditions: &Conditions) -> Result<Findings, Failure> {
             scenario.cluster.workers = Some(workers);
             run_all(what, &scenario, &[scheme], conditions)
         };
-        let esync = run("esync", 1, SPELL, 6)?;
+        let esync = run("esync", 1, FINAL_UNTIL, 6)?;
         let bsp = run("bsp", 5, "accuracy>0.8,time=7000", 6)?;
-        // One fast worker: what `paceline fit` does, for as many iterations as a fast one does under esync.
-        let mut alone = run("bsp", 100, SPELL, 1)?;
+        // One fast worker, as in `paceline fit`, for as many iterations as a fast worker does under esync.
+        let mut alone = run("bsp", 100, FINAL_UNTIL, 1)?;
         alone.iter_mut().for_each(|run| run.scheme = ALONE);
         let ((esync_time, _), (bsp_time, _)) = (times_to_target(&all(&esync)), times_to_target(&all(&bsp)));
         rows.push(vec![
@@ -216,16 +217,16 @@ pub fn table1(conditions: &Conditions) -> Result<Findings, Failure> {
         found.extend(esync.into_iter().chain(bsp).chain(alone));
     }
     let text = format!(
-        "ESync, Table 1: time to a held-out accuracy above {TARGET}, and accuracy at the end ({SPELL}; mean of the last \
-         {LAST} measurements) beside that of one fast worker alone.\nThe paper: 2 to 27 times faster, and as accurate as \
-         alone.\n\n{}",
+        "ESync, Table 1: time to a held-out accuracy above {TARGET}, and final accuracy ({FINAL_UNTIL}; mean of the \
+         last {FINAL_EVALUATIONS} evaluations) compared with that of a single fast worker.\nThe paper: 2 to 27 times \
+         faster, and as accurate as a single worker.\n\n{}",
         aligned(rows)
     );
     Ok(Findings { text, records: found.iter().map(record).collect(), panels: Vec::new() })
 }
 
-/// How long accuracies of Table 1 have to rise.
-const SPELL: &str = "time=140";
+/// When the runs for Table 1's final accuracy stop.
+const FINAL_UNTIL: &str = "time=140";
 
 fn all(runs: &[LearningResult]) -> Vec<&LearningResult> {
     runs.iter().collect()

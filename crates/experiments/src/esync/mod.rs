@@ -1,4 +1,4 @@
-//! ESync's experiments: six workers, two of which are a hundred times slower.
+//! ESync's experiments: six workers, two of them more than a hundred times slower.
 
 mod learning;
 mod times;
@@ -6,13 +6,14 @@ mod times;
 pub(super) use learning::{fig3, table1};
 pub(super) use times::{fig4, fig5};
 
-use crate::Conditions;
 use paceline_config::{Failure, Scenario};
+
+use crate::Conditions;
 
 const CLUSTER: &str = include_str!("../../scenarios/esync/cluster.toml");
 const LEARNING: &str = include_str!("../../scenarios/esync/learning.toml");
 
-/// A scenario of `scenarios/esync/`, with the user's data.
+/// A scenario of `scenarios/esync/`, with the data of `--data`.
 fn scenario(name: &str, text: &str, conditions: &Conditions) -> Result<Scenario, Failure> {
     let mut scenario = Scenario::from_toml(name, text).map_err(Failure::Input)?;
     if let Some(data) = &conditions.data {

@@ -1,19 +1,19 @@
-//! Fig. 4 and 5: what schemes get out of the workers' time and the network.
+//! Fig. 4 and 5: how schemes use the workers' time and the network.
 
 use paceline_config::Failure;
+use paceline_report::plot::{Figure, Mark, Series, colours_of};
+use paceline_report::tables::aligned;
 use paceline_runtime::WorkerTimes;
 use paceline_sim::SimulationOutcome;
 use serde_json::json;
 
 use super::{CLUSTER, mean, scenario};
 use crate::{Conditions, Findings};
-use paceline_report::plot::{Figure, Mark, Series, colours_of};
-use paceline_report::tables::aligned;
 
 const SCHEMES: [&str; 4] = ["bsp", "asp", "esync", "esync:mode=non-blocking"];
 
-/// A latency at which a question takes 200 ms to be answered.
-const FAR_AWAY: f64 = 0.1;
+/// A latency with which a query takes 200 ms.
+const LONG_LATENCY: f64 = 0.1;
 
 fn run(scheme: &str, latency: Option<f64>, conditions: &Conditions) -> Result<SimulationOutcome, Failure> {
     let mut scenario = scenario("cluster.toml", CLUSTER, conditions)?;
@@ -33,8 +33,8 @@ pub fn fig4(conditions: &Conditions) -> Result<Findings, Failure> {
         let summary = run(scheme, None, conditions)?.summary;
         found.push((scheme, summary.samples_per_second, summary.bytes_per_second));
     }
-    let [(_, bsp_samples, _), (_, asp_samples, asp_bytes), ..] = found[..] else { unreachable!("there are four") };
-    let head = ["scheme", "samples/s", "× bsp", "× asp", "MB/s", "of asp's"];
+    let [(_, bsp_samples, _), (_, asp_samples, asp_bytes), ..] = found[..] else { unreachable!("SCHEMES has four") };
+    let head = ["scheme", "samples/s", "× bsp", "× asp", "MB/s", "× asp"];
     let mut rows = vec![head.map(String::from).to_vec()];
     rows.extend(found.iter().map(|(scheme, samples, bytes)| {
         vec![
@@ -48,8 +48,8 @@ pub fn fig4(conditions: &Conditions) -> Result<Findings, Failure> {
     }));
     let record = |(scheme, samples, bytes): &(&str, f64, f64)| json!({ "scheme": scheme, "samples_per_second": samples, "bytes_per_second": bytes });
     let text = format!(
-        "ESync, fig. 4: data throughput and traffic. The paper: 33 times the samples of synchronous SGD, 13 times those \
-         of asynchronous SGD, a quarter of its traffic.\n\n{}",
+        "ESync, fig. 4: data throughput and traffic. The paper: 33 times the samples per second of synchronous SGD, 13 \
+         times those of asynchronous SGD, and a quarter of its traffic.\n\n{}",
         aligned(rows)
     );
     let points = found.iter().map(|&(scheme, samples, bytes)| (scheme, vec![(bytes / 1e6, samples)]));
@@ -57,14 +57,14 @@ pub fn fig4(conditions: &Conditions) -> Result<Findings, Failure> {
     Ok(Findings { text, records: found.iter().map(record).collect(), panels: vec![figure] })
 }
 
-/// Fig. 5: what each worker does with its time; and what questions cost that take long to be answered.
+/// Fig. 5: shares of each worker's time by activity, also with slow queries.
 pub fn fig5(conditions: &Conditions) -> Result<Findings, Failure> {
-    let head = ["scheme", "a question takes", "workers", "computing", "querying", "communicating", "waiting"];
+    let head = ["scheme", "query time", "workers", "computing", "querying", "communicating", "waiting"];
     let mut rows = vec![head.map(String::from).to_vec()];
     let (mut records, mut shares) = (Vec::new(), Vec::new());
-    let near = SCHEMES.map(|scheme| (scheme, None));
-    let far = SCHEMES[2..].iter().map(|&scheme| (scheme, Some(FAR_AWAY)));
-    for (scheme, latency) in near.into_iter().chain(far) {
+    let short = SCHEMES.map(|scheme| (scheme, None));
+    let long = SCHEMES[2..].iter().map(|&scheme| (scheme, Some(LONG_LATENCY)));
+    for (scheme, latency) in short.into_iter().chain(long) {
         let outcome = run(scheme, latency, conditions)?;
         let milliseconds = latency.map_or(1.0, |latency| 2000.0 * latency);
         for (name, ranks) in [("fast", 0..4), ("slow", 4..6)] {
@@ -93,11 +93,12 @@ pub fn fig5(conditions: &Conditions) -> Result<Findings, Failure> {
         }
     }
     let text = format!(
-        "ESync, fig. 5: shares of the workers' time, four fast and two slow ones. What is communicated is a ResNet-18 over \
-         the server's 10 Gb/s.\nQuerying: waiting for an answer, or at an iteration that the answer made void.\n\n{}",
+        "ESync, fig. 5: shares of the time of four fast and two slow workers. Messages are as large as a ResNet-18, \
+         over the server's 10 Gb/s.\nQuerying: waiting for an answer, or computing an iteration that the answer \
+         discards.\n\n{}",
         aligned(rows)
     );
-    let figure = squares("Computing time", "worker", "share of its time", shares);
+    let figure = squares("Computing time", "worker", "share of time", shares);
     Ok(Findings { text, records, panels: vec![figure] })
 }
 

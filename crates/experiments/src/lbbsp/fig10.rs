@@ -1,18 +1,18 @@
-//! Fig. 10: learning on a production-like cluster.
+//! Fig. 10: training loss on a production-like cluster.
 
 use paceline_config::{Failure, parallel};
 use paceline_core::SchemeSpec;
+use paceline_report::plot::{Figure, Mark, Series, colours_of};
+use paceline_report::tables::aligned;
 use paceline_runtime::{Iteration, Monitor, Observer};
 use serde_json::json;
 
 use super::{LEARNING, mean, scenario};
 use crate::{Conditions, Findings};
-use paceline_report::plot::{Figure, Mark, Series, colours_of};
-use paceline_report::tables::aligned;
 
 const SCHEMES: [&str; 2] = ["bsp", "lb-bsp"];
 
-/// Curves are smoothed over so many iterations, as in the paper.
+/// Curves are smoothed over this many iterations, as in the paper.
 const SMOOTHING: usize = 30;
 
 #[derive(Default)]
@@ -83,8 +83,8 @@ pub fn run(conditions: &Conditions) -> Result<Findings, Failure> {
         })
     };
     let text = format!(
-        "LB-BSP, fig. 10 (ResNet-32 there, softmax regression here): time to the target loss on the machines of Table 2 \
-         under load.\n\n{}",
+        "LB-BSP, fig. 10 (ResNet-32 there, softmax regression here): time to the target loss on the machines of Table \
+         2 under load.\n\n{}",
         aligned(rows)
     );
     Ok(Findings { text, records: runs.iter().map(record).collect(), panels: vec![figure] })

@@ -1,21 +1,21 @@
-//! Fig. 14: what sizing batches costs.
+//! Fig. 14: the cost of choosing batch sizes.
 
 use std::time::Instant;
 
 use paceline_config::Failure;
 use paceline_core::{Action, Event, Ledger, Report, SchemeSpec, Setup, Span, TaskId, Time, WorkerId};
+use paceline_report::tables::aligned;
 use serde_json::json;
 
 use crate::{Conditions, Findings};
-use paceline_report::tables::aligned;
 
 const ITERATIONS: u64 = 1_000;
 
-/// Iterations that times are set against: one as short as in-memory training has them, and one like the paper's.
+/// Iteration times in seconds that the cost is compared with: a short one, and one like the paper's.
 const SHORT: f64 = 0.01;
 const LONG: f64 = 1.0;
 
-/// The seconds of each decision that ends an iteration: predict all speeds, size the batches, hand them out.
+/// The seconds of each decision that ends an iteration: predict all speeds, choose batch sizes, assign work.
 fn decisions(scheme: &str, workers: usize) -> anyhow::Result<Vec<f64>> {
     let spec: SchemeSpec = scheme.parse()?;
     let mut ledger = Ledger::new(spec.build(&Setup { workers, batch: 128, dispatch: None })?);
@@ -28,18 +28,18 @@ fn decisions(scheme: &str, workers: usize) -> anyhow::Result<Vec<f64>> {
     for number in 0..ITERATIONS {
         now = now + Span::from_seconds(LONG);
         for worker in ids() {
-            // Speeds that differ by worker and change from time to time.
+            // Speeds differ by worker and change over time.
             let load = f64::from((worker.0 + number as u32 / 50) % 7) / 10.0;
             let compute = Span::from_seconds(LONG / (1.0 - load));
             let report = Report { compute, cpu: Some(load as f32), memory: Some(0.4), ..Report::default() };
-            let began = Instant::now();
+            let start = Instant::now();
             let decisions = ledger.handle(now, Event::Reported { task: TaskId { worker, number }, report })?;
             let commit = decisions.iter().find_map(|decision| match decision.action {
                 Action::Commit { version, .. } => Some(version),
                 _ => None,
             });
             if let Some(version) = commit {
-                seconds.push(began.elapsed().as_secs_f64());
+                seconds.push(start.elapsed().as_secs_f64());
                 ledger.handle(now, Event::Committed { version, aggregate: None })?;
             }
         }
@@ -77,8 +77,8 @@ pub fn run(_conditions: &Conditions) -> Result<Findings, Failure> {
         }
     }
     let text = format!(
-        "LB-BSP, fig. 14: the decision that ends an iteration, with NARX, on this machine. There is no log to process and \
-         no second round trip: sizes travel with the work.\n\n{}",
+        "LB-BSP, fig. 14: time of the decision that ends an iteration, with NARX, on this machine. Paceline processes \
+         no log and needs no second round trip: batch sizes are part of the assignments.\n\n{}",
         aligned(rows)
     );
     Ok(Findings { text, records, panels: Vec::new() })

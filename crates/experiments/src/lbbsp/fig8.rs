@@ -1,36 +1,36 @@
-//! Fig. 8 (and 9): schemes at three levels of unevenness.
+//! Fig. 8 (and 9): schemes at three levels of heterogeneity.
 
 use paceline_config::{Failure, parallel};
 use paceline_core::SchemeSpec;
+use paceline_report::plot::{Figure, Mark, Series, colours_of};
+use paceline_report::tables::aligned;
 use paceline_runtime::{Iteration, Monitor, Observer};
 use serde_json::json;
 
 use super::{CLUSTER_A, LEARNING, SteadySpeed, mean, scenario};
 use crate::target::LossTarget;
 use crate::{Conditions, Findings};
-use paceline_report::plot::{Figure, Mark, Series, colours_of};
-use paceline_report::tables::aligned;
 
 const SCHEMES: [&str; 4] = ["bsp", "asp", "ssp:staleness=10", "lb-bsp"];
 
 const LEVELS: [(&str, &str); 3] =
     [("Homo", "contention:l1"), ("Hetero-L2", "contention:l2"), ("Hetero-L3", "contention:l3")];
 
-/// The training loss to be reached, on the average over so many updates of every worker: single updates are noisy.
+/// The target for the training loss, as the mean over this many updates per worker; single updates are noisy.
 const TARGET: f64 = 0.45;
 const UPDATES_PER_WORKER: usize = 5;
 
-/// How long learning is followed.
+/// When training stops.
 const LEARNING_UNTIL: &str = "samples=120000";
 
-/// When a run reaches the target.
-struct TargetTime {
+/// Counts the updates until a run reaches the target.
+struct UpdatesToTarget {
     target: LossTarget,
     updates: u64,
     reached: Option<u64>,
 }
 
-impl Observer for TargetTime {
+impl Observer for UpdatesToTarget {
     fn on_iteration(&mut self, iteration: &Iteration, _monitor: &Monitor) {
         self.updates += iteration.waited_for as u64;
         if self.target.is_met(iteration) && self.reached.is_none() {
@@ -39,12 +39,12 @@ impl Observer for TargetTime {
     }
 }
 
-/// What one run of each kind showed.
+/// The results of one run for speed and one for learning.
 struct LevelResult {
     level: &'static str,
     scheme: &'static str,
     seed: u64,
-    /// Updates to the target, where it was reached.
+    /// Updates to the target, if it was reached.
     updates: Option<u64>,
     seconds: f64,
     waiting: f64,
@@ -53,28 +53,28 @@ struct LevelResult {
 pub fn run(conditions: &Conditions) -> Result<Findings, Failure> {
     let mut found = Vec::new();
     for (level, times) in LEVELS {
-        let pace = scenario("cluster-a.toml", CLUSTER_A, Some(times), conditions)?;
+        let speed = scenario("cluster-a.toml", CLUSTER_A, Some(times), conditions)?;
         let learning = scenario("learning.toml", LEARNING, Some(times), conditions)?;
-        let (pace, learning) = (pace.prepare().map_err(Failure::Input)?, learning.prepare().map_err(Failure::Input)?);
+        let (speed, learning) = (speed.prepare().map_err(Failure::Input)?, learning.prepare().map_err(Failure::Input)?);
         let seeds = &conditions.seeds.0;
         let jobs: Vec<(&'static str, u64)> =
             SCHEMES.into_iter().flat_map(|scheme| seeds.iter().map(move |&seed| (scheme, seed))).collect();
         let work = |&(scheme, seed): &(&'static str, u64)| {
             let spec: SchemeSpec = scheme.parse()?;
-            let mut watch = SteadySpeed::new(pace.setup().workers);
-            pace.simulation(&spec, seed, 1)?.run(&mut watch)?;
+            let mut steady = SteadySpeed::new(speed.setup().workers);
+            speed.simulation(&spec, seed, 1)?.run(&mut steady)?;
             let target = LossTarget::new(TARGET, UPDATES_PER_WORKER * learning.setup().workers);
-            let mut pretrained = TargetTime { target, updates: 0, reached: None };
+            let mut progress = UpdatesToTarget { target, updates: 0, reached: None };
             let mut simulation = learning.simulation(&spec, seed, 1)?;
             simulation.goals = LEARNING_UNTIL.parse()?;
-            simulation.run(&mut pretrained)?;
+            simulation.run(&mut progress)?;
             Ok(LevelResult {
                 level,
                 scheme,
                 seed,
-                updates: pretrained.reached,
-                seconds: watch.seconds(),
-                waiting: watch.waiting(),
+                updates: progress.reached,
+                seconds: steady.seconds(),
+                waiting: steady.waiting(),
             })
         };
         let at_once = parallel::threads(conditions.threads).min(jobs.len());
@@ -88,7 +88,7 @@ fn findings(found: &[LevelResult]) -> Findings {
         "level",
         "scheme",
         "updates to target",
-        "s for an update of all",
+        "s per update of all workers",
         "× asp",
         "waiting",
         "time to target",
@@ -96,7 +96,7 @@ fn findings(found: &[LevelResult]) -> Findings {
     ];
     let mut rows = vec![head.map(String::from).to_vec()];
     let mut panel = Vec::new();
-    for (place, (level, _)) in LEVELS.into_iter().enumerate() {
+    for (position, (level, _)) in LEVELS.into_iter().enumerate() {
         let of = |scheme: &str, value: fn(&LevelResult) -> f64| {
             let runs = found.iter().filter(|run| run.level == level && run.scheme == scheme);
             mean(&runs.map(value).collect::<Vec<_>>())
@@ -115,7 +115,7 @@ fn findings(found: &[LevelResult]) -> Findings {
                 format!("{:.1} s", time(scheme)),
                 format!("{:.2}", time("bsp") / time(scheme)),
             ]);
-            panel.push((scheme, (place as f64 + 1.0, time(scheme))));
+            panel.push((scheme, (position as f64 + 1.0, time(scheme))));
         }
     }
     let series = SCHEMES.into_iter().zip(colours_of(SCHEMES)).map(|(scheme, colour)| {
@@ -124,7 +124,7 @@ fn findings(found: &[LevelResult]) -> Findings {
     });
     let figure = Figure {
         title: "Time to the target loss".into(),
-        x: "unevenness: the slowest worker's time against the fastest's".into(),
+        x: "heterogeneity: the slowest worker's time divided by the fastest's".into(),
         y: "time (s)".into(),
         shaded: None,
         series: series.collect(),
@@ -136,9 +136,10 @@ fn findings(found: &[LevelResult]) -> Findings {
         })
     });
     let text = format!(
-        "LB-BSP, fig. 8 and 9 (ResNet-32 there, softmax regression here): time to target = updates to a training loss below {TARGET} × \
-         time of an update after the warm-up.\nThe paper: lb-bsp needs bsp's number of updates, its iterations are within \
-         5 % of asp's, its waiting under 5 %, and at Hetero-L3 it is more than 30 % ahead of the others.\n\n{}",
+        "LB-BSP, fig. 8 and 9 (ResNet-32 there, softmax regression here): time to target = updates to a training loss \
+         below {TARGET} × time of an update after the warm-up.\nThe paper: lb-bsp needs bsp's number of updates, its \
+         iterations are within 5 % of asp's, its waiting under 5 %, and at Hetero-L3 it is more than 30 % ahead of the \
+         others.\n\n{}",
         aligned(rows)
     );
     Findings { text, records: records.collect(), panels: vec![figure] }

@@ -1,4 +1,4 @@
-//! LB-BSP's experiments: batch sizes that fit the workers.
+//! LB-BSP's experiments: batch sizes that fit the workers' speeds.
 
 mod fig10;
 mod fig13;
@@ -14,20 +14,20 @@ pub(super) use prediction::{fig11, table3};
 
 use paceline_config::{Failure, Scenario};
 use paceline_core::Time;
+use paceline_report::statistics::mean;
 use paceline_runtime::{Iteration, Monitor, Observer};
 
 use crate::Conditions;
-use paceline_report::statistics::mean;
 
 const CLUSTER_A: &str = include_str!("../../scenarios/lb-bsp/cluster-a.toml");
 const CLUSTER_B: &str = include_str!("../../scenarios/lb-bsp/cluster-b.toml");
 const CLUSTER_C: &str = include_str!("../../scenarios/lb-bsp/cluster-c.toml");
 const LEARNING: &str = include_str!("../../scenarios/lb-bsp/learning.toml");
 
-/// Iterations of everyone before speeds are known and networks have learnt: what comes then is not counted.
+/// Iterations of every worker that are not counted, while speeds are unknown and networks are trained.
 const WARM_UP: u64 = 1_000;
 
-/// A scenario of `scenarios/lb-bsp/`, with the times of a cluster and the user's data.
+/// A scenario of `scenarios/lb-bsp/`, with the times of a cluster and the data of `--data`.
 fn scenario(name: &str, text: &str, times: Option<&str>, conditions: &Conditions) -> Result<Scenario, Failure> {
     let mut scenario = Scenario::from_toml(name, text).map_err(Failure::Input)?;
     if let Some(times) = times {
@@ -39,12 +39,12 @@ fn scenario(name: &str, text: &str, times: Option<&str>, conditions: &Conditions
     Ok(scenario)
 }
 
-/// How fast a run is after the warm-up.
+/// Measures the speed of a run after the warm-up.
 #[derive(Default)]
 struct SteadySpeed {
     workers: u64,
     updates: u64,
-    /// Time, updates, and time that workers waited on the average: when the warm-up was over, and at last.
+    /// Time, updates and mean waiting time of the workers: at the end of the warm-up, and at the last measurement.
     warm: Option<(f64, u64, f64)>,
     last: (f64, u64, f64),
 }
@@ -72,7 +72,7 @@ impl Observer for SteadySpeed {
         self.updates += iteration.waited_for as u64;
         let now = Time::START + paceline_core::Span::from_seconds(iteration.time);
         let due = self.updates.is_multiple_of(100 * self.workers);
-        // Adding up everyone's waiting takes time: not after every update.
+        // Adding up the waiting time of all workers is slow, so it is not done after every update.
         if due {
             self.last = (iteration.time, self.updates, iteration.time * monitor.idle_share(now));
         }

@@ -1,17 +1,17 @@
-//! Table 3 and fig. 11: how well speeds are predicted, and what that is worth.
+//! Table 3 and fig. 11: errors of speed predictors, and their effect on iteration time.
 
 use paceline_config::{Failure, PreparedScenario, parallel};
 use paceline_core::SchemeSpec;
 use paceline_core::speed::PredictorKind;
+use paceline_report::plot::{Figure, Mark, Series, colour_of};
+use paceline_report::speeds::ObservedSpeeds;
+use paceline_report::tables::aligned;
 use serde_json::json;
 
 use super::{CLUSTER_B, SteadySpeed, WARM_UP, mean, scenario};
 use crate::{Conditions, Findings};
-use paceline_report::plot::{Figure, Mark, Series, colour_of};
-use paceline_report::speeds::ObservedSpeeds;
-use paceline_report::tables::aligned;
 
-/// Table 3: the predictors, their errors and times.
+/// The paper's Table 3: predictors, their errors, and iteration times relative to bsp.
 const PUBLISHED: [(&str, f64, f64); 6] = [
     ("memoryless", 11.85, 0.584),
     ("ema", 7.85, 0.489),
@@ -21,30 +21,30 @@ const PUBLISHED: [(&str, f64, f64); 6] = [
     ("narx", 4.78, 0.423),
 ];
 
-/// The speeds of a cluster's workers while it trains under lb-bsp.
-fn shown(prepared: &PreparedScenario<'_>, seed: u64) -> anyhow::Result<ObservedSpeeds> {
-    let mut shown = ObservedSpeeds::default();
-    prepared.simulation(&"lb-bsp".parse()?, seed, 1)?.run(&mut shown)?;
-    Ok(shown)
+/// The speeds of a cluster's workers under lb-bsp.
+fn observed(prepared: &PreparedScenario<'_>, seed: u64) -> anyhow::Result<ObservedSpeeds> {
+    let mut speeds = ObservedSpeeds::default();
+    prepared.simulation(&"lb-bsp".parse()?, seed, 1)?.run(&mut speeds)?;
+    Ok(speeds)
 }
 
 pub fn table3(conditions: &Conditions) -> Result<Findings, Failure> {
     let scenario = scenario("cluster-b.toml", CLUSTER_B, None, conditions)?;
     let prepared = scenario.prepare().map_err(Failure::Input)?;
     let work = |&seed: &u64| {
-        let shown = shown(&prepared, seed)?;
-        let pace = |scheme: &str| {
+        let observed = observed(&prepared, seed)?;
+        let seconds = |scheme: &str| {
             let spec: SchemeSpec = scheme.parse()?;
-            let mut pace = SteadySpeed::new(prepared.setup().workers);
-            prepared.simulation(&spec, seed, 1)?.run(&mut pace)?;
-            anyhow::Ok(pace.seconds())
+            let mut steady = SteadySpeed::new(prepared.setup().workers);
+            prepared.simulation(&spec, seed, 1)?.run(&mut steady)?;
+            anyhow::Ok(steady.seconds())
         };
-        let bsp = pace("bsp")?;
+        let bsp = seconds("bsp")?;
         let mut rows = Vec::new();
         for (name, ..) in PUBLISHED {
             let kind: PredictorKind = name.parse().map_err(anyhow::Error::msg)?;
-            let error = shown.error(&shown.predicted(kind), WARM_UP as usize);
-            rows.push((seed, name, error, pace(&format!("lb-bsp:predictor={kind}"))? / bsp));
+            let error = observed.error(&observed.predicted(kind), WARM_UP as usize);
+            rows.push((seed, name, error, seconds(&format!("lb-bsp:predictor={kind}"))? / bsp));
         }
         Ok(rows)
     };
@@ -85,33 +85,33 @@ pub fn table3(conditions: &Conditions) -> Result<Findings, Failure> {
         })
     };
     let text = format!(
-        "LB-BSP, Table 3: errors of predicted speeds (samples/s) on Cluster-B, each predicted before it was seen, and the \
-         time of an iteration under lb-bsp with each predictor; iterations after the first {WARM_UP}.\n\n{}",
+        "LB-BSP, Table 3: errors of predicted speeds (samples/s) on Cluster-B, each predicted before it was observed, \
+         and the time of an iteration under lb-bsp with each predictor, after the first {WARM_UP} iterations.\n\n{}",
         aligned(rows)
     );
     Ok(Findings { text, records: found.iter().map(record).collect(), panels: Vec::new() })
 }
 
-/// The iterations that the paper shows.
-const SHOWN: std::ops::Range<usize> = 1_200..1_300;
+/// The iterations that the paper draws.
+const DRAWN: std::ops::Range<usize> = 1_200..1_300;
 
 pub fn fig11(conditions: &Conditions) -> Result<Findings, Failure> {
     let scenario = scenario("cluster-b.toml", CLUSTER_B, None, conditions)?;
     let prepared = scenario.prepare().map_err(Failure::Input)?;
-    let shown = shown(&prepared, conditions.seeds.0[0]).map_err(Failure::Run)?;
+    let observed = observed(&prepared, conditions.seeds.0[0]).map_err(Failure::Run)?;
     // Worker 0 is an m4.2xlarge.
-    let actual: Vec<f64> = shown.workers[0].iter().map(|(speed, _)| *speed).collect();
-    let curve = |kind| shown.predicted(kind).workers.swap_remove(0);
+    let actual: Vec<f64> = observed.workers[0].iter().map(|(speed, _)| *speed).collect();
+    let curve = |kind| observed.predicted(kind).workers.swap_remove(0);
     let (narx, ema) = (curve(PredictorKind::Narx), curve(PredictorKind::Ema));
     let error = |predicted: &[Option<f64>]| {
         let square = |iteration: usize| Some((predicted[iteration]? - actual[iteration]).powi(2));
-        mean(&SHOWN.filter_map(square).collect::<Vec<_>>()).sqrt()
+        mean(&DRAWN.filter_map(square).collect::<Vec<_>>()).sqrt()
     };
     let series = |name: &str, colour: &str, value: &dyn Fn(usize) -> Option<f64>| Series {
         name: name.into(),
         mark: Mark::Line,
         colour: colour_of(colour),
-        points: SHOWN.filter_map(|iteration| Some((iteration as f64, value(iteration)?))).collect(),
+        points: DRAWN.filter_map(|iteration| Some((iteration as f64, value(iteration)?))).collect(),
     };
     let figure = Figure {
         title: "Speed of an m4.2xlarge".into(),
@@ -127,10 +127,10 @@ pub fn fig11(conditions: &Conditions) -> Result<Findings, Failure> {
     let record = |iteration: usize| json!({ "iteration": iteration, "actual": actual[iteration], "narx": narx[iteration], "ema": ema[iteration] });
     let text = format!(
         "LB-BSP, fig. 11: predicted and actual speed of one worker, iterations {} to {}. RMSE: narx {:.2}, ema {:.2}.",
-        SHOWN.start,
-        SHOWN.end,
+        DRAWN.start,
+        DRAWN.end,
         error(&narx),
         error(&ema)
     );
-    Ok(Findings { text, records: SHOWN.map(record).collect(), panels: vec![figure] })
+    Ok(Findings { text, records: DRAWN.map(record).collect(), panels: vec![figure] })
 }

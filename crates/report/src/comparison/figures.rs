@@ -1,9 +1,9 @@
-//! A race in pictures.
+//! The figures of a comparison.
 
 use super::{Ranking, SchemeRuns};
 use crate::plot::{Figure, Mark, Series, colours_of};
 
-/// How the first seed's runs learnt, and what waiting has to do with it.
+/// Accuracy over time of the first seed's runs, and time to target over idle time of all runs.
 pub fn panels(ranking: &Ranking, all_runs: &[SchemeRuns]) -> [Figure; 2] {
     let names: Vec<&str> = ranking.places.iter().map(|place| place.scheme.as_str()).collect();
     let mut learning = Vec::new();
@@ -20,27 +20,27 @@ pub fn panels(ranking: &Ranking, all_runs: &[SchemeRuns]) -> [Figure; 2] {
             .filter_map(|run| run.summary.time_to_target.map(|time| (100.0 * run.summary.idle_share, time)));
         waiting.push(Series { name: name.into(), mark: Mark::Dots, colour, points: reached.collect() });
     }
-    // The last drawn is on top: the winner.
+    // The winner is drawn last, on top.
     learning.reverse();
     [
         Figure {
-            title: "Learning (first seed)".into(),
+            title: "Accuracy over time (first seed)".into(),
             x: "time (s)".into(),
             y: "best held-out accuracy so far".into(),
             shaded: None,
             series: learning,
         },
         Figure {
-            title: "Every run; the winner heads the list".into(),
+            title: "All runs; the winner is listed first".into(),
             x: "idle (% of the workers' time)".into(),
-            y: "time to the target (s)".into(),
+            y: "time to target (s)".into(),
             shaded: None,
             series: waiting,
         },
     ]
 }
 
-/// The highest so far at every point: measured accuracies jump about.
+/// The highest accuracy so far at every point, because single evaluations are noisy.
 fn best_so_far(curve: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let mut best = f64::NEG_INFINITY;
     let rising = |&(time, accuracy): &(f64, f64)| {

@@ -1,4 +1,4 @@
-//! Schemes side by side: their runs under the same conditions, ranked, and the figures of a race.
+//! Schemes compared: their runs under the same conditions, ranked, and figures of them.
 
 mod figures;
 mod ranking;
@@ -19,8 +19,8 @@ pub struct SchemeRuns {
 
 /// The result of one run.
 pub struct RunResult {
-    /// The run in numbers.
+    /// The summary.
     pub summary: Summary,
-    /// Time and held-out accuracy, whenever that was measured.
+    /// Time and held-out accuracy of every evaluation.
     pub curve: Vec<(f64, f64)>,
 }

@@ -1,4 +1,4 @@
-//! Who won, by how much, and why.
+//! The ranking of schemes: which one wins, by how much, and why.
 
 use std::cmp::Ordering;
 
@@ -10,41 +10,41 @@ use crate::numbers::{number, time, time_within};
 use crate::statistics::{deviation, mean};
 use crate::tables::aligned;
 
-/// What every scheme is compared with, where it takes part.
+/// The scheme that others are compared with, if it is among them.
 const BASELINE: &str = "bsp";
 
-/// A scheme's place, with means over its runs. Times are seconds.
+/// A scheme's rank, with means over its runs. Times are in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RankedScheme {
-    /// Counts from 1.
+    /// Its rank, from 1.
     pub place: usize,
-    /// The scheme as written.
+    /// The scheme, with its settings.
     pub scheme: String,
-    /// How many runs there were, one per seed.
+    /// Number of runs, one per seed.
     pub runs: usize,
-    /// How many of them reached the target.
+    /// Number of runs that reached the target.
     pub reached: usize,
-    /// When they did.
+    /// Mean time to target of those that did.
     pub time_to_target: Option<f64>,
-    /// The standard deviation of that over the seeds.
+    /// Its standard deviation over the seeds.
     pub spread: Option<f64>,
-    /// How many times as fast as under the baseline.
+    /// Speedup over the baseline.
     pub speedup: Option<f64>,
-    /// Share of the workers' time in which they had nothing to do.
+    /// Share of the workers' time that they were idle.
     pub idle_share: f64,
-    /// Updates that entered the model.
+    /// Updates committed.
     pub updates: f64,
     /// Samples in them.
     pub samples_used: f64,
-    /// Samples worked on for nothing.
+    /// Samples of work that was not used.
     pub samples_lost: f64,
-    /// Parameters and gradients moved.
+    /// Bytes of parameters and updates sent.
     pub bytes: f64,
     /// Held-out accuracy at the end.
     pub accuracy: f64,
-    /// The standard deviation of that over the seeds.
+    /// Its standard deviation over the seeds.
     pub accuracy_spread: f64,
-    /// How long a run took.
+    /// Duration of a run.
     pub time: f64,
 }
 
@@ -78,7 +78,7 @@ impl RankedScheme {
         self.reached == self.runs
     }
 
-    /// Samples that entered the model per second.
+    /// Committed samples per second.
     fn throughput(&self) -> f64 {
         self.samples_used / self.time
     }
@@ -109,22 +109,22 @@ impl RankedScheme {
     }
 }
 
-/// The schemes by their time to the target: first those that reached it in every run, then those that did in some.
+/// The schemes ordered by time to target: first those that reached it in every run, then those that did in some.
 pub struct Ranking {
-    /// All of them, the winner first.
+    /// The schemes, the winner first.
     pub places: Vec<RankedScheme>,
     target: String,
 }
 
 impl Ranking {
-    /// Ranks what was shown on the way to these goals.
+    /// Ranks the runs of all schemes by these goals.
     pub fn new(all_runs: &[SchemeRuns], goals: &Goals) -> Self {
         let mut places: Vec<RankedScheme> = all_runs.iter().map(RankedScheme::new).collect();
         let misses = |place: &RankedScheme| place.runs - place.reached;
         let time = |place: &RankedScheme| place.time_to_target.unwrap_or(f64::INFINITY);
         places.sort_by(|a, b| {
             let order = misses(a).cmp(&misses(b)).then(time(a).total_cmp(&time(b)));
-            // Who never got there is placed by how close it came; of equals the simpler scheme is named first.
+            // Schemes that never reached the target are ordered by accuracy; equal ones keep their order.
             order.then(if a.reached == 0 { b.accuracy.total_cmp(&a.accuracy) } else { Ordering::Equal })
         });
         let baseline = places.iter().find(|place| place.scheme == BASELINE && place.finished());
@@ -137,22 +137,22 @@ impl Ranking {
         Ranking { places, target: targets.join(" or ") }
     }
 
-    /// The first, if it reached the target in every run.
+    /// The first scheme, if it reached the target in every run.
     pub fn winner(&self) -> Option<&RankedScheme> {
         self.places.first().filter(|place| place.finished())
     }
 
-    /// All places as a table.
+    /// The ranking as a table.
     pub fn table(&self) -> String {
         let names = ["scheme", &self.target, "× bsp", "idle", "updates", "samples", "lost", "MB", "accuracy"];
         aligned(std::iter::once(names.map(String::from)).chain(self.places.iter().map(RankedScheme::cells)))
     }
 
-    /// Who won and why, in a few sentences. A run's time is samples over samples per second: a scheme wins by needing
-    /// fewer or by getting through them faster, and the latter because it waits, discards or moves less.
-    pub fn verdict(&self) -> String {
+    /// Which scheme wins and why, in a few sentences. The time of a run is its samples divided by samples per second: a
+    /// scheme wins by needing fewer samples, or by more samples per second because it waits, loses or sends less.
+    pub fn explanation(&self) -> String {
         let Some(winner) = self.winner() else {
-            return format!("No scheme reached {} in every run: aim lower with --until.", self.target);
+            return format!("No scheme reached {} in every run. Set an easier target with --until.", self.target);
         };
         let own = winner.time_to_target.unwrap_or(winner.time);
         let spread = winner.spread.unwrap_or(0.0);
@@ -167,7 +167,7 @@ impl Ranking {
         });
         let close: Vec<&str> = close.map(|place| place.scheme.as_str()).collect();
         if !close.is_empty() {
-            text += &format!(" Too close to tell over these seeds: {}.", close.join(", "));
+            text += &format!(" Too close to distinguish with these seeds: {}.", close.join(", "));
         }
         text
     }
@@ -179,8 +179,7 @@ fn compared(winner: &RankedScheme, other: &RankedScheme) -> String {
         _ => format!(", which {} did not reach in every run", other.scheme),
     };
     text += &format!(
-        ". Why: it got through {} times as many samples a second (its workers waited for {:.0} % of the time, under {} \
-         for {:.0} %",
+        ". Why: it processed {} times as many samples per second (workers waited {:.0} % of the time, under {} {:.0} %",
         number(winner.throughput() / other.throughput(), 1),
         100.0 * winner.idle_share,
         other.scheme,
@@ -189,12 +188,12 @@ fn compared(winner: &RankedScheme, other: &RankedScheme) -> String {
     let moved = (winner.bytes / winner.samples_used) / (other.bytes / other.samples_used);
     let lost = winner.samples_lost / (winner.samples_used + winner.samples_lost);
     if moved < 0.7 {
-        text += &format!("; it moved {moved:.1} times the bytes per sample");
+        text += &format!("; it sent {:.0} % as many bytes per sample", 100.0 * moved);
     }
     if lost > 0.005 {
-        text += &format!("; {:.0} % of its samples were for nothing", 100.0 * lost);
+        text += &format!("; {:.0} % of its samples were lost", 100.0 * lost);
     }
-    text + &format!("), and needed {:.1} times as many.", winner.samples_used / other.samples_used)
+    text + &format!("), and needed {:.0} % as many samples.", 100.0 * winner.samples_used / other.samples_used)
 }
 
 #[cfg(test)]
@@ -234,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fastest_of_those_that_always_get_there() {
+    fn the_fastest_scheme_that_always_reaches_the_target_wins() {
         let all_runs = [
             scheme_runs("bsp", [Some(100.0), Some(102.0)], 0.5),
             scheme_runs("asp", [Some(10.0), None], 0.0),
@@ -246,13 +245,16 @@ mod tests {
         let order: Vec<&str> = ranking.places.iter().map(|place| place.scheme.as_str()).collect();
         assert_eq!(order, ["dssp", "dbw", "bsp", "asp", "ssp"]);
         assert_eq!(ranking.places[0].speedup, Some(2.0));
-        let verdict = ranking.verdict();
+        let explanation = ranking.explanation();
         assert!(
-            verdict.starts_with("dssp wins: accuracy>0.9 after 50.5 s, 2.0 times as fast as bsp. Why: "),
-            "{verdict}"
+            explanation.starts_with("dssp wins: accuracy>0.9 after 50.5 s, 2.0 times as fast as bsp. Why: "),
+            "{explanation}"
         );
-        assert!(verdict.contains("waited for 5 % of the time, under bsp for 50 %"), "{verdict}");
-        assert!(verdict.ends_with("Too close to tell over these seeds: dbw."), "{verdict}");
+        assert!(
+            explanation.contains("workers waited 5 % of the time, under bsp 50 %), and needed 100 % as many samples."),
+            "{explanation}"
+        );
+        assert!(explanation.ends_with("Too close to distinguish with these seeds: dbw."), "{explanation}");
         let table = ranking.table();
         assert!(table.contains("50.5 ± 0.7 s"), "{table}");
         assert!(table.contains("10.0 s in 1 of 2") && table.contains("not reached"), "{table}");
@@ -266,9 +268,10 @@ mod tests {
     }
 
     #[test]
-    fn nobody_may_win() {
+    fn without_a_scheme_that_always_reaches_the_target_none_wins() {
         let ranking = Ranking::new(&[scheme_runs("bsp", [Some(1.0), None], 0.5)], &"loss<0.1".parse().unwrap());
         assert!(ranking.winner().is_none());
-        assert!(ranking.verdict().starts_with("No scheme reached loss<0.1 in every run"), "{}", ranking.verdict());
+        let explanation = ranking.explanation();
+        assert!(explanation.starts_with("No scheme reached loss<0.1 in every run"), "{explanation}");
     }
 }

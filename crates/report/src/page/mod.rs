@@ -1,8 +1,8 @@
-//! A page that explains one run, or compares several: a single HTML file that needs no network.
+//! An HTML page that explains one run or compares several: a single file that needs no network.
 
+mod downsample;
 mod picture;
 mod run;
-mod thin;
 mod timeline;
 
 use std::io::Write;
@@ -21,21 +21,21 @@ const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-/// Most stretches of all timelines together, and most bytes of reasons: what keeps a page under 3 MB.
-const STRETCHES: usize = 120_000;
-const REASONS: usize = 900_000;
+/// Limits on the segments of all timelines and on the bytes of all reasons, which keep a page under 3 MB.
+const MAX_SEGMENTS: usize = 120_000;
+const MAX_REASON_BYTES: usize = 900_000;
 
-/// What the page is made of.
+/// The data that the page's script draws.
 #[derive(Serialize)]
 struct PageData {
     title: String,
     runs: Vec<ReportedRun>,
 }
 
-/// The run folders meant by `paths`: themselves, or those inside them.
+/// The run folders among `paths`, and those inside the others.
 ///
 /// # Errors
-/// If one is no run folder and holds none.
+/// If a path neither is a run folder nor contains one.
 pub fn run_folders(paths: &[PathBuf]) -> Result<Vec<PathBuf>, ReportError> {
     let is_run = |path: &Path| path.join(EVENTS).is_file();
     let mut folders = Vec::new();
@@ -56,7 +56,7 @@ pub fn run_folders(paths: &[PathBuf]) -> Result<Vec<PathBuf>, ReportError> {
     Ok(folders)
 }
 
-/// Writes a page about these run folders, whole or not at all. Returns its size in bytes.
+/// Writes a page about these run folders, atomically. Returns its size in bytes.
 ///
 /// # Errors
 /// If a folder can't be read or the file can't be written.
@@ -66,7 +66,7 @@ pub fn write(file: &Path, folders: &[PathBuf]) -> Result<usize, ReportError> {
     Ok(page.len())
 }
 
-/// Ends a run folder, and adds its report.
+/// Finishes a run folder, and adds its report.
 ///
 /// # Errors
 /// If anything can't be written.
@@ -82,15 +82,15 @@ pub fn finish_run_folder(
 
 fn page(folders: &[PathBuf]) -> Result<String, ReportError> {
     let runs = folders.len().max(1);
-    let room = PageLimits { stretches: STRETCHES / runs, reasons: REASONS / runs };
+    let limits = PageLimits { segments: MAX_SEGMENTS / runs, reason_bytes: MAX_REASON_BYTES / runs };
     let name = |folder: &Path| folder.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy().into());
-    let runs = folders.iter().map(|folder| ReportedRun::read(folder, name(folder), room));
+    let runs = folders.iter().map(|folder| ReportedRun::read(folder, name(folder), limits));
     let runs = runs.collect::<Result<Vec<ReportedRun>, _>>()?;
     let title = match folders {
         [folder] => format!("Run {}", name(folder)),
         _ => format!("{} runs", folders.len()),
     };
-    // Inside a script element only its own end matters; as JSON, the slash may be escaped.
+    // In a script element only `</` is special; JSON allows an escaped slash.
     let data = serde_json::to_string(&PageData { title, runs }).unwrap_or_default().replace("</", "<\\/");
     Ok(PAGE.replace("/*style*/", STYLE).replace("/*script*/", SCRIPT).replace("/*data*/", &data))
 }
@@ -100,10 +100,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_asks_for_nothing_from_elsewhere() {
+    fn the_page_loads_nothing_from_the_network() {
         let page = page(&[]).unwrap();
         for outside in ["http://", "https://", "src=", "@import", "url(", "<link"] {
-            // The namespace of SVG is a name, not an address.
+            // The namespace of SVG is not an address.
             let left = page.replace("http://www.w3.org/2000/svg", "");
             assert!(!left.contains(outside), "{outside}");
         }

@@ -1,12 +1,12 @@
 "use strict";
 const { title, runs } = JSON.parse(document.getElementById("data").textContent);
 const main = document.getElementById("main");
-const STATES = ["computing", "waiting", "communicating", "dropped", "gone"];
+const STATES = ["computing", "waiting", "communicating", "dropped", "absent"];
 const MEANING = {
-  computing: "computing", waiting: "waiting", communicating: "moving parameters and updates",
-  dropped: "worked for nothing (late, interrupted or lost)", gone: "gone",
+  computing: "computing", waiting: "waiting", communicating: "communicating",
+  dropped: "dropped work (late, interrupted or lost)", absent: "absent",
 };
-// Okabe and Ito's colours, for workers; runs bring their scheme's own.
+// Okabe and Ito's colours, for workers; a run has its scheme's colour.
 const PALETTE = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#000000", "#999933"];
 const DASHES = ["", "7 3", "2 3", "9 3 2 3"];
 
@@ -20,27 +20,27 @@ function make(tag, attributes = {}, ...children) {
   node.append(...children);
   return node;
 }
-// Black is drawn in the ink of the page, so that it shows on dark paper.
+// Black is drawn in the text colour, so that it is visible in dark mode.
 const ink = (colour) => (colour === "#000000" ? "var(--ink)" : colour);
 const number = (value, digits = 4) => (value == null ? "–" : String(Number(value.toPrecision(digits))));
 const seconds = (value) => `${number(value, 5)} s`;
 const section = (heading, ...children) => main.append(make("section", {}, make("h2", {}, heading), ...children));
 
-/* Where runs stand. */
+/* The table of runs. */
 function comparison() {
-  const names = ["run", "scheme", "workers", "steps", "time", "ended by", "loss", "accuracy", "idle", "updates", "lost samples", "MB moved"];
+  const names = ["run", "scheme", "workers", "steps", "time", "stopped by", "loss", "accuracy", "idle", "updates", "lost samples", "MB moved"];
   const row = (run) => {
     const key = make("span", { class: "key", style: `background:${ink(run.colour)}` });
     const s = run.summary;
     const cells = s
       ? [run.scheme, s.workers, s.iterations, seconds(s.time), s.stopped_by, number(s.loss), number(s.accuracy),
         `${(100 * s.idle_share).toFixed(1)} %`, s.updates_committed, s.samples_lost, number(s.bytes / 1e6, 4)]
-      : [run.scheme, run.workers.length, run.steps.length / 3, seconds(run.duration), "cut short", "–", "–", "–", "–", "–", "–"];
+      : [run.scheme, run.workers.length, run.steps.length / 3, seconds(run.duration), "not finished", "–", "–", "–", "–", "–", "–"];
     const first = make("td", {}, key, run.name);
     return make("tr", {}, first, ...cells.map((cell) => make("td", {}, String(cell))));
   };
   const head = make("thead", {}, make("tr", {}, ...names.map((name) => make("th", { scope: "col" }, name))));
-  return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Runs in numbers" },
+  return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Summary of runs" },
     make("table", { id: "comparison" }, head, make("tbody", {}, ...runs.map(row))));
 }
 
@@ -54,7 +54,7 @@ function ticks(low, high, wanted) {
 }
 function chart(heading, curves) {
   curves = curves.filter((curve) => curve.points.length);
-  const shown = new Set(curves);
+  const visible = new Set(curves);
   const readout = make("output", { class: "readout soft" });
   const svg = make("svg", { tabindex: "0", role: "img", "aria-label": `${heading}: ${curves.map((curve) => curve.name).join(", ")}. Arrow keys read values.` });
   let cursor = null, plot = null;
@@ -62,14 +62,14 @@ function chart(heading, curves) {
     svg.replaceChildren();
     const width = svg.clientWidth || 600, height = svg.clientHeight || 260;
     const [left, right, top, bottom] = [52, 8, 8, 34];
-    const points = [...shown].flatMap((curve) => curve.points);
+    const points = [...visible].flatMap((curve) => curve.points);
     if (!points.length) return;
     const range = (index) => points.reduce(([low, high], point) => [Math.min(low, point[index]), Math.max(high, point[index])], [Infinity, -Infinity]);
     let [x0, x1] = range(0), [y0, y1] = range(1);
     x0 = Math.min(0, x0);
     if (x1 === x0) x1 = x0 + 1;
-    const room = (y1 - y0) * 0.05 || Math.abs(y1) * 0.1 || 1;
-    y0 -= room; y1 += room;
+    const margin = (y1 - y0) * 0.05 || Math.abs(y1) * 0.1 || 1;
+    y0 -= margin; y1 += margin;
     const x = (value) => left + ((value - x0) / (x1 - x0)) * (width - left - right);
     const y = (value) => height - bottom - ((value - y0) / (y1 - y0)) * (height - top - bottom);
     for (const at of ticks(y0, y1, 5)) {
@@ -78,7 +78,7 @@ function chart(heading, curves) {
     }
     for (const at of ticks(x0, x1, Math.max(3, width / 110))) svg.append(make("text", { x: x(at), y: height - bottom + 16, "text-anchor": "middle" }, number(at)));
     svg.append(make("text", { x: width - right, y: height - 4, "text-anchor": "end" }, "time (s)"));
-    for (const curve of shown) {
+    for (const curve of visible) {
       const path = curve.points.map(([at, value], index) => `${index ? "L" : "M"}${x(at).toFixed(1)} ${y(value).toFixed(1)}`).join("");
       svg.append(make("path", { d: path, fill: "none", stroke: ink(curve.colour), "stroke-width": 1.8, "stroke-dasharray": curve.dash, "stroke-linejoin": "round" }));
       if (curve.points.length === 1) svg.append(make("circle", { cx: x(curve.points[0][0]), cy: y(curve.points[0][1]), r: 3, fill: ink(curve.colour) }));
@@ -93,7 +93,7 @@ function chart(heading, curves) {
     for (const end of ["x1", "x2"]) plot.line.setAttribute(end, plot.x(cursor));
     plot.line.setAttribute("visibility", "visible");
     const nearest = (curve) => curve.points.reduce((best, point) => (Math.abs(point[0] - cursor) < Math.abs(best[0] - cursor) ? point : best));
-    readout.textContent = `${seconds(cursor)}: ${[...shown].slice(0, 20).map((curve) => `${curve.name} ${number(nearest(curve)[1])}`).join(", ")}`;
+    readout.textContent = `${seconds(cursor)}: ${[...visible].slice(0, 20).map((curve) => `${curve.name} ${number(nearest(curve)[1])}`).join(", ")}`;
   }
   svg.addEventListener("pointermove", (event) => {
     if (!plot) return;
@@ -109,18 +109,18 @@ function chart(heading, curves) {
   const keys = curves.length > 1 ? curves.map((curve) => {
     const button = make("button", { type: "button", "aria-pressed": "true" }, make("span", { class: "key", style: `background:${ink(curve.colour)}` }), curve.name);
     button.addEventListener("click", () => {
-      if (!shown.delete(curve)) shown.add(curve);
-      button.setAttribute("aria-pressed", String(shown.has(curve)));
+      if (!visible.delete(curve)) visible.add(curve);
+      button.setAttribute("aria-pressed", String(visible.has(curve)));
       draw();
     });
     return button;
   }) : [];
-  // At once, not only when the browser comes to lay the page out: whoever prints or saves it then has the curves.
+  // Drawn at once, not only on the first resize event, so that printing or saving the page includes the curves.
   draw();
   new ResizeObserver(draw).observe(svg);
   return make("div", { class: "chart" }, make("h3", {}, heading), svg, make("div", { class: "keys" }, ...keys), readout);
 }
-// Runs of one scheme have one colour; dashes tell them apart.
+// Runs of one scheme share a colour and differ by dashes.
 const dash = (run) => DASHES[runs.slice(0, runs.indexOf(run)).filter((other) => other.colour === run.colour).length % DASHES.length];
 const ofRuns = (pick) => runs.map((run) => ({ name: run.name, colour: run.colour, dash: dash(run), points: pick(run) || [] }));
 function charts() {
@@ -143,27 +143,27 @@ function charts() {
   return make("div", { class: "charts" }, ...drawn);
 }
 
-/* Who did what when. */
+/* The timeline of a run. */
 function timeline(run) {
   const GUTTER = 76, ROW = 18, AXIS = 22;
-  // The first row is the model with its steps, the others are the workers.
+  // The first row is the model with its steps; the others are the workers.
   const rows = run.workers.map((flat) => {
-    const stretches = [];
+    const segments = [];
     for (let at = 0, index = 0; index < flat.length; index += 3) {
-      stretches.push({ from: at * run.tick, to: (at += flat[index]) * run.tick, state: STATES[flat[index + 1]], reason: run.reasons[flat[index + 2]] });
+      segments.push({ from: at * run.tick, to: (at += flat[index]) * run.tick, state: STATES[flat[index + 1]], reason: run.reasons[flat[index + 2]] });
     }
-    return stretches;
+    return segments;
   });
   const steps = [];
   for (let at = 0, index = 0; index < run.steps.length; index += 3) {
     at += run.steps[index];
     steps.push({ at: at * run.tick, updates: run.steps[index + 1], reason: run.reasons[run.steps[index + 2]] });
   }
-  let [from, to] = [0, run.duration || 1], chosen = { row: 0, at: null };
+  let [from, to] = [0, run.duration || 1], cursor = { row: 0, at: null };
   const height = (rows.length + 1) * ROW + AXIS;
-  const canvas = make("canvas", { tabindex: "0", role: "application", "aria-label": `What the workers of ${run.name} did. Arrow keys move the cursor, plus and minus zoom, Home shows all.` });
+  const canvas = make("canvas", { tabindex: "0", role: "application", "aria-label": `Timeline of ${run.name}. Arrow keys move the cursor, plus and minus zoom, Home shows all.` });
   canvas.style.height = `${height}px`;
-  const readout = make("output", { class: "readout soft" }, "Point at a stretch, or use the arrow keys, to read what it was and why.");
+  const readout = make("output", { class: "readout soft" }, "Point at a segment, or use the arrow keys, to read its activity and reason.");
   const after = (list, key, value) => {
     let [low, high] = [0, list.length];
     while (low < high) {
@@ -186,9 +186,9 @@ function timeline(run) {
     pen.fillStyle = colour("soft");
     pen.fillText("model", 0, ROW / 2);
     rows.forEach((_, row) => pen.fillText(`worker ${row}`, 0, (row + 1.5) * ROW));
-    rows.forEach((stretches, row) => {
-      for (let index = after(stretches, "to", from); index < stretches.length && stretches[index].from < to; index++) {
-        const { from: begin, to: end, state } = stretches[index];
+    rows.forEach((segments, row) => {
+      for (let index = after(segments, "to", from); index < segments.length && segments[index].from < to; index++) {
+        const { from: begin, to: end, state } = segments[index];
         const left = Math.max(GUTTER, x(begin));
         pen.fillStyle = colour(state);
         pen.fillRect(left, (row + 1) * ROW + 2, Math.max(0.5, x(Math.min(end, to)) - left), ROW - 4);
@@ -206,24 +206,24 @@ function timeline(run) {
       pen.fillText(number(at, 6), x(at), height - AXIS / 2);
       pen.fillRect(x(at), 0, 0.3, height - AXIS);
     }
-    if (chosen.at != null) {
+    if (cursor.at != null) {
       pen.strokeStyle = colour("focus");
       pen.lineWidth = 2;
-      pen.strokeRect(GUTTER, chosen.row * ROW + 1, width - GUTTER - 1, ROW - 2);
+      pen.strokeRect(GUTTER, cursor.row * ROW + 1, width - GUTTER - 1, ROW - 2);
       pen.fillStyle = colour("focus");
-      pen.fillRect(x(chosen.at) - 1, 0, 2, height - AXIS);
+      pen.fillRect(x(cursor.at) - 1, 0, 2, height - AXIS);
     }
   }
-  function choose(row, at) {
-    chosen = { row: Math.min(rows.length, Math.max(0, row)), at: Math.min(to, Math.max(from, at)) };
-    if (chosen.row === 0) {
-      const index = after(steps, "at", chosen.at), nearest = [steps[index - 1], steps[index]].filter(Boolean)
-        .sort((a, b) => Math.abs(a.at - chosen.at) - Math.abs(b.at - chosen.at))[0];
-      readout.textContent = nearest ? `model, ${seconds(nearest.at)}: a step of ${nearest.updates} updates. Why: ${nearest.reason}` : "model: no step yet";
+  function moveCursor(row, at) {
+    cursor = { row: Math.min(rows.length, Math.max(0, row)), at: Math.min(to, Math.max(from, at)) };
+    if (cursor.row === 0) {
+      const index = after(steps, "at", cursor.at), nearest = [steps[index - 1], steps[index]].filter(Boolean)
+        .sort((a, b) => Math.abs(a.at - cursor.at) - Math.abs(b.at - cursor.at))[0];
+      readout.textContent = nearest ? `model, ${seconds(nearest.at)}: a step of ${nearest.updates} updates. Reason: ${nearest.reason}` : "model: no step yet";
     } else {
-      const found = rows[chosen.row - 1].find((stretch) => stretch.to > chosen.at && stretch.from <= chosen.at);
-      const told = found ? `${MEANING[found.state]}, ${seconds(found.from)} to ${seconds(found.to)} (${seconds(found.to - found.from)})${found.reason ? `. Why: ${found.reason}` : ""}` : "not there yet";
-      readout.textContent = `worker ${chosen.row - 1}: ${told}`;
+      const found = rows[cursor.row - 1].find((segment) => segment.to > cursor.at && segment.from <= cursor.at);
+      const text = found ? `${MEANING[found.state]}, ${seconds(found.from)} to ${seconds(found.to)} (${seconds(found.to - found.from)})${found.reason ? `. Reason: ${found.reason}` : ""}` : "not joined yet";
+      readout.textContent = `worker ${cursor.row - 1}: ${text}`;
     }
     draw();
   }
@@ -233,18 +233,18 @@ function timeline(run) {
     to = from + length;
     draw();
   }
-  const zoom = (factor, around = chosen.at ?? (from + to) / 2) => view(around - (around - from) * factor, (to - from) * factor);
-  // The next boundary in the chosen row, so that the arrow keys go from stretch to stretch.
-  function stride(direction) {
-    const edges = chosen.row === 0 ? steps.map((step) => step.at) : rows[chosen.row - 1].map((stretch) => (stretch.from + stretch.to) / 2);
-    const at = chosen.at ?? from, list = direction > 0 ? edges.find((edge) => edge > at + run.tick) : edges.findLast((edge) => edge < at - run.tick);
+  const zoom = (factor, around = cursor.at ?? (from + to) / 2) => view(around - (around - from) * factor, (to - from) * factor);
+  // Moves the cursor to the next segment or step in its row.
+  function moveToNext(direction) {
+    const edges = cursor.row === 0 ? steps.map((step) => step.at) : rows[cursor.row - 1].map((segment) => (segment.from + segment.to) / 2);
+    const at = cursor.at ?? from, list = direction > 0 ? edges.find((edge) => edge > at + run.tick) : edges.findLast((edge) => edge < at - run.tick);
     if (list == null) return;
     if (list < from || list > to) view(list - (to - from) / 2, to - from);
-    choose(chosen.row, list);
+    moveCursor(cursor.row, list);
   }
   const actions = {
-    ArrowLeft: () => stride(-1), ArrowRight: () => stride(1),
-    ArrowUp: () => choose(chosen.row - 1, chosen.at ?? from), ArrowDown: () => choose(chosen.row + 1, chosen.at ?? from),
+    ArrowLeft: () => moveToNext(-1), ArrowRight: () => moveToNext(1),
+    ArrowUp: () => moveCursor(cursor.row - 1, cursor.at ?? from), ArrowDown: () => moveCursor(cursor.row + 1, cursor.at ?? from),
     "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), Home: () => view(0, run.duration),
     PageUp: () => view(from - (to - from), to - from), PageDown: () => view(to, to - from),
   };
@@ -259,10 +259,10 @@ function timeline(run) {
     return [Math.floor((event.clientY - box.top) / ROW), from + ((event.clientX - box.left - GUTTER) / (box.width - GUTTER)) * (to - from)];
   };
   let drag = null;
-  canvas.addEventListener("pointerdown", (event) => { drag = { x: event.clientX, from }; choose(...place(event)); });
+  canvas.addEventListener("pointerdown", (event) => { drag = { x: event.clientX, from }; moveCursor(...place(event)); });
   canvas.addEventListener("pointermove", (event) => {
     if (drag && event.buttons) view(drag.from - ((event.clientX - drag.x) / (canvas.clientWidth - GUTTER)) * (to - from), to - from);
-    else choose(...place(event));
+    else moveCursor(...place(event));
   });
   canvas.addEventListener("pointerup", () => { drag = null; });
   canvas.addEventListener("wheel", (event) => {
@@ -274,14 +274,14 @@ function timeline(run) {
   document.addEventListener("themechange", draw);
   const button = (text, label, action) => make("button", { type: "button", "aria-label": label, onclick: action }, text);
   const keys = STATES.map((state) => make("span", {}, make("span", { class: "key", style: `background:var(--${state})` }), MEANING[state]));
-  const note = run.thinned ? [make("p", { class: "soft" }, "There is more than can be shown: of short stretches, the longest of each part of the time is drawn.")] : [];
+  const note = run.thinned ? [make("p", { class: "soft" }, "The run has more segments than the page can show: short ones are merged into the longest near them.")] : [];
   return make("div", { class: "timeline" },
     make("div", { class: "keys" }, button("−", "Show more time", () => zoom(2)), button("+", "Show less time", () => zoom(0.5)),
       button("◀", "Earlier", () => view(from - (to - from) / 2, to - from)), button("▶", "Later", () => view(from + (to - from) / 2, to - from)),
       button("All", "Show all", () => view(0, run.duration)), ...keys),
     canvas, readout, ...note);
 }
-// A timeline is made when it is first looked at.
+// A timeline is drawn when its section is first opened.
 function timelines() {
   return runs.map((run, index) => {
     const details = make("details", {}, make("summary", {}, runs.length > 1 ? run.name : `${run.scheme}, ${run.workers.length} workers`));
@@ -301,7 +301,7 @@ document.getElementById("theme").addEventListener("click", () => {
   document.dispatchEvent(new Event("themechange"));
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => document.dispatchEvent(new Event("themechange")));
-section("In numbers", comparison());
-section("Who did what, when", ...timelines());
-section("How it went", charts());
+section("Summary", comparison());
+section("Timelines", ...timelines());
+section("Curves", charts());
 section("Configuration", ...runs.map((run) => make("details", {}, make("summary", {}, run.name), make("pre", {}, run.configuration))));

@@ -1,4 +1,4 @@
-//! A run as the page shows it.
+//! The data of one run on the page.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -9,22 +9,22 @@ use paceline_core::{Action, Decision, Event, LocalLength, Reason, TaskId, Time, 
 use paceline_runtime::{EVENTS, MetricsRow, Observer, Summary, read_events, read_metrics};
 use serde::Serialize;
 
-use super::thin::{bucketed, coarse};
-use super::timeline::{Stretch, Timeline};
+use super::downsample::{bucketed, coarse};
+use super::timeline::{Segment, Timeline};
 use crate::error::{ReportError, at, in_log};
 use crate::plot;
 
-/// Most points of a curve.
-const POINTS: usize = 700;
+/// Limit on the points of a curve.
+const MAX_POINTS: usize = 700;
 
-/// A curve: name, times and values.
+/// A curve with its name: times and values.
 #[derive(Debug, Serialize)]
 pub struct NamedCurve {
     name: String,
     points: Vec<(f64, f64)>,
 }
 
-/// Everything that the page shows of a run. Times are seconds.
+/// The data of one run. Times are in seconds.
 #[derive(Debug, Serialize)]
 pub struct ReportedRun {
     name: String,
@@ -33,78 +33,78 @@ pub struct ReportedRun {
     duration: f64,
     summary: Option<Summary>,
     configuration: String,
-    /// Every reason there is, named by its place in what follows.
+    /// All reasons; the other fields refer to them by index, -1 for none.
     reasons: Vec<String>,
-    /// How many seconds a tick of the stretches is.
+    /// Seconds per tick.
     tick: f64,
-    /// By worker: of each stretch its length in ticks, its state and its reason, one after another.
+    /// Per worker, for each segment: its length in ticks, its activity and its reason.
     workers: Vec<Vec<i64>>,
-    /// Of each step of the model: the ticks since the last, its updates and its reason.
+    /// For each step of the model: the ticks since the last one, its updates and its reason.
     steps: Vec<i64>,
     loss: Vec<(f64, f64)>,
     accuracy: Vec<(f64, f64)>,
-    /// What the scheme sets in the course of the run, by name.
+    /// What the scheme chose during the run, by name.
     settings: BTreeMap<&'static str, Vec<NamedCurve>>,
-    /// Whether short stretches were put together to keep the page small.
+    /// Whether short segments were merged to keep the page small.
     thinned: bool,
 }
 
-/// How much a page may hold of a run.
+/// Limits on the data of one run.
 #[derive(Debug, Clone, Copy)]
 pub struct PageLimits {
-    /// So many stretches.
-    pub stretches: usize,
-    /// So many bytes of reasons; those that come later are left out.
-    pub reasons: usize,
+    /// Number of segments.
+    pub segments: usize,
+    /// Bytes of reasons; later reasons are left out.
+    pub reason_bytes: usize,
 }
 
 impl ReportedRun {
     /// Reads a run folder.
     ///
     /// # Errors
-    /// If its event stream or metrics can't be read.
+    /// If its event log or metrics can't be read.
     pub fn read(folder: &Path, name: String, limits: PageLimits) -> Result<Self, ReportError> {
         let path = folder.join(EVENTS);
         let file = File::open(&path).map_err(at(&path))?;
         let mut reader = RunReader::default();
         let header = read_events(BufReader::new(file), &mut reader).map_err(in_log(&path))?;
-        let RunReader { mut timeline, mut chosen } = reader;
+        let RunReader { mut timeline, mut choices } = reader;
         timeline.finish();
         let end = timeline.end.seconds();
         let measured = read_metrics(folder)?;
         let steps = measured.iter().map(|line| (line.time, line.waited_for as f64)).collect();
-        chosen
+        choices
             .by_name
-            .insert("updates per step (k)", vec![NamedCurve { name: "k".into(), points: bucketed(steps, POINTS) }]);
+            .insert("updates per step (k)", vec![NamedCurve { name: "k".into(), points: bucketed(steps, MAX_POINTS) }]);
 
         let all: usize = timeline.workers.iter().map(Vec::len).sum();
-        let most = limits.stretches;
-        let thinned = all > most;
-        let mut words = ReasonTable { room: limits.reasons, ..ReasonTable::default() };
+        let thinned = all > limits.segments;
+        let mut reasons = ReasonTable { bytes_left: limits.reason_bytes, ..ReasonTable::default() };
         let tick = (end / f64::from(1 << 20)).max(1e-9);
-        let workers = timeline.workers.iter().map(|stretches| {
-            let coarse = thinned.then(|| coarse(stretches, timeline.end, most / timeline.workers.len().max(1)));
-            words.stretches(coarse.as_deref().unwrap_or(stretches), tick)
+        let workers = timeline.workers.iter().map(|segments| {
+            let coarse =
+                thinned.then(|| coarse(segments, timeline.end, limits.segments / timeline.workers.len().max(1)));
+            reasons.encode(coarse.as_deref().unwrap_or(segments), tick)
         });
         let workers = workers.collect();
-        let every = timeline.steps.len().div_ceil(most / 4 + 1);
+        let every = timeline.steps.len().div_ceil(limits.segments / 4 + 1);
         let mut last = 0;
         let steps = timeline.steps.iter().step_by(every.max(1)).flat_map(|step| {
             let at = ticks(step.at, tick);
             let since = at - last;
             last = at;
-            [since, step.updates as i64, words.of(Some(step.reason))]
+            [since, step.updates as i64, reasons.index(Some(step.reason))]
         });
         let steps = steps.collect();
         let values = |value: fn(&MetricsRow) -> Option<f64>| {
             let points = measured.iter().filter_map(|line| Some((line.time, value(line)?))).collect();
-            bucketed(points, POINTS)
+            bucketed(points, MAX_POINTS)
         };
-        // A run that was cut short has no summary; what there is of it is shown all the same.
+        // A run that was killed has no summary; the page shows the rest.
         let summary = fs::read_to_string(folder.join("summary.json")).ok();
         let summary: Option<Summary> = summary.and_then(|text| serde_json::from_str(&text).ok());
         let mut accuracy = values(|line| line.accuracy);
-        // The last measurement is made when the last iteration is done.
+        // The last evaluation comes after the last iteration, so it is not in the metrics.
         accuracy.extend(summary.as_ref().and_then(Summary::final_accuracy));
         let scheme = header.scheme.to_string();
         let plot::RGBColor(red, green, blue) = plot::colour_of(&scheme);
@@ -115,13 +115,13 @@ impl ReportedRun {
             duration: end,
             summary,
             configuration: fs::read_to_string(folder.join("config.toml")).unwrap_or_default(),
-            reasons: words.reasons,
+            reasons: reasons.reasons,
             tick,
             workers,
             steps,
             loss: values(|line| line.loss),
             accuracy,
-            settings: chosen.finish(header.batch),
+            settings: choices.finish(header.batch),
             thinned,
         })
     }
@@ -131,65 +131,67 @@ fn ticks(at: Time, tick: f64) -> i64 {
     (at.seconds() / tick).round() as i64
 }
 
-/// Reasons in words, each once.
+/// Reasons as text, without duplicates.
 #[derive(Default)]
 struct ReasonTable {
     reasons: Vec<String>,
-    places: HashMap<String, i64>,
-    /// How many bytes of new reasons are still taken.
-    room: usize,
+    indices: HashMap<String, i64>,
+    /// Bytes that new reasons may still take.
+    bytes_left: usize,
 }
 
 impl ReasonTable {
-    /// The place of a reason; -1 for none.
-    fn of(&mut self, reason: Option<Reason>) -> i64 {
+    /// The index of a reason; -1 for none.
+    fn index(&mut self, reason: Option<Reason>) -> i64 {
         let Some(reason) = reason else { return -1 };
         let text = reason.to_string();
-        if let Some(&place) = self.places.get(&text) {
-            return place;
+        if let Some(&index) = self.indices.get(&text) {
+            return index;
         }
-        let Some(room) = self.room.checked_sub(text.len()) else { return -1 };
-        self.room = room;
-        let place = self.reasons.len() as i64;
+        let Some(bytes_left) = self.bytes_left.checked_sub(text.len()) else { return -1 };
+        self.bytes_left = bytes_left;
+        let index = self.reasons.len() as i64;
         self.reasons.push(text.clone());
-        self.places.insert(text, place);
-        place
+        self.indices.insert(text, index);
+        index
     }
 
-    fn stretches(&mut self, stretches: &[Stretch], tick: f64) -> Vec<i64> {
-        let mut told = 0;
-        let mut line = Vec::with_capacity(3 * stretches.len());
-        for stretch in stretches {
-            let to = ticks(stretch.to, tick);
-            line.extend([to - told, stretch.state as i64, self.of(stretch.reason)]);
-            told = to;
+    /// Length, activity and reason of each segment.
+    fn encode(&mut self, segments: &[Segment], tick: f64) -> Vec<i64> {
+        let mut from = 0;
+        let mut numbers = Vec::with_capacity(3 * segments.len());
+        for segment in segments {
+            let to = ticks(segment.to, tick);
+            numbers.extend([to - from, segment.state as i64, self.index(segment.reason)]);
+            from = to;
         }
-        line
+        numbers
     }
 }
 
-/// What a scheme sets in the course of a run.
+/// What a scheme chose during a run.
 #[derive(Default)]
 struct SchemeChoices {
     by_name: BTreeMap<&'static str, Vec<NamedCurve>>,
     sizes: BTreeMap<u32, Vec<(f64, f64)>>,
     local: BTreeMap<u32, Vec<(f64, f64)>>,
     barriers: Vec<(f64, f64)>,
-    working: HashMap<TaskId, (Work, u32)>,
+    /// Work of each running task, and the local iterations at its last query.
+    running: HashMap<TaskId, (Work, u32)>,
 }
 
 impl SchemeChoices {
-    fn reported(&mut self, task: TaskId, now: Time) {
-        if let Some((Work::Local(local), asked)) = self.working.remove(&task) {
+    fn on_task_reported(&mut self, task: TaskId, now: Time) {
+        if let Some((Work::Local(local), asked)) = self.running.remove(&task) {
             let iterations = if let LocalLength::Iterations(count) = local.length { count } else { asked.max(1) };
             self.local.entry(task.worker.0).or_default().push((now.seconds(), f64::from(iterations)));
         }
     }
 
-    fn decided(&mut self, now: Time, decision: &Decision) {
+    fn on_decision(&mut self, now: Time, decision: &Decision) {
         if let Action::Assign(assignment) = &decision.action {
             let worker = assignment.task.worker.0;
-            self.working.insert(assignment.task, (assignment.work, 0));
+            self.running.insert(assignment.task, (assignment.work, 0));
             self.sizes.entry(worker).or_default().push((now.seconds(), f64::from(assignment.samples)));
         }
         if let Reason::AtBarrier { at, wait, .. } = decision.reason
@@ -199,12 +201,12 @@ impl SchemeChoices {
         }
     }
 
-    /// The curves of what was not always the same.
+    /// The curves of what changed during the run.
     fn finish(mut self, batch: u32) -> BTreeMap<&'static str, Vec<NamedCurve>> {
         let per_worker = |values: BTreeMap<u32, Vec<(f64, f64)>>| {
-            let most = (4 * POINTS / values.len().max(1)).clamp(20, POINTS);
+            let limit = (4 * MAX_POINTS / values.len().max(1)).clamp(20, MAX_POINTS);
             let curve =
-                |(worker, points)| NamedCurve { name: format!("worker {worker}"), points: bucketed(points, most) };
+                |(worker, points)| NamedCurve { name: format!("worker {worker}"), points: bucketed(points, limit) };
             values.into_iter().map(curve).collect::<Vec<_>>()
         };
         if self.sizes.values().flatten().any(|&(_, samples)| samples != f64::from(batch)) {
@@ -214,18 +216,18 @@ impl SchemeChoices {
             self.by_name.insert("local iterations per round", per_worker(self.local));
         }
         if !self.barriers.is_empty() {
-            let points = bucketed(self.barriers, POINTS);
-            self.by_name.insert("barriers: the wait planned for (s)", vec![NamedCurve { name: "wait".into(), points }]);
+            let points = bucketed(self.barriers, MAX_POINTS);
+            self.by_name.insert("barriers: planned wait (s)", vec![NamedCurve { name: "wait".into(), points }]);
         }
         self.by_name
     }
 }
 
-/// Follows the event stream.
+/// Reads the event log.
 #[derive(Default)]
 struct RunReader {
     timeline: Timeline,
-    chosen: SchemeChoices,
+    choices: SchemeChoices,
 }
 
 impl Observer for RunReader {
@@ -233,11 +235,11 @@ impl Observer for RunReader {
         self.timeline.on_turn(now, event, decisions);
         match event {
             Event::Asked { task, iterations, .. } => {
-                self.chosen.working.entry(*task).and_modify(|(_, asked)| *asked = *iterations);
+                self.choices.running.entry(*task).and_modify(|(_, asked)| *asked = *iterations);
             }
-            Event::Reported { task, .. } => self.chosen.reported(*task, now),
+            Event::Reported { task, .. } => self.choices.on_task_reported(*task, now),
             _ => {}
         }
-        decisions.iter().for_each(|decision| self.chosen.decided(now, decision));
+        decisions.iter().for_each(|decision| self.choices.on_decision(now, decision));
     }
 }

@@ -1,4 +1,4 @@
-//! What every worker did, moment by moment, from the event stream.
+//! What every worker did over time, from the event log.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -6,29 +6,29 @@ use std::ops::Range;
 use paceline_core::{Action, Decision, Event, Reason, Report, Span, TaskId, Time, WorkerId};
 use paceline_runtime::Observer;
 
-/// What a worker is at.
+/// What a worker does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activity {
-    /// Work that counted, or was not settled when the run ended.
+    /// Work that was used, or not settled when the run ended.
     Computing,
-    /// Nothing to do, or an answer to wait for.
+    /// Idle, or waiting for an answer.
     Waiting,
-    /// Moving parameters and updates.
+    /// Receiving parameters or sending updates.
     Communicating,
-    /// Work for nothing: interrupted, discarded or lost with its worker.
+    /// Work that was not used: interrupted, discarded, or lost with its worker.
     Dropped,
-    /// Not there.
-    Gone,
+    /// Not connected.
+    Absent,
 }
 
-/// A stretch of a worker's time.
+/// An interval of a worker's time.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Stretch {
-    /// From when.
+pub struct Segment {
+    /// Its start.
     pub from: Time,
-    /// Until when.
+    /// Its end.
     pub to: Time,
-    /// What it was at.
+    /// What the worker did.
     pub state: Activity,
     /// Why.
     pub reason: Option<Reason>,
@@ -39,44 +39,44 @@ pub struct Stretch {
 pub struct TimelineStep {
     /// When.
     pub at: Time,
-    /// Of how many updates.
+    /// Number of updates in it.
     pub updates: usize,
-    /// Why then.
+    /// Why it was made then.
     pub reason: Reason,
 }
 
-/// The stretches of all workers and the steps of the model.
+/// The segments of all workers and the steps of the model.
 #[derive(Debug, Default)]
 pub struct Timeline {
-    /// Each worker's stretches, by rank, without gaps or overlaps from its first moment on.
-    pub workers: Vec<Vec<Stretch>>,
-    /// The steps in order.
+    /// Each worker's segments, by rank, without gaps or overlaps.
+    pub workers: Vec<Vec<Segment>>,
+    /// The steps, in order.
     pub steps: Vec<TimelineStep>,
-    /// When the last event was.
+    /// Time of the last event.
     pub end: Time,
     tracks: Vec<WorkerTrack>,
-    /// Where the stretches of tasks are whose updates are not settled yet.
+    /// For each task whose update is not settled yet, its segments.
     unsettled: HashMap<TaskId, Range<usize>>,
 }
 
-/// What a worker is at, as long as that goes on.
+/// A worker's current state.
 #[derive(Debug, Default)]
 struct WorkerTrack {
-    /// So far its time is told.
-    told: Time,
-    now: Now,
+    /// Its segments end here.
+    recorded_until: Time,
+    state: WorkerActivityState,
     queued: Option<(TaskId, Reason)>,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
-enum Now {
+enum WorkerActivityState {
     #[default]
-    Away,
+    Absent,
     Idle(Option<Reason>),
     Busy {
         task: TaskId,
         reason: Reason,
-        /// How many stretches there were when it began.
+        /// Index of its first segment.
         first: usize,
     },
 }
@@ -90,63 +90,63 @@ impl Timeline {
         &mut self.tracks[worker.index()]
     }
 
-    /// Tells a worker's time up to `until`.
-    fn tell(&mut self, worker: WorkerId, until: Time, state: Activity, reason: Option<Reason>) {
+    /// Adds a segment that ends at `until`.
+    fn record_until(&mut self, worker: WorkerId, until: Time, state: Activity, reason: Option<Reason>) {
         let track = self.track(worker);
-        let from = track.told;
+        let from = track.recorded_until;
         if until > from {
-            track.told = until;
-            self.workers[worker.index()].push(Stretch { from, to: until, state, reason });
+            track.recorded_until = until;
+            self.workers[worker.index()].push(Segment { from, to: until, state, reason });
         }
     }
 
-    /// Tells what a worker was at until now, when that ends without a report.
-    fn close(&mut self, worker: WorkerId, now: Time, busy_as: Activity, why: Option<Reason>) {
-        match self.track(worker).now {
-            Now::Away => self.tell(worker, now, Activity::Gone, None),
-            Now::Idle(reason) => self.tell(worker, now, Activity::Waiting, reason),
-            Now::Busy { reason, .. } => self.tell(worker, now, busy_as, why.or(Some(reason))),
+    /// Ends the current segment now, without a report. A busy worker's segment becomes `busy_as`.
+    fn end_segment(&mut self, worker: WorkerId, now: Time, busy_as: Activity, why: Option<Reason>) {
+        match self.track(worker).state {
+            WorkerActivityState::Absent => self.record_until(worker, now, Activity::Absent, None),
+            WorkerActivityState::Idle(reason) => self.record_until(worker, now, Activity::Waiting, reason),
+            WorkerActivityState::Busy { reason, .. } => self.record_until(worker, now, busy_as, why.or(Some(reason))),
         }
     }
 
-    fn begin(&mut self, task: TaskId, reason: Reason) {
+    fn start_task(&mut self, task: TaskId, reason: Reason) {
         let first = self.workers[task.worker.index()].len();
-        self.track(task.worker).now = Now::Busy { task, reason, first };
+        self.track(task.worker).state = WorkerActivityState::Busy { task, reason, first };
     }
 
-    /// What a worker says it did since it was last heard of. How much of the rest was communication is known; that half
-    /// of it came before the computing is assumed.
-    fn heard(&mut self, worker: WorkerId, now: Time, report: &Report) {
-        let Now::Busy { reason, .. } = self.track(worker).now else { return };
-        let told = self.track(worker).told;
-        let whole = now.since(told);
+    /// Adds segments for the time since the last one, from a worker's report. What was neither computing nor querying
+    /// was communication; half of it is assumed to come before the computing.
+    fn on_report(&mut self, worker: WorkerId, now: Time, report: &Report) {
+        let WorkerActivityState::Busy { reason, .. } = self.track(worker).state else { return };
+        let recorded_until = self.track(worker).recorded_until;
+        let whole = now.since(recorded_until);
         let computing = Span(report.compute.0.min(whole.0));
         let querying = Span(report.querying.0.min(whole.0 - computing.0));
         let moving = Span(whole.0 - computing.0 - querying.0);
-        let begun = told + Span(moving.0 / 2);
-        self.tell(worker, begun, Activity::Communicating, Some(reason));
-        self.tell(worker, begun + computing, Activity::Computing, Some(reason));
-        self.tell(worker, begun + computing + querying, Activity::Waiting, Some(reason));
-        self.tell(worker, now, Activity::Communicating, Some(reason));
+        let compute_start = recorded_until + Span(moving.0 / 2);
+        self.record_until(worker, compute_start, Activity::Communicating, Some(reason));
+        self.record_until(worker, compute_start + computing, Activity::Computing, Some(reason));
+        self.record_until(worker, compute_start + computing + querying, Activity::Waiting, Some(reason));
+        self.record_until(worker, now, Activity::Communicating, Some(reason));
     }
 
-    fn reported(&mut self, task: TaskId, now: Time, report: &Report) {
-        self.heard(task.worker, now, report);
-        let stretches = self.workers[task.worker.index()].len();
+    fn on_task_reported(&mut self, task: TaskId, now: Time, report: &Report) {
+        self.on_report(task.worker, now, report);
+        let segments = self.workers[task.worker.index()].len();
         let track = self.track(task.worker);
-        if let Now::Busy { task: present, first, .. } = track.now
-            && present == task
+        if let WorkerActivityState::Busy { task: current, first, .. } = track.state
+            && current == task
         {
-            track.now = Now::Idle(None);
+            track.state = WorkerActivityState::Idle(None);
             let queued = track.queued.take();
-            self.unsettled.insert(task, first..stretches);
+            self.unsettled.insert(task, first..segments);
             if let Some((task, reason)) = queued {
-                self.begin(task, reason);
+                self.start_task(task, reason);
             }
         }
     }
 
-    fn decided(&mut self, now: Time, decision: &Decision) {
+    fn on_decision(&mut self, now: Time, decision: &Decision) {
         let reason = decision.reason;
         match &decision.action {
             Action::Commit { updates, .. } => {
@@ -156,32 +156,32 @@ impl Timeline {
                 }
             }
             Action::Discard { task } => {
-                let stretches = self.unsettled.remove(task).unwrap_or_default();
-                let stretches = self.workers.get_mut(task.worker.index()).and_then(|all| all.get_mut(stretches));
-                for stretch in stretches.into_iter().flatten().filter(|stretch| stretch.state == Activity::Computing) {
-                    (stretch.state, stretch.reason) = (Activity::Dropped, Some(reason));
+                let segments = self.unsettled.remove(task).unwrap_or_default();
+                let segments = self.workers.get_mut(task.worker.index()).and_then(|all| all.get_mut(segments));
+                for segment in segments.into_iter().flatten().filter(|segment| segment.state == Activity::Computing) {
+                    (segment.state, segment.reason) = (Activity::Dropped, Some(reason));
                 }
             }
             Action::Assign(assignment) if assignment.queued => {
                 self.track(assignment.task.worker).queued = Some((assignment.task, reason));
             }
             Action::Assign(assignment) => {
-                self.close(assignment.task.worker, now, Activity::Dropped, None);
-                self.begin(assignment.task, reason);
+                self.end_segment(assignment.task.worker, now, Activity::Dropped, None);
+                self.start_task(assignment.task, reason);
             }
             Action::Interrupt { task } => {
-                self.close(task.worker, now, Activity::Dropped, Some(reason));
+                self.end_segment(task.worker, now, Activity::Dropped, Some(reason));
                 let track = self.track(task.worker);
-                (track.now, track.queued) = (Now::Idle(None), None);
+                (track.state, track.queued) = (WorkerActivityState::Idle(None), None);
             }
             Action::Hold { worker, .. } => {
                 let track = self.track(*worker);
-                if let Now::Idle(why) = &mut track.now {
+                if let WorkerActivityState::Idle(why) = &mut track.state {
                     *why = why.or(Some(reason));
                 }
             }
             Action::Continue { task } | Action::Collect { task } => {
-                if let Now::Busy { reason: why, .. } = &mut self.track(task.worker).now {
+                if let WorkerActivityState::Busy { reason: why, .. } = &mut self.track(task.worker).state {
                     *why = reason;
                 }
             }
@@ -189,10 +189,10 @@ impl Timeline {
         }
     }
 
-    /// Tells everyone's time up to the last event. Call it once, when there are no more.
+    /// Ends all segments at the last event. Call it once, after all events.
     pub fn finish(&mut self) {
         for worker in 0..self.tracks.len() as u32 {
-            self.close(WorkerId(worker), self.end, Activity::Computing, None);
+            self.end_segment(WorkerId(worker), self.end, Activity::Computing, None);
         }
     }
 }
@@ -202,19 +202,19 @@ impl Observer for Timeline {
         self.end = now;
         match event {
             Event::Joined { worker } => {
-                self.close(*worker, now, Activity::Dropped, None);
-                self.track(*worker).now = Now::Idle(None);
+                self.end_segment(*worker, now, Activity::Dropped, None);
+                self.track(*worker).state = WorkerActivityState::Idle(None);
             }
             Event::Left { worker } => {
-                self.close(*worker, now, Activity::Dropped, None);
+                self.end_segment(*worker, now, Activity::Dropped, None);
                 let track = self.track(*worker);
-                (track.now, track.queued) = (Now::Away, None);
+                (track.state, track.queued) = (WorkerActivityState::Absent, None);
             }
-            Event::Asked { task, report, .. } => self.heard(task.worker, now, report),
-            Event::Reported { task, report } => self.reported(*task, now, report),
+            Event::Asked { task, report, .. } => self.on_report(task.worker, now, report),
+            Event::Reported { task, report } => self.on_task_reported(*task, now, report),
             Event::Committed { .. } | Event::Timer => {}
         }
-        decisions.iter().for_each(|decision| self.decided(now, decision));
+        decisions.iter().for_each(|decision| self.on_decision(now, decision));
     }
 }
 
@@ -223,8 +223,8 @@ mod tests {
     use super::*;
     use paceline_core::{Ledger, SchemeSpec, Setup};
 
-    /// Feeds events to a scheme and draws the outcome.
-    fn drawn(scheme: &str, events: &[(u64, Event)]) -> Timeline {
+    /// Feeds events to a scheme, and returns the timeline.
+    fn timeline_of(scheme: &str, events: &[(u64, Event)]) -> Timeline {
         let spec: SchemeSpec = scheme.parse().unwrap();
         let mut ledger = Ledger::new(spec.build(&Setup { workers: 2, batch: 1, dispatch: None }).unwrap());
         let mut timeline = Timeline::default();
@@ -243,8 +243,8 @@ mod tests {
         timeline
     }
 
-    fn states(stretches: &[Stretch]) -> Vec<(u64, u64, Activity)> {
-        stretches.iter().map(|stretch| (stretch.from.0, stretch.to.0, stretch.state)).collect()
+    fn states(segments: &[Segment]) -> Vec<(u64, u64, Activity)> {
+        segments.iter().map(|segment| (segment.from.0, segment.to.0, segment.state)).collect()
     }
 
     fn joined(worker: u32) -> Event {
@@ -257,31 +257,31 @@ mod tests {
     }
 
     #[test]
-    fn computing_communicating_waiting_and_gone() {
+    fn a_report_splits_time_into_activities() {
         let left = Event::Left { worker: WorkerId(1) };
         let timeline =
-            drawn("bsp", &[(0, joined(0)), (0, joined(1)), (10, report(0, 0, 6)), (30, left), (50, joined(1))]);
+            timeline_of("bsp", &[(0, joined(0)), (0, joined(1)), (10, report(0, 0, 6)), (30, left), (50, joined(1))]);
         use Activity::*;
         assert_eq!(
             states(&timeline.workers[0]),
             [(0, 2, Communicating), (2, 8, Computing), (8, 10, Communicating), (10, 30, Waiting), (30, 50, Computing)]
         );
-        assert_eq!(states(&timeline.workers[1]), [(0, 30, Dropped), (30, 50, Gone)]);
+        assert_eq!(states(&timeline.workers[1]), [(0, 30, Dropped), (30, 50, Absent)]);
         assert_eq!(timeline.workers[0][3].reason, Some(Reason::Contributed));
         let steps: Vec<(u64, usize)> = timeline.steps.iter().map(|step| (step.at.0, step.updates)).collect();
         assert_eq!(steps, [(30, 1)]);
     }
 
     #[test]
-    fn work_for_nothing_is_told_as_such() {
-        // Worker 1's first gradient is of a model that worker 0 has stepped since.
+    fn unused_work_is_marked_as_dropped() {
+        // Worker 1's first gradient is stale: worker 0's has been committed since.
         let events =
             [(0, joined(0)), (0, joined(1)), (10, report(0, 0, 10)), (15, report(1, 0, 15)), (16, report(0, 1, 6))];
-        let timeline = drawn("backup:k=1,dispatch=push-wait", &events);
+        let timeline = timeline_of("backup:k=1,dispatch=push-wait", &events);
         assert_eq!(states(&timeline.workers[1])[0], (0, 15, Activity::Dropped));
         assert!(matches!(timeline.workers[1][0].reason, Some(Reason::Stale { .. })));
         assert_eq!(states(&timeline.workers[0]), [(0, 10, Activity::Computing), (10, 16, Activity::Computing)]);
-        let interrupted = drawn("backup:k=1,dispatch=push-interrupt", &events[..3]);
+        let interrupted = timeline_of("backup:k=1,dispatch=push-interrupt", &events[..3]);
         assert_eq!(states(&interrupted.workers[1]), [(0, 10, Activity::Dropped)]);
     }
 }
