@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
+use paceline_report::plot;
+use paceline_trace::Trace;
 
 /// Refuses the file of a flag if it is a folder, or if its folder does not exist.
 pub fn check_file(flag: &str, file: &Path) -> anyhow::Result<()> {
@@ -20,10 +22,14 @@ pub fn check_file(flag: &str, file: &Path) -> anyhow::Result<()> {
 
 /// The same for a picture, whose format follows from its name.
 pub fn check_picture(flag: &str, file: &Path) -> anyhow::Result<()> {
-    match file.extension().and_then(|ending| ending.to_str()) {
-        Some("png" | "svg") => check_file(flag, file),
-        _ => bail!("{flag} {}: expected a name that ends in .png or .svg", file.display()),
-    }
+    plot::check_format(file).map_err(|error| anyhow!("{flag} {error}"))?;
+    check_file(flag, file)
+}
+
+/// The same for a trace, whose format follows from its name.
+pub fn check_trace(flag: &str, file: &Path) -> anyhow::Result<()> {
+    Trace::check_format(file).map_err(|error| anyhow!("{flag} {error}"))?;
+    check_file(flag, file)
 }
 
 /// Creates the folder of `--out`.

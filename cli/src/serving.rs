@@ -22,7 +22,7 @@ use paceline_trace::Recorder;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::destination::check_file;
+use crate::destination::check_trace;
 use crate::logs;
 use crate::options::ConfigFile;
 use crate::output::say;
@@ -51,7 +51,7 @@ pub struct ServingOutput {
     #[arg(long, value_name = "HOST:PORT")]
     pub http: Option<Address>,
 
-    /// Record every worker's run-times to a trace that `simulate --times trace:FILE` reads (.csv or .parquet)
+    /// Record every worker's run-times to a trace that `simulate --times trace:FILE` reads (.csv)
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
 
@@ -65,7 +65,7 @@ impl ServingOutput {
     /// can be written.
     pub fn folder(&self) -> anyhow::Result<PathBuf> {
         if let Some(record) = &self.record {
-            check_file("--record", record)?;
+            check_trace("--record", record)?;
         }
         if let Some(folder) = &self.resume {
             return Ok(folder.clone());

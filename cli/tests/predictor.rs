@@ -49,7 +49,7 @@ fn train<'a>(trace: &'a str, model: &'a str) -> Vec<&'a str> {
 #[test]
 fn a_model_is_trained_evaluated_and_used() {
     let (folder, trace, model) = pretrained();
-    let picture = folder.path().join("forecast.png");
+    let picture = folder.path().join("forecast.svg");
     let show =
         ["predictor", "show", &model, &trace, "--iterations", "30,100", "--plot", picture.to_str().unwrap(), "--json"];
     let report = json(&show).remove(0);
@@ -89,7 +89,7 @@ fn models_and_traces_that_do_not_fit_are_refused() {
     let lost = refused(&train(&trace, "no/such/folder/model"));
     assert!(lost.contains("--out no/such/folder/model: folder no/such/folder does not exist"), "{lost}");
     let picture = refused(&["predictor", "show", &model, &trace, "--plot", "x.gif"]);
-    assert!(picture.contains("--plot x.gif: expected a name that ends in .png or .svg"), "{picture}");
+    assert!(picture.contains("--plot x.gif: expected a name that ends in .svg or .png"), "{picture}");
 
     let mut bytes = fs::read(&model).unwrap();
     let last = bytes.len() - 1;

@@ -71,7 +71,7 @@ fn every_format_of_a_trace_gives_the_same_analysis() {
     let expected = analysed(&[&path("times.csv")], &[]);
 
     // A run on these times: its recorded trace and its folder.
-    let (times, record, run) = (format!("trace:{}", path("times.csv")), path("times.parquet"), path("run"));
+    let (times, record, run) = (format!("trace:{}", path("times.csv")), path("recorded.csv"), path("run"));
     let simulated = [
         "simulate",
         "--model",

@@ -28,7 +28,7 @@ pub struct ReportArgs {
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 
-    /// Also draw the first run's timeline (.png or .svg)
+    /// Also draw the first run's timeline (.svg; .png with --features png)
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
 

@@ -11,7 +11,7 @@ use paceline_report::plot;
 
 use crate::output::say;
 
-/// Run a paper's experiment; print its table, and write its figure as .png and .svg
+/// Run a paper's experiment; print its table, and write its figure
 #[derive(Args)]
 #[command(after_help = after_help())]
 pub struct ReproduceArgs {
@@ -53,7 +53,7 @@ impl ReproduceArgs {
         }
         if !findings.panels.is_empty() {
             std::fs::create_dir_all(&self.out).with_context(|| self.out.display().to_string()).map_err(Failure::Run)?;
-            for ending in ["png", "svg"] {
+            for ending in plot::FORMATS {
                 let path = self.out.join(name).with_extension(ending);
                 plot::save(&path, &findings.panels).map_err(Failure::run)?;
                 eprintln!("wrote {}", path.display());

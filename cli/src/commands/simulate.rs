@@ -16,7 +16,7 @@ use paceline_sim::Simulation;
 use paceline_trace::Recorder;
 use serde::Serialize;
 
-use crate::destination::{check_file, make_folder};
+use crate::destination::{check_trace, make_folder};
 use crate::options::ConfigFile;
 use crate::output::say;
 
@@ -54,7 +54,7 @@ struct SimulateOutput {
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 
-    /// Record every worker's run-times to a trace that --times trace:FILE reads (.csv or .parquet); one seed only
+    /// Record every worker's run-times to a trace that --times trace:FILE reads (.csv); one seed only
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
 
@@ -142,7 +142,7 @@ impl SimulateArgs {
             );
         }
         if let Some(record) = &self.output.record {
-            check_file("--record", record)?;
+            check_trace("--record", record)?;
         }
         if let Some(out) = &self.output.out {
             check_free(out)?;

@@ -33,7 +33,7 @@ pub struct Cluster {
     /// periodic:HOSTS,MEAN,DEVIATION,FACTOR,PERIOD,LENGTH (normal; each host in turn is FACTOR times slower for LENGTH
     /// of PERIOD tasks), contention:CLUSTER[,SECONDS] (machines shared with other tasks; CLUSTER is l1, l2, l3 or
     /// production, SECONDS the time without other tasks), gpu:SECONDS (GPUs of three types; SECONDS on the slowest) or
-    /// trace:FILE (.csv or .parquet, a row per step, a column per worker)
+    /// trace:FILE (.csv, a row per step, a column per worker)
     #[arg(long, value_name = "TIMES", default_value = "shifted-exponential:0.3,0.7")]
     pub times: TimesSpec,
 

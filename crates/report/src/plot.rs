@@ -3,8 +3,6 @@
 //! A [`Figure`] holds the data. This module decides how all figures look: a built-in font, colours that are safe for
 //! colour-blind readers, and one colour per scheme everywhere.
 
-use std::fs::File;
-use std::io::BufWriter;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Once;
@@ -18,6 +16,7 @@ use crate::error::ReportError;
 
 /// Pixels of a panel in an SVG; a PNG has [`PNG_SCALE`] times as many.
 const PANEL: (u32, u32) = (760, 480);
+#[cfg(feature = "png")]
 const PNG_SCALE: u32 = 2;
 /// Thickness of a bar; rows are 1 apart.
 const BAR: f64 = 0.7;
@@ -111,7 +110,23 @@ pub struct Figure {
     pub series: Vec<Series>,
 }
 
-/// Writes panels side by side into one file, `.svg` or `.png`.
+/// The formats of figures in this build, as file extensions.
+pub const FORMATS: &[&str] = if cfg!(feature = "png") { &["png", "svg"] } else { &["svg"] };
+
+/// Checks that this build can draw a file of this name.
+///
+/// # Errors
+/// If it can't.
+pub fn check_format(path: &Path) -> Result<(), ReportError> {
+    let problem = match path.extension().and_then(|extension| extension.to_str()) {
+        Some(extension) if FORMATS.contains(&extension) => return Ok(()),
+        Some("png") => "this build does not draw PNG; use .svg, or build with --features png",
+        _ => "expected a name that ends in .svg or .png",
+    };
+    Err(ReportError::Figure { path: path.into(), problem: problem.into() })
+}
+
+/// Writes panels side by side into one file, whose extension is one of [`FORMATS`].
 ///
 /// # Errors
 /// If the name has another extension, or the file can't be written.
@@ -121,30 +136,36 @@ pub fn save(path: &Path, panels: &[Figure]) -> Result<(), ReportError> {
         // The built-in font is valid; without it, drawing text would fail with an error.
         let _ = register_font(FONT, FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT);
     });
-    let failed = |problem: String| ReportError::Figure { path: path.into(), problem };
-    let width = PANEL.0 * panels.len() as u32;
-    match path.extension().and_then(|extension| extension.to_str()) {
-        Some("svg") => {
-            let backend = SVGBackend::new(path, (width, PANEL.1));
-            draw(&backend.into_drawing_area(), panels, 1).map_err(failed)
-        }
-        Some("png") => {
-            let size = (width * PNG_SCALE, PANEL.1 * PNG_SCALE);
-            let mut pixels = vec![255; (size.0 * size.1 * 3) as usize];
-            let backend = BitMapBackend::with_buffer(&mut pixels, size);
-            draw(&backend.into_drawing_area(), panels, PNG_SCALE).map_err(failed)?;
-            write_png(path, size, &pixels).map_err(|error| failed(error.to_string()))
-        }
-        _ => Err(failed("expected a name that ends in .png or .svg".into())),
-    }
+    check_format(path)?;
+    let size = (PANEL.0 * panels.len() as u32, PANEL.1);
+    let drawn = if path.extension().is_some_and(|extension| extension == "svg") {
+        draw(&SVGBackend::new(path, size).into_drawing_area(), panels, 1)
+    } else {
+        save_png(path, size, panels)
+    };
+    drawn.map_err(|problem| ReportError::Figure { path: path.into(), problem })
 }
 
-fn write_png(path: &Path, size: (u32, u32), pixels: &[u8]) -> Result<(), png::EncodingError> {
-    let mut encoder = png::Encoder::new(BufWriter::new(File::create(path)?), size.0, size.1);
-    encoder.set_color(png::ColorType::Rgb);
-    let mut writer = encoder.write_header()?;
-    writer.write_image_data(pixels)?;
-    writer.finish()
+#[cfg(feature = "png")]
+fn save_png(path: &Path, size: (u32, u32), panels: &[Figure]) -> Result<(), String> {
+    let (width, height) = (size.0 * PNG_SCALE, size.1 * PNG_SCALE);
+    let mut pixels = vec![255; (width * height * 3) as usize];
+    let backend = BitMapBackend::with_buffer(&mut pixels, (width, height));
+    draw(&backend.into_drawing_area(), panels, PNG_SCALE)?;
+    let write = || {
+        let file = std::io::BufWriter::new(std::fs::File::create(path)?);
+        let mut encoder = png::Encoder::new(file, width, height);
+        encoder.set_color(png::ColorType::Rgb);
+        let mut writer = encoder.write_header()?;
+        writer.write_image_data(&pixels)?;
+        writer.finish()
+    };
+    write().map_err(|error: png::EncodingError| error.to_string())
+}
+
+#[cfg(not(feature = "png"))]
+fn save_png(_path: &Path, _size: (u32, u32), _panels: &[Figure]) -> Result<(), String> {
+    Err("this build does not draw PNG".into())
 }
 
 fn draw<B: DrawingBackend>(area: &DrawingArea<B, Shift>, panels: &[Figure], scale: u32) -> Result<(), String> {
@@ -281,20 +302,34 @@ mod tests {
     #[test]
     fn the_format_follows_from_the_name() {
         let folder = tempfile::tempdir().unwrap();
-        let (png, svg) = (folder.path().join("a.png"), folder.path().join("a.svg"));
-        save(&png, &[figure(), figure()]).unwrap();
-        let decoder = png::Decoder::new(std::io::BufReader::new(File::open(&png).unwrap()));
-        assert_eq!(decoder.read_info().unwrap().info().size(), (2 * 2 * 760, 2 * 480));
+        let svg = folder.path().join("a.svg");
         save(&svg, &[figure()]).unwrap();
         let text = std::fs::read_to_string(&svg).unwrap();
         assert!(text.contains("All marks") && text.contains("bsp") && text.ends_with("</svg>\n"), "{text}");
         assert!(save(&folder.path().join("a.gif"), &[figure()]).is_err());
     }
 
+    #[cfg(feature = "png")]
+    #[test]
+    fn png_has_twice_the_pixels() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.png");
+        save(&path, &[figure(), figure()]).unwrap();
+        let decoder = png::Decoder::new(std::io::BufReader::new(std::fs::File::open(&path).unwrap()));
+        assert_eq!(decoder.read_info().unwrap().info().size(), (2 * 2 * 760, 2 * 480));
+    }
+
+    #[cfg(not(feature = "png"))]
+    #[test]
+    fn a_build_without_png_says_so() {
+        let error = save(Path::new("a.png"), &[figure()]).unwrap_err().to_string();
+        assert_eq!(error, "a.png: this build does not draw PNG; use .svg, or build with --features png");
+    }
+
     #[test]
     fn an_empty_figure_is_written() {
         let folder = tempfile::tempdir().unwrap();
-        save(&folder.path().join("empty.png"), &[Figure::default()]).unwrap();
+        save(&folder.path().join("empty.svg"), &[Figure::default()]).unwrap();
     }
 
     #[test]

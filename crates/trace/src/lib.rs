@@ -2,7 +2,24 @@
 
 mod delimited;
 mod from_events;
+#[cfg(feature = "parquet")]
 mod parquet_table;
+#[cfg(not(feature = "parquet"))]
+mod parquet_table {
+    //! A build without Parquet: it is refused.
+
+    use std::fs::File;
+
+    use super::{TraceColumns, Trace, TraceErrorKind};
+
+    pub(super) fn read(_file: File) -> Result<TraceColumns, TraceErrorKind> {
+        Err(TraceErrorKind::NoParquet)
+    }
+
+    pub(super) fn write(_trace: &Trace, _file: &mut File) -> Result<(), TraceErrorKind> {
+        Err(TraceErrorKind::NoParquet)
+    }
+}
 mod spans;
 
 use std::fs::File;
@@ -46,7 +63,11 @@ pub enum TraceErrorKind {
     /// The file is not comma-separated values.
     #[error("{0}")]
     Csv(#[from] csv::Error),
+    /// The file is Parquet, which this build does not support.
+    #[error("this build does not support Parquet; use .csv, or build with --features parquet")]
+    NoParquet,
     /// The file is not a Parquet table.
+    #[cfg(feature = "parquet")]
     #[error("{0}")]
     Parquet(#[from] parquet::errors::ParquetError),
     /// The file is not a JSON trace of spans.
@@ -148,6 +169,17 @@ impl Trace {
             }
         };
         read().map_err(|kind| TraceError { path: path.clone(), kind })
+    }
+
+    /// Checks that this build supports the format of a file, before there is anything to write.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn check_format(path: &Path) -> Result<(), TraceError> {
+        match is_parquet(path) && !cfg!(feature = "parquet") {
+            true => Err(TraceError { path: path.into(), kind: TraceErrorKind::NoParquet }),
+            false => Ok(()),
+        }
     }
 
     /// Writes a file that [`read`](Trace::read) can read. The write is atomic.
@@ -267,8 +299,14 @@ mod tests {
         let trace = Trace::new(vec![vec![0.1, 1.0 / 3.0, 7e-9], vec![2.5]]);
         for name in ["times.csv", "times.parquet"] {
             let path = folder.path().join(name);
-            trace.write(&path).unwrap();
-            assert_eq!(Trace::read(&path).unwrap(), trace, "{name}");
+            if Trace::check_format(&path).is_ok() {
+                trace.write(&path).unwrap();
+                assert_eq!(Trace::read(&path).unwrap(), trace, "{name}");
+            } else {
+                let refused = "this build does not support Parquet; use .csv, or build with --features parquet";
+                assert!(!cfg!(feature = "parquet") && name.ends_with(".parquet"));
+                assert!(trace.write(&path).unwrap_err().to_string().ends_with(refused));
+            }
         }
     }
 

@@ -33,7 +33,7 @@ pub struct BarrierArgs {
     #[arg(long)]
     json: bool,
 
-    /// Draw the times and the barrier (.png or .svg)
+    /// Draw the times and the barrier (.svg; .png with --features png)
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }

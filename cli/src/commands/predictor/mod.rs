@@ -16,7 +16,7 @@ use paceline_trace::Trace;
 #[command(after_help = "\
 Examples:
   paceline predictor train times.csv --out cluster.model
-  paceline predictor show cluster.model times.csv --plot forecast.png
+  paceline predictor show cluster.model times.csv --plot forecast.svg
   paceline simulate --scheme cutoff:predictor=dmm,model=cluster.model --times trace:times.csv")]
 pub enum PredictorCommand {
     Train(train::PredictorTrainArgs),

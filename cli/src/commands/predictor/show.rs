@@ -28,7 +28,7 @@ Each iteration is predicted from those before it. The picture has a panel per it
 predicted (±2 s.d.) and as observed, with the predicted cutoff.
 
 Example:
-  paceline predictor show cluster.model times.csv --iterations 30,200,900 --plot forecast.png")]
+  paceline predictor show cluster.model times.csv --iterations 30,200,900 --plot forecast.svg")]
 pub struct PredictorShowArgs {
     /// Model, as `paceline predictor train` writes it
     model: PathBuf,
@@ -40,7 +40,7 @@ pub struct PredictorShowArgs {
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     iterations: Vec<usize>,
 
-    /// Draw them (.png or .svg)
+    /// Draw them (.svg; .png with --features png)
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 

@@ -33,7 +33,7 @@ Example:
   paceline simulate --model none --workers 32 --times bursts:4,1,0.1,3,0.02,0.1 \\
     --until iterations=300 --seeds 2 --scheme cutoff:predictor=dmm,model=cluster.model")]
 pub struct PredictorTrainArgs {
-    /// Trace, as --record writes it: .csv or .parquet, a row per iteration, a column per worker
+    /// Trace, as --record writes it: .csv, a row per iteration, a column per worker
     trace: PathBuf,
 
     /// File to write the model to

@@ -127,7 +127,7 @@ impl RaceArgs {
     fn show(&self, ranking: &Ranking, results: &[SchemeRuns], out: &Path) -> anyhow::Result<()> {
         make_folder(out)?;
         let panels = panels(ranking, results);
-        for ending in ["png", "svg"] {
+        for ending in plot::FORMATS {
             plot::save(&out.join("race").with_extension(ending), &panels)?;
         }
         page::write(&out.join("report.html"), &page::run_folders(&[out.to_path_buf()])?)?;

@@ -24,7 +24,7 @@ use stragglers::Analysis;
     mut_arg("times", |arg| arg.hide(true).conflicts_with("trace")),
     mut_args(comparison::small_defaults),
     after_help = "A TRACE is one of
-  a table, .csv or .parquet: a row per step, a column per worker, seconds, as --record writes it
+  a table, .csv: a row per step, a column per worker, seconds, as --record writes it
   a run folder, or its events.jsonl
   a .json of spans as PyTorch's profiler and Chrome write it: ProfilerStep#N of every process
 
