@@ -224,10 +224,10 @@ impl<'a> SimulatedCluster<'a> {
     }
 
     /// Carries out the worker's due event.
-    pub(crate) fn act(&mut self, now: Time, worker: WorkerId) -> WorkerProgress {
+    pub(crate) fn act(&mut self, now: Time, worker: WorkerId) -> WorkerTransition {
         self.queue.remove(worker);
         match self.worker(worker).phase {
-            Phase::Idle | Phase::Waiting(_) => WorkerProgress::default(),
+            Phase::Idle | Phase::Waiting(_) => WorkerTransition::default(),
             Phase::Computing(assignment, report) => self.computed(now, assignment, report),
             Phase::Sending(assignment, report) => {
                 if self.simulation.network.is_none() {
@@ -236,11 +236,11 @@ impl<'a> SimulatedCluster<'a> {
                 self.start_queued(now, worker);
                 let gradient = assignment.work == Work::Gradient;
                 let computed = gradient.then_some((assignment.task, report.compute));
-                WorkerProgress { computed, event: Some(WorkerEvent::Reported(assignment.task, report)) }
+                WorkerTransition { computed, event: Some(WorkerEvent::Reported(assignment.task, report)) }
             }
             Phase::Crashed => {
                 self.worker(worker).phase = Phase::Idle;
-                WorkerProgress { computed: None, event: Some(WorkerEvent::Lost(worker)) }
+                WorkerTransition { computed: None, event: Some(WorkerEvent::Lost(worker)) }
             }
         }
     }
@@ -358,10 +358,10 @@ impl<'a> SimulatedCluster<'a> {
     }
 
     /// Handles the end of a gradient or local iteration.
-    fn computed(&mut self, now: Time, assignment: Assignment, report: Report) -> WorkerProgress {
+    fn computed(&mut self, now: Time, assignment: Assignment, report: Report) -> WorkerTransition {
         let Some(length) = assignment.work.length() else {
             self.send(now, assignment, report);
-            return WorkerProgress::default();
+            return WorkerTransition::default();
         };
         let task = assignment.task;
         let worker = self.worker(task.worker);
@@ -389,7 +389,7 @@ impl<'a> SimulatedCluster<'a> {
                 }
             }
         }
-        WorkerProgress { computed: Some((task, elapsed)), event: None }
+        WorkerTransition { computed: Some((task, elapsed)), event: None }
     }
 
     fn start_queued(&mut self, now: Time, worker: WorkerId) {
@@ -462,7 +462,7 @@ impl<'a> SimulatedCluster<'a> {
 
 /// The result of a worker's due event.
 #[derive(Default)]
-pub(crate) struct WorkerProgress {
+pub(crate) struct WorkerTransition {
     /// The gradient or local iteration that ended, and its computing time.
     pub(crate) computed: Option<(TaskId, Span)>,
     /// The event that the scheme has to handle.

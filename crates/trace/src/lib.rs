@@ -10,7 +10,7 @@ mod parquet_table {
 
     use std::fs::File;
 
-    use super::{TraceColumns, Trace, TraceErrorKind};
+    use super::{Trace, TraceColumns, TraceErrorKind};
 
     pub(super) fn read(_file: File) -> Result<TraceColumns, TraceErrorKind> {
         Err(TraceErrorKind::NoParquet)

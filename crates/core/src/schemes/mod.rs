@@ -45,7 +45,7 @@ pub struct SchemeEntry {
     pub summary: &'static str,
     /// Its settings: key and meaning with default.
     pub settings: &'static [(&'static str, &'static str)],
-    /// Whether it waits for k of n, so that work can be handed out in several ways.
+    /// Whether it waits for k of n workers, so that it has a setting `dispatch`.
     pub dispatches: bool,
     build: Build,
 }
@@ -58,15 +58,16 @@ impl SchemeEntry {
     }
 }
 
-// What dbw and b-dbw have in common.
+// Settings of dbw and b-dbw.
 const FORMULAS: (&str, &str) =
-    ("formulas", "robust (estimates that hold out against noise) or printed (the paper's); default robust");
-const BETA: (&str, &str) =
-    ("beta", "wait for more than before when the loss has risen by more than this factor; default 1.01");
-const MEMORY: (&str, &str) =
-    ("memory", "which round trips count: all, window-N (iterations) or discount-FACTOR (per iteration); default all");
+    ("formulas", "robust (less sensitive to noise) or printed (as in the paper); default robust");
+const BETA: (&str, &str) = ("beta", "k rises when the loss has risen by more than this factor; default 1.01");
+const MEMORY: (&str, &str) = (
+    "memory",
+    "which round trips are used: all, window-N (iterations) or discount-FACTOR (per iteration); default all",
+);
 
-/// A setting of those that average replicas.
+/// A setting of schemes that average replicas.
 const GLOBAL_RATE: (&str, &str) =
     ("rate", "global learning rate: how far the model moves towards the mean replica; default 1");
 
@@ -118,13 +119,13 @@ pub const CATALOGUE: &[SchemeEntry] = &[
         settings: &[
             (
                 "predictor",
-                "of run-times: normal (independent, all alike), dmm (a model pretrained of this cluster) or oracle (simulated \
-                 only); default normal",
+                "of run times: normal (independent, same for all workers), dmm (a model pretrained on this cluster) or \
+                 oracle (simulated only); default normal",
             ),
-            ("model", "file of the model for dmm, which `paceline predictor train` makes"),
-            ("samples", "draws that dmm predicts from; default 32"),
-            ("lag", "iterations that normal looks back on; default 20"),
-            ("seed", "of dmm's draws, and of what is made up for run-times cut off; default 1"),
+            ("model", "file of the pretrained model for dmm, written by `paceline predictor train`"),
+            ("samples", "number of draws that dmm predicts from; default 32"),
+            ("lag", "iterations that normal uses; default 20"),
+            ("seed", "seed of dmm's draws, and of imputed run times; default 1"),
         ],
         dispatches: true,
         build: cutoff::build,
@@ -133,14 +134,17 @@ pub const CATALOGUE: &[SchemeEntry] = &[
         name: "lb-bsp",
         summary: "wait for every worker, with batch sizes chosen so that all workers finish together",
         settings: &[
-            ("mode", "cpu (predict speeds) or gpu (measure each device at first); default cpu"),
+            ("mode", "cpu (predict speeds) or gpu (profile each device first); default cpu"),
             ("predictor", "of speeds: narx, memoryless, ema, arima, rnn or lstm; default narx"),
-            ("warm-up", "iterations that ema serves while a network learns; default 500"),
-            ("weights", "what the network starts from, numbers with / between them; default nothing learnt"),
-            ("update", "blocking (sizes by the newest reports) or non-blocking (made beforehand); default by mode"),
+            ("warm-up", "iterations in which ema is used while a network learns; default 500"),
+            ("weights", "initial weights of the network, numbers separated by /; default untrained"),
+            (
+                "update",
+                "blocking (sizes from the newest reports) or non-blocking (computed beforehand); default by mode",
+            ),
             ("change", "share of the iteration's time that new sizes must save to be adopted; default 0.01"),
-            ("least", "fewest samples of a worker; default 1"),
-            ("most", "most samples of a worker; default as many as fit"),
+            ("least", "smallest batch of a worker; default 1"),
+            ("most", "largest batch of a worker; default as many samples as fit"),
             ("k", "gradients to wait for; default all"),
         ],
         dispatches: true,
@@ -191,8 +195,8 @@ pub const CATALOGUE: &[SchemeEntry] = &[
         name: "esync",
         summary: "fast workers iterate locally until the slowest is about to finish, then replicas are averaged",
         settings: &[
-            ("mode", "blocking (workers wait for the answer whether to go on) or non-blocking; default blocking"),
-            ("margin", "seconds added to the time of an iteration when asking if one more fits in; default 0.001"),
+            ("mode", "blocking (workers wait for the answer whether to continue) or non-blocking; default blocking"),
+            ("margin", "seconds added to the predicted time of one more local iteration; default 0.001"),
             GLOBAL_RATE,
         ],
         dispatches: false,
@@ -210,7 +214,7 @@ pub const CATALOGUE: &[SchemeEntry] = &[
         summary: "like local-sgd, with fewer local iterations per round as the loss falls",
         settings: &[
             ("tau", "local iterations per round at first; default 20"),
-            ("interval", "seconds after which their number is reconsidered; default 60"),
+            ("interval", "seconds between changes of that number; default 60"),
             GLOBAL_RATE,
         ],
         dispatches: false,
