@@ -170,7 +170,7 @@ fn bad_input_is_refused_in_one_line_and_leaves_no_folder() {
         (&["--times", "normal:-5,1"], "times 'normal:mean=-5,deviation=1'; expected mean above 0"),
         (&["--network", "latency=-1"], "network: latency=-1; expected seconds, at least 0"),
         (&["--network", "latency=1,latency=2"], "network: latency is given twice"),
-        (&["--slow", "0=2,0=3"], "slowdown '0=2,0=3'; expected every RANKS once"),
+        (&["--slow", "0=2,0=3"], "slowdown '0=2,0=3'; expected each RANKS at most once"),
         (&["--slow", "9=2"], "--slow 9=2: worker 9 does not exist; expected ranks 0 to 7"),
         (&["--script", &script], "line 1: worker 77 can't leave or crash"),
         (&["--until", "loss>3"], "goal 'loss>3'; expected loss<X"),
