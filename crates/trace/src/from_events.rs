@@ -55,7 +55,7 @@ impl Observer for BatchTimes {
 /// Reads the times of the workers' batches, scaled to the batch size of the run.
 pub(super) fn read(file: impl BufRead) -> Result<Trace, TraceErrorKind> {
     let mut batch_times = BatchTimes::default();
-    let header = read_events(file, &mut batch_times)?;
+    let header = read_events(file, &mut batch_times).map_err(Box::new)?;
     let mut workers = batch_times.workers;
     workers.retain(|times| !times.is_empty());
     if workers.is_empty() {

@@ -75,7 +75,7 @@ pub enum TraceErrorKind {
     Json(#[from] serde_json::Error),
     /// The file is not an event log.
     #[error("{0}")]
-    Events(#[from] ReplayError),
+    Events(#[from] Box<ReplayError>),
     /// No span has the requested name.
     #[error("no span is named '{name}': give another name with --span")]
     NoSpans {
