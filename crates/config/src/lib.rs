@@ -3,9 +3,14 @@
 //! - [`Scenario`]: a simulation without its scheme: [`Cluster`], [`TrainingOptions`] and goals.
 //! - [`SchemeList`], [`Seeds`]: the schemes and seeds to run.
 //! - [`WorkloadSpec`]: the workload as a server describes it to its workers.
-//! - [`file`]: configuration files, and the configuration that a command ran with.
+//! - [`mod@file`]: configuration files, and the configuration that a command ran with.
 //! - [`parallel`]: several runs at once, with results in order.
 //! - [`Failure`]: why a command fails.
+
+#![allow(
+    rustdoc::broken_intra_doc_links,
+    reason = "comments on options are help texts, in which brackets are brackets"
+)]
 
 mod cluster;
 mod failure;
