@@ -59,7 +59,7 @@ struct EventLine<E, D> {
     decisions: D,
 }
 
-/// Writes an event log while a run goes on.
+/// Writes an event log during a run.
 pub struct EventLog<W: Write> {
     out: W,
     failed: Option<io::Error>,

@@ -112,8 +112,8 @@ mod tests {
         let metrics = ask(address, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
         assert!(metrics.starts_with("HTTP/1.1 200 OK\r\n") && metrics.contains("\npaceline_version 7\n"), "{metrics}");
         assert!(ask(address, "GET /healthz HTTP/1.0\r\n\r\n").ends_with("\r\n\r\nrunning\n"));
-        let told = ask(address, "GET /status?pretty HTTP/1.1\r\nHost: x\r\n\r\n");
-        let json: serde_json::Value = serde_json::from_str(told.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+        let answer = ask(address, "GET /status?pretty HTTP/1.1\r\nHost: x\r\n\r\n");
+        let json: serde_json::Value = serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap();
         assert_eq!((json["version"].as_u64(), json["workers"]["0"].as_str()), (Some(7), Some("here")));
         assert!(ask(address, "GET /stop HTTP/1.1\r\nHost: x\r\n\r\n").starts_with("HTTP/1.1 404"));
         assert!(ask(address, "POST /status HTTP/1.1\r\nHost: x\r\n\r\n").starts_with("HTTP/1.1 405"));

@@ -27,8 +27,8 @@ pub struct Job {
     pub rate: f32,
     /// Threads that aggregate gradients and step the model, each a range of it; 0 counts as 1.
     pub shards: usize,
-    /// Evaluate on the held-out set every so many iterations, in parallel with the training, and at the end; 0 for at
-    /// the end only.
+    /// Iterations between evaluations on the held-out set, which run in parallel with the training. There is always one
+    /// at the end; with 0 it is the only one.
     pub evaluate_every: u64,
     /// When the run ends.
     pub goals: Goals,

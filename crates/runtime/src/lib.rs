@@ -1,6 +1,6 @@
 //! A run, whichever driver runs it: what the simulator and the server share, and what a run leaves behind.
 //!
-//! While a run goes on:
+//! During a run:
 //! - [`Job`]: what a server trains, how, and until when; [`Goals`]: when it ends.
 //! - [`Trainer`] and its [`Stepper`]: what a commit does to the model.
 //! - [`LocalReplica`]: what a worker's local iterations do to its replica.

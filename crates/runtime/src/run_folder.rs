@@ -113,7 +113,7 @@ pub(crate) fn at(path: &Path) -> impl Fn(io::Error) -> RunFolderError + '_ {
     move |error| RunFolderError::Io { path: path.into(), error }
 }
 
-/// A run folder while the run goes on.
+/// A run folder during the run.
 pub struct RunFolder {
     path: PathBuf,
     events: EventLog<RetryingFile>,
@@ -195,7 +195,7 @@ impl RunFolder {
         Ok(RunFolder { path: path.into(), events, stream, turns: 0, metrics, scalars, failed: None })
     }
 
-    /// Continues a folder after so many `events` and iterations; whatever came later is cut off.
+    /// Continues a folder after this number of `events` and iterations. Later lines are cut off.
     ///
     /// # Errors
     /// If a file can't be read or written.
@@ -250,7 +250,7 @@ fn scalars(path: &Path) -> io::Result<ScalarLog<RetryingFile>> {
     ScalarLog::new(RetryingFile::new(File::create(path)?, PORTION)?)
 }
 
-/// Cuts a file off after so many lines, and opens it to go on there.
+/// Cuts a file off after this number of lines, and opens it to append.
 fn cut_after(path: &Path, lines: u64) -> io::Result<File> {
     let file = File::options().read(true).write(true).open(path)?;
     let mut reader = BufReader::new(&file);
