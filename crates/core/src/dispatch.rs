@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use paceline_spec::{SpecError, one_of};
 use serde::{Deserialize, Serialize};
 
 /// What happens to the workers when a new version is made (DBW, section 2).
@@ -27,11 +28,10 @@ impl Dispatch {
 }
 
 impl FromStr for Dispatch {
-    type Err = String;
+    type Err = SpecError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Dispatch::NAMES.iter().find(|(name, _)| *name == text);
-        found.map(|&(_, dispatch)| dispatch).ok_or_else(|| "expected pull, push-wait or push-interrupt".into())
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        one_of("dispatch", text, &Dispatch::NAMES)
     }
 }
 

@@ -49,6 +49,6 @@ pub mod fuzzing {
 pub use address::{Address, AddressError, DEFAULT_PORT};
 pub use frame::PROTOCOL_VERSION;
 pub use keys::{Keys, KeysError};
-pub use payload::{ParsePayloadFormatError, PayloadFormat};
+pub use payload::PayloadFormat;
 pub use server::{MAX_CONNECTIONS, RunOutcome, Server, ServerError, Stopper, TransportOptions};
 pub use worker::{Emulation, Worker, WorkerError, WorkerNotice, WorkerOutcome};

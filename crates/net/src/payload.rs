@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use paceline_spec::{SpecError, one_of};
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 use crate::frame::CHUNK_LIMIT;
 
@@ -20,14 +20,6 @@ pub enum PayloadFormat {
     F16,
     /// Two bytes per value, 8 significant bits, the range of `f32`.
     Bf16,
-}
-
-/// A text is not a payload format.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("'{found}': expected f32, f16 or bf16")]
-pub struct ParsePayloadFormatError {
-    /// The text.
-    pub found: String,
 }
 
 impl PayloadFormat {
@@ -81,11 +73,10 @@ impl PayloadFormat {
 }
 
 impl FromStr for PayloadFormat {
-    type Err = ParsePayloadFormatError;
+    type Err = SpecError;
 
-    fn from_str(text: &str) -> Result<Self, ParsePayloadFormatError> {
-        let found = PayloadFormat::NAMES.into_iter().find(|(name, _)| *name == text);
-        found.map(|(_, payload)| payload).ok_or_else(|| ParsePayloadFormatError { found: text.into() })
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        one_of("payload", text, &PayloadFormat::NAMES)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use paceline_spec::{SpecError, one_of};
 use thiserror::Error;
 
 use super::times::PredictedTimes;
@@ -64,20 +65,11 @@ impl fmt::Display for Algorithm {
 }
 
 impl FromStr for Algorithm {
-    type Err = UnknownAlgorithm;
+    type Err = SpecError;
 
-    fn from_str(name: &str) -> Result<Self, UnknownAlgorithm> {
-        let found = Self::ALL.into_iter().find(|algorithm| algorithm.name() == name);
-        found.ok_or_else(|| UnknownAlgorithm { name: name.to_owned() })
+    fn from_str(name: &str) -> Result<Self, SpecError> {
+        one_of("barrier algorithm", name, &Self::ALL.map(|algorithm| (algorithm.name(), algorithm)))
     }
-}
-
-/// No [`Algorithm`] has this name.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("unknown barrier algorithm '{name}': expected one of {}", Algorithm::ALL.map(Algorithm::name).join(", "))]
-pub struct UnknownAlgorithm {
-    /// The name.
-    pub name: String,
 }
 
 /// Naive search would try too many sets.

@@ -18,7 +18,7 @@ mod scan;
 mod time_slice;
 mod times;
 
-pub use algorithm::{Algorithm, TooManyCandidates, UnknownAlgorithm, plan};
+pub use algorithm::{Algorithm, TooManyCandidates, plan};
 pub use planner::Planner;
 pub use times::{PredictedTimes, PredictedTimesError, Progression, ProgressionError};
 
