@@ -147,8 +147,8 @@ fn algorithms_are_parsed_by_name() {
     }
     assert_eq!(
         "zip-line".parse::<Algorithm>().unwrap_err().to_string(),
-        "unknown barrier algorithm 'zip-line': expected one of zipline, zipline-basic, zipline-opt, zipline-opt-bs, \
-         full-grid-scan, grid-scan, naive"
+        "unknown barrier algorithm 'zip-line'; expected zipline, zipline-basic, zipline-opt, zipline-opt-bs, \
+         full-grid-scan, grid-scan or naive"
     );
 }
 
