@@ -118,6 +118,9 @@ mod tests {
             assert_eq!(name.parse(), Ok(payload));
             assert_eq!(payload.to_string(), name);
         }
-        assert_eq!("f64".parse::<PayloadFormat>().unwrap_err().to_string(), "'f64': expected f32, f16 or bf16");
+        assert_eq!(
+            "f64".parse::<PayloadFormat>().unwrap_err().to_string(),
+            "unknown payload 'f64'; expected f32, f16 or bf16"
+        );
     }
 }
