@@ -147,7 +147,9 @@ impl ServerObserver for RunFollower {
     fn on_notice(&mut self, notice: &Notice) {
         match notice {
             Notice::Joined { .. } => tracing::info!("{notice}"),
-            Notice::Left { .. } | Notice::Refused { .. } => tracing::warn!("{notice}"),
+            Notice::Left { .. } | Notice::Refused { .. } | Notice::Late { .. } | Notice::Stalled { .. } => {
+                tracing::warn!("{notice}");
+            }
         }
         self.status.lock().on_notice(notice);
     }

@@ -27,9 +27,9 @@ pub struct JobOptions {
     #[arg(long, value_name = "GOAL,…", default_value = "accuracy>0.97,iterations=3000")]
     pub until: Vec<Goals>,
 
-    /// Longest time for a task before its worker times out, in seconds; a worker's own task times usually give a
-    /// shorter timeout
-    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = seconds)]
+    /// Longest time without progress, in seconds, before a worker that sends heartbeats is dismissed as stuck; the
+    /// worker's own history usually gives a shorter one, and never one that it has exceeded before
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600.0, value_parser = seconds)]
     pub timeout: f64,
 
     /// Seed of all random numbers

@@ -15,13 +15,13 @@
 //! - [`local_rounds`]: the part shared by schemes with local iterations. [`StateServer`] decides how many.
 //! - [`Pretrained`]: pretrained weights that some schemes start from.
 //! - [`RoundTripTable`]: estimates the time until k gradients have arrived.
-//! - [`Deadlines`]: the timeout of each worker's next report.
+//! - [`Executor`]: what carries out decisions. [`Ledger::drive`] is the loop that every driver shares.
 
 pub mod barrier;
 pub mod batching;
 mod contract;
-mod deadlines;
 mod dispatch;
+mod driver;
 pub mod free_running;
 mod gain;
 mod interval;
@@ -46,8 +46,8 @@ pub use contract::{
     Action, Aggregate, Assignment, Decision, Event, Question, Report, Scheme, Share, TaskId, Until, Update, Version,
     WorkerId,
 };
-pub use deadlines::Deadlines;
 pub use dispatch::Dispatch;
+pub use driver::{DriveError, Executor};
 pub use ledger::{ExpectedEvent, Law, LawBroken, Ledger, LedgerError, Refusal, SampleCounts, Turn};
 pub use pretrained::{Pretrained, PretrainedError, Tensors};
 pub use reason::{Estimate, QuorumChoice, Reason};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor};
 use paceline_store::Layout;
-use paceline_workload::{Draw, Evaluation, Replica, Workload};
+use paceline_workload::{Draw, Evaluation, Progress, Replica, Workload};
 
 use crate::flat;
 use crate::initial;
@@ -66,6 +66,7 @@ impl<N: Network> Workload for BurnWorkload<N> {
             samples: self.samples.clone(),
             device: self.device.clone(),
             layout: self.layout.clone(),
+            progress: Progress::default(),
         })
     }
 }
@@ -75,6 +76,7 @@ struct BurnReplica<N: Network> {
     samples: Arc<dyn Samples<N::Input>>,
     device: Device,
     layout: Arc<Layout>,
+    progress: Progress,
 }
 
 impl<N: Network> BurnReplica<N> {
@@ -87,10 +89,17 @@ impl<N: Network> Replica for BurnReplica<N> {
     fn gradient(&mut self, parameters: &[f32], draw: Draw, gradient: &mut [f32]) -> f64 {
         let network = self.with(parameters);
         let Batch { input, targets } = self.samples.draw(draw, &self.device);
+        self.progress.step();
         let loss = network.loss(network.logits(input), targets);
+        self.progress.step();
         let gradients = loss.backward();
+        self.progress.step();
         flat::read_gradients(&network, &self.layout, gradients, parameters, gradient);
         f64::from(loss.into_scalar::<f32>())
+    }
+
+    fn track(&mut self, progress: Progress) {
+        self.progress = progress;
     }
 
     fn evaluate(&mut self, parameters: &[f32]) -> Evaluation {

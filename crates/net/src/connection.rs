@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -19,8 +19,9 @@ use rustix::net::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use paceline_protocol::PayloadFormat;
+
 use crate::frame::{self, FrameError, FrameHeader, FrameKind, HEADER_LEN};
-use crate::payload::PayloadFormat;
 use crate::tls::TlsStream;
 
 /// The kernel buffer per direction of a TCP connection, in bytes: two chunks, so that one is sent while the next is
@@ -201,16 +202,21 @@ impl Read for SocketReader {
             |error: io::Error| if error.kind() == io::ErrorKind::WouldBlock { timed_out() } else { error };
         match &self.socket {
             Socket::Tcp(stream) => (&**stream).read(bytes).map_err(with_timeout),
-            Socket::Tls(tls) => tls.read(bytes).map_err(with_timeout),
+            Socket::Tls(tls) => tls.read(bytes, self.deadline).map_err(with_timeout),
             Socket::Local(stream) => {
                 let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PENDING_FILES))];
                 let mut control = RecvAncillaryBuffer::new(&mut space);
                 let slices = &mut [IoSliceMut::new(bytes)];
                 // A blocking read of a Unix socket wakes up even when the peer has merely read what was sent. `poll`
                 // does not.
-                while let Err(error) = poll(&mut [PollFd::new(stream, PollFlags::IN)], None) {
-                    if error != Errno::INTR {
-                        return Err(error.into());
+                loop {
+                    let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+                    let timeout = left.map(|left| Timespec::try_from(left).unwrap_or_default());
+                    match poll(&mut [PollFd::new(stream, PollFlags::IN)], timeout.as_ref()) {
+                        Ok(0) => return Err(timed_out()),
+                        Ok(_) => break,
+                        Err(Errno::INTR) => {}
+                        Err(error) => return Err(error.into()),
                     }
                 }
                 let received = recvmsg(stream, slices, &mut control, RecvFlags::CMSG_CLOEXEC)?;
@@ -308,6 +314,14 @@ impl Receiver {
         if skipped == length as u64 { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
     }
 
+    /// Skips the chunk of `length` bytes whose header was read. Returns the number of values.
+    pub(crate) fn skip_chunk(&mut self, length: usize, payload: PayloadFormat) -> io::Result<usize> {
+        if length < payload.width() {
+            return Err(invalid("chunk without values"));
+        }
+        self.skip(length).map(|()| length / payload.width())
+    }
+
     /// The file descriptor that came with the last message.
     pub(crate) fn file(&mut self) -> io::Result<OwnedFd> {
         let file = self.source.get_mut().files.pop_front();
@@ -399,8 +413,8 @@ fn write_all(mut socket: &Socket, mut slices: &mut [IoSlice<'_>]) -> io::Result<
 mod tests {
     use super::*;
     use crate::keys::Keys;
-    use crate::message::{ToServer, ToWorker};
     use crate::shared_memory::{Region, RegionWriter};
+    use paceline_protocol::{ToServer, ToWorker};
     use std::net::TcpListener;
 
     fn tcp_sockets() -> (Socket, Socket) {

@@ -15,18 +15,16 @@
 
 use std::io;
 
+use paceline_protocol::CHUNK_LIMIT;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
 /// The version of the wire protocol. Server and worker must have the same.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 
 /// The longest body of a message, in bytes.
 pub const MESSAGE_LIMIT: usize = 64 * 1024;
-
-/// The longest body of a chunk, in bytes.
-pub const CHUNK_LIMIT: usize = 256 * 1024;
 
 pub(crate) const HEADER_LEN: usize = 16;
 
@@ -246,7 +244,7 @@ pub fn encode<M: Serialize>(message: &M) -> Result<Vec<u8>, FrameError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{ToServer, ToWorker};
+    use paceline_protocol::{ToServer, ToWorker};
     use proptest::prelude::*;
 
     fn decode<M: DeserializeOwned>(frame: &[u8]) -> Result<M, FrameError> {
@@ -347,7 +345,7 @@ mod tests {
         fn any_flipped_bit_is_detected(number: u64, text in ".{0,40}", place: prop::sample::Index, bit in 0..8u32) {
             let frames = [
                 encode(&ToServer::Dropped { number }).unwrap(),
-                encode(&ToServer::Failed { reason: text }).unwrap(),
+                encode(&ToServer::Leave { reason: text }).unwrap(),
             ];
             for mut frame in frames {
                 let index = place.index(frame.len());

@@ -7,10 +7,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use paceline_protocol::Token;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
-use subtle::ConstantTimeEq;
 use thiserror::Error;
 
 /// The name in the certificate. Workers trust this one certificate, whatever host the server runs on.
@@ -19,9 +19,6 @@ const NAME: &str = "paceline";
 const CERTIFICATE: &str = "certificate.pem";
 const KEY: &str = "key.pem";
 const TOKEN: &str = "token";
-
-/// The secret that a worker sends to join: 32 random bytes.
-pub(crate) type Token = [u8; 32];
 
 /// A shared token, which authenticates workers, and a certificate, which authenticates the server. With keys, TCP
 /// connections are encrypted.
@@ -116,11 +113,6 @@ impl Keys {
         self.token
     }
 
-    /// Whether `token` is right. Compares in constant time.
-    pub(crate) fn verify(&self, token: &Token) -> bool {
-        self.token.ct_eq(token).into()
-    }
-
     pub(crate) fn server(&self) -> Result<Arc<ServerConfig>, KeysError> {
         let path = self.folder.join(KEY);
         let key = PrivateKeyDer::from_pem_file(&path).map_err(invalid(&path))?;
@@ -173,7 +165,7 @@ mod tests {
         Keys::generate(&theirs).unwrap();
         assert!(Keys::generate(&ours).unwrap_err().to_string().contains("certificate.pem"));
         let [ours_read, theirs_read] = [&ours, &theirs].map(|folder| Keys::read(folder).unwrap());
-        assert!(ours_read.verify(&ours_read.token()) && !ours_read.verify(&theirs_read.token()));
+        assert_ne!(ours_read.token(), theirs_read.token());
         assert!(ours_read.server().is_ok() && ours_read.client().is_ok());
         assert!(!format!("{ours_read:?}").contains("token"));
         // A worker's copy has no key.

@@ -9,12 +9,9 @@
 //! The modules below these two, from the bottom up:
 //!
 //! - `frame`: the wire format, with a checksum and a length limit per frame.
-//! - `message`: the messages of the protocol, from the handshake to the end of the run.
-//! - `payload`: the number format of parameters and gradients on the wire.
 //! - `connection`: a connection over TCP or a Unix socket; `tls` encrypts it.
 //! - `keys`: the token and the certificate that authenticate workers and server.
 //! - `shared_memory`: vectors of parameters and gradients that two processes map.
-//! - `fingerprint`: the check that server and worker have the same workload.
 //!
 //! Updates are aggregated in the order of ranks. A synchronous run therefore yields the same model, bit for bit, over
 //! every transport and in the simulator.
@@ -29,11 +26,8 @@ compile_error!("paceline-net needs a little-endian processor: it sends values as
 
 mod address;
 mod connection;
-mod fingerprint;
 mod frame;
 mod keys;
-mod message;
-mod payload;
 mod server;
 mod shared_memory;
 mod tls;
@@ -43,12 +37,12 @@ mod worker;
 #[doc(hidden)]
 pub mod fuzzing {
     pub use crate::frame::first_message;
-    pub use crate::message::{ToServer, ToWorker};
+    pub use paceline_protocol::{ToServer, ToWorker};
 }
 
 pub use address::{Address, AddressError, DEFAULT_PORT};
 pub use frame::PROTOCOL_VERSION;
 pub use keys::{Keys, KeysError};
-pub use payload::PayloadFormat;
+pub use paceline_protocol::PayloadFormat;
 pub use server::{MAX_CONNECTIONS, RunOutcome, Server, ServerError, Stopper, TransportOptions};
 pub use worker::{Emulation, Worker, WorkerError, WorkerNotice, WorkerOutcome};

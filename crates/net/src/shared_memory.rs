@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use memmap2::{Advice, MmapMut, MmapOptions, MmapRaw};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 
 /// Which processes may write a shared region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,11 +40,7 @@ impl Region {
         let file = memfd_create("paceline", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, bytes(length)? as u64)?;
         let map = MmapOptions::new().len(bytes(length)?).map_raw(&file)?;
-        let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        if writer == RegionWriter::Owner {
-            seals |= SealFlags::FUTURE_WRITE;
-        }
-        fcntl_add_seals(&file, seals)?;
+        fcntl_add_seals(&file, seals(writer))?;
         Ok(Region { map, length, file: Some(file) })
     }
 
@@ -54,6 +50,11 @@ impl Region {
         let found = fstat(&file)?.st_size;
         if found != size as i64 {
             let text = format!("shared buffer of {found} bytes: expected {size}");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        let (sealed, required) = (fcntl_get_seals(&file)?, seals(writer));
+        if !sealed.contains(required) {
+            let text = format!("shared buffer with the seals {sealed:?}: expected {required:?}");
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
         let mut options = MmapOptions::new();
@@ -77,9 +78,10 @@ impl Region {
     /// The values.
     pub(crate) fn values(&self) -> &[f32] {
         // SAFETY: the mapping is page-aligned, at least `length` values long and lives as long as `self`; every bit
-        // pattern is an `f32`. By the protocol no process writes while another reads, with one exception: the server
-        // may reuse a parameter buffer that a dismissed worker still reads. That worker's result is discarded. A peer
-        // that breaks the protocol can change numbers, but not unmap the pages: their size is sealed.
+        // pattern is an `f32`. By the protocol no process writes while another reads: the server writes a parameter
+        // buffer only when no task uses it, and a dismissed worker counts as using its buffers until it has closed its
+        // connection. A process of the same user that breaks the protocol can change numbers at any time, which no
+        // check of ours can prevent, but it can't unmap the pages: their size is sealed, which `open` verifies.
         unsafe { std::slice::from_raw_parts(self.map.as_ptr().cast(), self.length) }
     }
 
@@ -88,6 +90,12 @@ impl Region {
         // SAFETY: as in `values`; `&mut self` excludes other references in this process.
         unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr().cast(), self.length) }
     }
+}
+
+/// The seals of a shared region: its size is fixed, and parameters can be written by their owner only.
+fn seals(writer: RegionWriter) -> SealFlags {
+    let size = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    if writer == RegionWriter::Owner { size | SealFlags::FUTURE_WRITE } else { size }
 }
 
 fn bytes(length: usize) -> io::Result<usize> {

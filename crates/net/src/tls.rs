@@ -5,6 +5,7 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use rustls::Connection;
 
@@ -46,7 +47,8 @@ impl TlsStream {
         &self.stream
     }
 
-    pub(crate) fn read(&self, bytes: &mut [u8]) -> io::Result<usize> {
+    /// Reads decrypted bytes. All reads from the network that this takes must be done by `deadline`.
+    pub(crate) fn read(&self, bytes: &mut [u8], deadline: Option<Instant>) -> io::Result<usize> {
         loop {
             match lock(&self.connection).reader().read(bytes) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -56,6 +58,13 @@ impl TlsStream {
             }
             let mut encrypted = lock(&self.encrypted);
             if encrypted.is_empty() {
+                if let Some(deadline) = deadline {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Err(io::ErrorKind::WouldBlock.into());
+                    }
+                    self.stream.set_read_timeout(Some(left))?;
+                }
                 let mut buffer = [0; READ_SIZE];
                 let count = (&self.stream).read(&mut buffer)?;
                 if count == 0 {

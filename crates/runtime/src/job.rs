@@ -32,7 +32,7 @@ pub struct Job {
     pub evaluate_every: u64,
     /// When the run ends.
     pub goals: Goals,
-    /// The longest time that a worker may go without a report before it times out. Usually its own history sets a
+    /// The longest time that a worker may make no progress although it sends heartbeats. Usually its own history sets a
     /// shorter one.
     pub timeout: Span,
     /// The seed of everything random.

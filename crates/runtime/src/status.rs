@@ -54,6 +54,7 @@ impl Status {
                 self.left += 1;
             }
             Notice::Refused { .. } => self.refused += 1,
+            Notice::Late { .. } | Notice::Stalled { .. } => {}
         }
         self.last_notice = Some(notice.to_string());
     }

@@ -21,9 +21,26 @@ pub(crate) struct LawChecker {
     /// The same samples by worker and start: no sample may enter the model twice.
     by_start: BTreeMap<(WorkerId, u64), u64>,
     used: u64,
+    /// The most samples that the worker that left last can have taken with it.
+    pub(crate) last_loss: u64,
 }
 
 impl LawChecker {
+    /// The most samples that are lost if the worker leaves: its tasks and its updates.
+    fn at_stake(&self, worker: WorkerId) -> u64 {
+        let open = self.open.iter().filter(|(task, _)| task.worker == worker).map(|(_, (assignment, asked))| {
+            let iterations = match assignment.work.length() {
+                None => 1,
+                Some(LocalLength::Iterations(count)) => count,
+                // An iteration may be under way.
+                Some(LocalLength::AskAndWait | LocalLength::AskAndContinue) => asked + 1,
+            };
+            u64::from(assignment.samples) * u64::from(iterations)
+        });
+        let arrived = self.arrived.values().filter(|(owner, ..)| *owner == worker).map(|(_, start, end)| end - start);
+        open.chain(arrived).sum()
+    }
+
     /// Checks an event and the decisions on it; the error says which law is broken.
     pub(crate) fn observe(&mut self, event: &Event, decisions: &[Decision]) -> Result<(), String> {
         match *event {
@@ -32,6 +49,7 @@ impl LawChecker {
             }
             Event::Left { worker } => {
                 self.present.remove(&worker);
+                self.last_loss = self.at_stake(worker);
                 self.open.retain(|task, _| task.worker != worker);
                 self.arrived.retain(|task, _| task.worker != worker);
             }

@@ -12,20 +12,23 @@ const MAX_WORKERS: usize = 6;
 /// The largest number of faults.
 const MAX_FAULTS: usize = 14;
 
-/// The latest start of a fault, in seconds.
-const LAST_START: f64 = 30.0;
+/// The workers' speeds differ by up to this factor, and the tasks of one worker by up to 2.
+pub(crate) const SPEED_RANGE: f64 = 8.0;
 
-/// A fault of the messages to and from a worker.
+/// The longest computation of a slowed worker, in seconds.
+const LONGEST_SLOWED: f64 = 3600.0;
+
+/// A fault of a worker's connection. What it holds up arrives later and in order, as over TCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkFault {
-    /// No message arrives.
+    /// Nothing arrives, in both directions.
     Cut,
-    /// A third of the messages is lost, at random.
-    Lossy,
-    /// Every message arrives twice.
-    Repeating,
-    /// Every message takes up to 0.5 s longer, so that messages overtake each other.
-    Reordering,
+    /// Nothing arrives at the server: the connection is half open.
+    ToServerCut,
+    /// Nothing arrives at the worker: the connection is half open, or the worker reads slowly.
+    ToWorkerCut,
+    /// Every message takes up to 0.5 s longer.
+    Delayed,
 }
 
 /// A fault, or a change of membership.
@@ -35,22 +38,47 @@ pub enum Fault {
     Start(WorkerId),
     /// The worker leaves: it notifies the server and ends.
     Leave(WorkerId),
-    /// The worker's process crashes; its connection closes after this time.
+    /// The worker's process crashes; the server notices the closed connection after this time.
     Crash(WorkerId, Span),
     /// The worker's process is suspended for this time.
     Freeze(WorkerId, Span),
+    /// The worker's computation makes no progress for this time; the process is alive.
+    Stick(WorkerId, Span),
     /// The worker's tasks take this many times as long from now on.
     Slow(WorkerId, f64),
-    /// The worker's link has a fault for this time.
+    /// The worker's connection has a fault for this time.
     Network(WorkerId, LinkFault, Span),
+    /// The worker's connection is reset.
+    Reset(WorkerId),
     /// For this time, the worker sends a false message with each true one: absurd times and loads, wrong tasks.
     FalseReports(WorkerId, Span),
+    /// The server's process is suspended for this time.
+    ServerStall(Span),
     /// The server's clock jumps by this many nanoseconds.
     ClockJump(i64),
     /// Checkpoints can't be written for this time.
     DiskFull(Span),
     /// The server is killed, and resumes from its last checkpoint after this time.
     ServerRestart(Span),
+}
+
+impl Fault {
+    /// The time until the fault is over.
+    pub(crate) fn duration(self) -> Span {
+        match self {
+            Fault::Crash(_, span)
+            | Fault::Freeze(_, span)
+            | Fault::Stick(_, span)
+            | Fault::Network(_, _, span)
+            | Fault::FalseReports(_, span)
+            | Fault::ServerStall(span)
+            | Fault::DiskFull(span)
+            | Fault::ServerRestart(span) => span,
+            // The clock stands still until the true time has caught up.
+            Fault::ClockJump(by) if by < 0 => Span(by.unsigned_abs()),
+            Fault::Start(_) | Fault::Leave(_) | Fault::Slow(..) | Fault::Reset(_) | Fault::ClockJump(_) => Span::ZERO,
+        }
+    }
 }
 
 impl fmt::Display for Fault {
@@ -60,17 +88,20 @@ impl fmt::Display for Fault {
             Fault::Leave(worker) => write!(f, "{worker} leaves"),
             Fault::Crash(worker, after) => write!(f, "{worker} crashes; its connection closes after {after}"),
             Fault::Freeze(worker, span) => write!(f, "{worker} freezes for {span}"),
+            Fault::Stick(worker, span) => write!(f, "{worker} makes no progress for {span}, but is alive"),
             Fault::Slow(worker, factor) => write!(f, "tasks of {worker} take {factor:.1} times as long from now on"),
             Fault::Network(worker, link, span) => {
                 let effect = match link {
                     LinkFault::Cut => "is cut",
-                    LinkFault::Lossy => "loses messages",
-                    LinkFault::Repeating => "repeats messages",
-                    LinkFault::Reordering => "reorders messages",
+                    LinkFault::ToServerCut => "is cut towards the server",
+                    LinkFault::ToWorkerCut => "is cut towards the worker",
+                    LinkFault::Delayed => "delays messages",
                 };
-                write!(f, "the link of {worker} {effect} for {span}")
+                write!(f, "the connection of {worker} {effect} for {span}")
             }
+            Fault::Reset(worker) => write!(f, "the connection of {worker} is reset"),
             Fault::FalseReports(worker, span) => write!(f, "{worker} sends false reports for {span}"),
+            Fault::ServerStall(span) => write!(f, "the server stands still for {span}"),
             Fault::ClockJump(by) => write!(f, "the server's clock jumps by {:+.3} s", *by as f64 / 1e9),
             Fault::DiskFull(span) => write!(f, "the disk is full for {span}"),
             Fault::ServerRestart(span) => write!(f, "the server is killed, and resumes after {span}"),
@@ -87,6 +118,8 @@ pub struct FaultSchedule {
     pub workers: usize,
     /// Samples per worker and iteration.
     pub batch: u32,
+    /// How long the fastest worker takes for a gradient at least. The slowest takes up to 16 times as long: two hours.
+    pub task: Span,
     /// Versions between two checkpoints of the server.
     pub checkpoint_every: u64,
     /// The faults, ordered by time.
@@ -94,27 +127,41 @@ pub struct FaultSchedule {
 }
 
 impl FaultSchedule {
+    /// The longest computation of a worker without local iterations, in seconds.
+    pub(crate) fn slowest_task(&self) -> f64 {
+        let slowdown = |(_, fault): &(Time, Fault)| if let Fault::Slow(_, factor) = fault { *factor } else { 1.0 };
+        self.task.seconds() * 2.0 * SPEED_RANGE * self.faults.iter().map(slowdown).fold(1.0, f64::max)
+    }
+
     /// Draws the schedule of a seed.
     pub fn from_seed(seed: u64) -> Self {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
-        let workers = random.random_range(1..=MAX_WORKERS);
+        // Most tasks take some tenths of a second. Very short and very long ones, which make long runs, are rare.
+        let seconds = match random.random_range(0..20) {
+            0 => 0.001 * 100.0_f64.powf(random.random()),
+            1 | 2 => 6.0 * 75.0_f64.powf(random.random()),
+            _ => 0.1 * 20.0_f64.powf(random.random()),
+        };
+        let most = if (0.1..6.0).contains(&seconds) { MAX_WORKERS } else { 2 };
+        let workers = random.random_range(1..=most);
         let batch = random.random_range(1..=8);
         let checkpoint_every = random.random_range(1..=8);
+        let window = (100.0 * seconds).clamp(10.0, 30.0).max(3.0 * seconds);
         let mut faults: Vec<(Time, Fault)> = (0..random.random_range(0..=MAX_FAULTS))
             .map(|_| {
-                let at = Time::START + Span::from_seconds(LAST_START * random.random::<f64>());
-                (at, draw_fault(&mut random, workers))
+                let at = Time::START + Span::from_seconds(window * random.random::<f64>());
+                (at, draw_fault(&mut random, workers, seconds))
             })
             .collect();
         faults.sort_by_key(|&(at, _)| at);
-        FaultSchedule { seed, workers, batch, checkpoint_every, faults }
+        FaultSchedule { seed, workers, batch, task: Span::from_seconds(seconds), checkpoint_every, faults }
     }
 }
 
-fn draw_fault(random: &mut Xoshiro256PlusPlus, workers: usize) -> Fault {
+fn draw_fault(random: &mut Xoshiro256PlusPlus, workers: usize, task: f64) -> Fault {
     // The two ranks beyond the initial workers join later.
     let worker = WorkerId(random.random_range(0..workers as u32 + 2));
-    let kind = random.random_range(0..18);
+    let kind = random.random_range(0..23);
     // Most faults are short; some last up to a minute.
     let mut span = |longest: f64| Span::from_seconds(longest * random.random::<f64>().powi(3));
     match kind {
@@ -122,15 +169,21 @@ fn draw_fault(random: &mut Xoshiro256PlusPlus, workers: usize) -> Fault {
         2 => Fault::Leave(worker),
         3 | 4 => Fault::Crash(worker, span(40.0)),
         5 | 6 => Fault::Freeze(worker, span(60.0)),
-        7 => Fault::Slow(worker, 0.1 + span(30.0).seconds()),
-        8 => Fault::Network(worker, LinkFault::Cut, span(60.0)),
-        9 => Fault::Network(worker, LinkFault::Lossy, span(60.0)),
-        10 => Fault::Network(worker, LinkFault::Repeating, span(60.0)),
-        11 => Fault::Network(worker, LinkFault::Reordering, span(60.0)),
-        12 => Fault::FalseReports(worker, span(60.0)),
-        13 => Fault::ClockJump(span(3_600.0).0 as i64),
-        14 => Fault::ClockJump(-(span(60.0).0 as i64)),
-        15 => Fault::DiskFull(span(60.0)),
+        7 | 8 => {
+            let most = (LONGEST_SLOWED / (2.0 * SPEED_RANGE * task)).clamp(2.0, 50.0);
+            Fault::Slow(worker, 2.0 * (most / 2.0).powf(random.random()))
+        }
+        9 => Fault::Network(worker, LinkFault::Cut, span(60.0)),
+        10 => Fault::Network(worker, LinkFault::ToServerCut, span(60.0)),
+        11 => Fault::Network(worker, LinkFault::ToWorkerCut, span(60.0)),
+        12 => Fault::Network(worker, LinkFault::Delayed, span(60.0)),
+        13 => Fault::FalseReports(worker, span(60.0)),
+        14 => Fault::ClockJump(span(3_600.0).0 as i64),
+        15 => Fault::ClockJump(-(span(60.0).0 as i64)),
+        16 => Fault::DiskFull(span(60.0)),
+        17 => Fault::Reset(worker),
+        18 => Fault::Stick(worker, span(400.0)),
+        19 | 20 => Fault::ServerStall(span(60.0)),
         _ => Fault::ServerRestart(span(30.0)),
     }
 }
@@ -145,12 +198,11 @@ mod tests {
     fn a_seed_gives_one_schedule_and_all_kinds_of_faults_occur() {
         assert_eq!(FaultSchedule::from_seed(7), FaultSchedule::from_seed(7));
         assert_ne!(FaultSchedule::from_seed(7), FaultSchedule::from_seed(8));
-        let mut kinds = BTreeSet::new();
-        for seed in 0..200 {
-            for (_, fault) in FaultSchedule::from_seed(seed).faults {
-                kinds.insert(format!("{:?}", discriminant(&fault)));
-            }
-        }
-        assert_eq!(kinds.len(), 10);
+        let schedules: Vec<FaultSchedule> = (0..400).map(FaultSchedule::from_seed).collect();
+        let faults = schedules.iter().flat_map(|schedule| &schedule.faults);
+        let kinds: BTreeSet<String> = faults.map(|(_, fault)| format!("{:?}", discriminant(fault))).collect();
+        assert_eq!(kinds.len(), 13);
+        let tasks = || schedules.iter().map(|schedule| schedule.task.seconds());
+        assert!(tasks().any(|task| task < 0.005) && tasks().any(|task| 2.0 * SPEED_RANGE * task > 3600.0));
     }
 }

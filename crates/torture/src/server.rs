@@ -1,30 +1,27 @@
-//! A model of the server: a ledger, deadlines, sessions, and a disk that survives restarts.
+//! The server under test: the protocol of the real one, with a disk that survives restarts and without a model.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use paceline_core::{
-    Action, Aggregate, Deadlines, Event, Ledger, LedgerError, Scheme, Setup, Span, Time, Version, WorkerId,
+    Aggregate, CommitStep, Decision, DriveError, Event, Ledger, LedgerError, Scheme, Setup, Share, Span, TaskId, Time,
+    WorkerId,
 };
+use paceline_protocol::{
+    Fingerprint, GradientLocation, Notice, PayloadFormat, PeerTrust, ServerConfig, ServerHost, ServerProtocol,
+    SessionId, ToServer, ToWorker,
+};
+use paceline_store::OptimizerSpec;
 
 use crate::checker::{CheckerMark, LawChecker};
 use crate::fault_schedule::FaultSchedule;
 use crate::fault_simulation::TortureFailure;
-use crate::message::{Envelope, ToServer, ToWorker};
+use crate::timeout_rule::TimeoutRule;
 
-/// The longest deadline of a worker.
-const MAX_DEADLINE: Span = Span(60_000_000_000);
+/// The ceiling of the run: the time without progress after which a worker of unknown speed is dismissed.
+const TIMEOUT: Span = Span(3_600_000_000_000);
 
 /// The number of latest events in a failure.
 const LATEST_EVENTS: usize = 40;
-
-#[derive(Debug, Default)]
-struct MockMember {
-    session: u64,
-    running: Option<u64>,
-    queued: Option<u64>,
-    /// The local iterations at its last question.
-    asked: u32,
-}
 
 /// The last checkpoint on the disk.
 #[derive(Debug, Clone, Copy, Default)]
@@ -34,208 +31,33 @@ struct SavedState {
     mark: CheckerMark,
 }
 
-pub(crate) struct MockServer<'a> {
-    setup: Setup,
-    checkpoint_every: u64,
-    build: &'a dyn Fn(&Setup) -> Box<dyn Scheme>,
-    ledger: Ledger,
-    deadlines: Deadlines,
-    members: BTreeMap<WorkerId, MockMember>,
+/// A message to a worker, or the end of its connection after a last message.
+#[derive(Debug, Clone)]
+pub(crate) enum Outgoing {
+    Send(SessionId, ToWorker),
+    Close(SessionId, ToWorker),
+}
+
+/// What the protocol acts on.
+pub(crate) struct TortureHost {
     pub(crate) checker: LawChecker,
-    pub(crate) running: bool,
-    pub(crate) disk_full_until: Time,
-    /// How much the clock is ahead of the true time, in nanoseconds.
-    ahead: i64,
-    latest: Time,
     /// The event log on the disk.
     log: Vec<(Time, Event)>,
-    checkpoint: SavedState,
-    /// Messages to send.
-    pub(crate) outgoing: Vec<Envelope<ToWorker>>,
+    pub(crate) outgoing: Vec<Outgoing>,
+    pub(crate) notices: Vec<Notice>,
+    trust: BTreeMap<SessionId, PeerTrust>,
+    /// Tasks with buffers, by session.
+    buffers: BTreeSet<(SessionId, TaskId)>,
+    /// Updates that are neither committed nor discarded.
+    arrived: BTreeSet<TaskId>,
+    /// A rule that dismisses workers, in addition to the protocol's own.
+    rule: Option<Box<dyn TimeoutRule>>,
     pub(crate) events: u64,
 }
 
-impl<'a> MockServer<'a> {
-    pub(crate) fn new(schedule: &FaultSchedule, build: &'a dyn Fn(&Setup) -> Box<dyn Scheme>) -> Self {
-        let setup = Setup { workers: schedule.workers, batch: schedule.batch, dispatch: None };
-        MockServer {
-            setup,
-            checkpoint_every: schedule.checkpoint_every,
-            build,
-            ledger: Ledger::new(build(&setup)),
-            deadlines: Deadlines::new(MAX_DEADLINE),
-            members: BTreeMap::new(),
-            checker: LawChecker::default(),
-            running: true,
-            disk_full_until: Time::START,
-            ahead: 0,
-            latest: Time::START,
-            log: Vec::new(),
-            checkpoint: SavedState::default(),
-            outgoing: Vec::new(),
-            events: 0,
-        }
-    }
-
-    // --- time ---
-
-    /// The time of the server's clock. It never runs backwards.
-    fn clock(&self, now: Time) -> Time {
-        Time(now.0.saturating_add_signed(self.ahead)).max(self.latest)
-    }
-
-    pub(crate) fn jump_clock(&mut self, by: i64) {
-        self.ahead += by;
-    }
-
-    /// The true time of the server's next timer or deadline.
-    pub(crate) fn next(&self, now: Time) -> Option<Time> {
-        if !self.running {
-            return None;
-        }
-        let due = [self.ledger.next_timer(), self.deadlines.next()].into_iter().flatten().min()?;
-        Some(Time(due.0.saturating_add_signed(-self.ahead)).max(now))
-    }
-
-    /// Handles a due timer or deadline.
-    pub(crate) fn wake(&mut self, now: Time) -> Result<(), TortureFailure> {
-        let clock = self.clock(now);
-        if let Some((worker, _)) = self.deadlines.take_expired(clock) {
-            return self.dismiss(now, worker);
-        }
-        if self.ledger.next_timer().is_some_and(|at| at <= clock) { self.feed(now, Event::Timer) } else { Ok(()) }
-    }
-
-    // --- sessions ---
-
-    fn send(&mut self, worker: WorkerId, session: u64, message: ToWorker) {
-        self.outgoing.push(Envelope { worker, session, message });
-    }
-
-    /// Dismisses a worker, and notifies it in case it is alive.
-    fn dismiss(&mut self, now: Time, worker: WorkerId) -> Result<(), TortureFailure> {
-        let Some(member) = self.members.remove(&worker) else { return Ok(()) };
-        self.send(worker, member.session, ToWorker::Refuse);
-        self.feed(now, Event::Left { worker })
-    }
-
-    /// Handles a closed connection.
-    pub(crate) fn on_closed(&mut self, now: Time, worker: WorkerId, session: u64) -> Result<(), TortureFailure> {
-        let current = self.members.get(&worker).is_some_and(|member| member.session == session);
-        if self.running && current { self.dismiss(now, worker) } else { Ok(()) }
-    }
-
-    pub(crate) fn on_message(&mut self, now: Time, envelope: Envelope<ToServer>) -> Result<(), TortureFailure> {
-        let Envelope { worker, session, message } = envelope;
-        if !self.running {
-            return Ok(());
-        }
-        let current = self.members.get(&worker).map(|member| member.session);
-        match message {
-            ToServer::Hello if current.is_none() => {
-                self.members.insert(worker, MockMember { session, ..MockMember::default() });
-                self.send(worker, session, ToWorker::Welcome);
-                return self.feed(now, Event::Joined { worker });
-            }
-            ToServer::Hello if current != Some(session) => {
-                self.send(worker, session, ToWorker::Retry);
-                return Ok(());
-            }
-            _ if current != Some(session) => {
-                self.send(worker, session, ToWorker::Refuse);
-                return Ok(());
-            }
-            ToServer::Hello | ToServer::Heartbeat => {
-                self.send(worker, session, ToWorker::Welcome);
-                return Ok(());
-            }
-            ToServer::Bye => return self.dismiss(now, worker),
-            ToServer::Report(_, report) | ToServer::Ask(_, _, report) => {
-                if self.deadlines.is_implausible(worker, self.clock(now), &report) {
-                    return self.dismiss(now, worker);
-                }
-            }
-        }
-        match message {
-            ToServer::Report(task, report) => self.feed(now, Event::Reported { task, report }),
-            ToServer::Ask(task, iterations, report) => self.feed(now, Event::Asked { task, iterations, report }),
-            ToServer::Hello | ToServer::Heartbeat | ToServer::Bye => Ok(()),
-        }
-    }
-
-    // --- the run ---
-
-    /// Passes an event to the scheme, carries out the decisions, and confirms commits until none is left.
-    fn feed(&mut self, now: Time, event: Event) -> Result<(), TortureFailure> {
-        let clock = self.clock(now);
-        let mut events = VecDeque::from([event]);
-        while let Some(event) = events.pop_front() {
-            let decisions = match self.ledger.handle(clock, event) {
-                Ok(decisions) => decisions.to_vec(),
-                // A refused event changes nothing.
-                Err(LedgerError::Refused(_)) => return Ok(()),
-                Err(LedgerError::Broken(broken)) => return Err(TortureFailure::Law(broken)),
-            };
-            self.latest = clock;
-            self.events += 1;
-            self.log.push((clock, event));
-            self.deadlines.observe(clock, &event, &decisions);
-            let checked = self.checker.observe(&event, &decisions).and_then(|()| self.checker.compare(&self.ledger));
-            checked.map_err(|problem| self.inconsistent(problem))?;
-            self.update_member(&event);
-            for decision in &decisions {
-                if let Action::Commit { version, .. } = decision.action {
-                    events.push_back(Event::Committed { version, aggregate: mock_aggregate(version) });
-                }
-                self.carry_out(&decision.action);
-            }
-        }
-        self.save(now);
-        Ok(())
-    }
-
-    fn update_member(&mut self, event: &Event) {
-        match *event {
-            Event::Reported { task, .. } => self.start_queued(task.worker),
-            Event::Asked { task, iterations, .. } => {
-                if let Some(member) = self.members.get_mut(&task.worker) {
-                    member.asked = iterations;
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn start_queued(&mut self, worker: WorkerId) {
-        if let Some(member) = self.members.get_mut(&worker) {
-            member.running = member.queued.take();
-        }
-    }
-
-    fn carry_out(&mut self, action: &Action) {
-        let (worker, message) = match *action {
-            Action::Assign(assignment) => {
-                let worker = assignment.task.worker;
-                let Some(member) = self.members.get_mut(&worker) else { return };
-                let after = if assignment.queued { member.running } else { None };
-                let slot = if assignment.queued { &mut member.queued } else { &mut member.running };
-                *slot = Some(assignment.task.number);
-                (worker, ToWorker::Assign(assignment, after))
-            }
-            Action::Continue { task } => {
-                let asked = self.members.get(&task.worker).map_or(0, |member| member.asked);
-                (task.worker, ToWorker::Continue(task, asked))
-            }
-            Action::Collect { task } => (task.worker, ToWorker::Collect(task)),
-            Action::Interrupt { task } => {
-                self.start_queued(task.worker);
-                (task.worker, ToWorker::Interrupt(task))
-            }
-            Action::Commit { .. } | Action::Discard { .. } | Action::Hold { .. } | Action::Wake { .. } => return,
-        };
-        if let Some(session) = self.members.get(&worker).map(|member| member.session) {
-            self.send(worker, session, message);
-        }
+impl TortureHost {
+    fn check(&self, holds: bool, problem: impl FnOnce() -> String) -> Result<(), TortureFailure> {
+        if holds { Ok(()) } else { Err(self.inconsistent(problem())) }
     }
 
     fn inconsistent(&self, problem: String) -> TortureFailure {
@@ -243,61 +65,316 @@ impl<'a> MockServer<'a> {
         let events = self.log[from..].iter().map(|(at, event)| format!("{at}: {event:?}")).collect();
         TortureFailure::Inconsistent { problem, events }
     }
+}
+
+impl ServerHost for TortureHost {
+    type Error = TortureFailure;
+
+    fn send(&mut self, session: SessionId, message: &ToWorker) {
+        self.outgoing.push(Outgoing::Send(session, message.clone()));
+    }
+
+    fn close(&mut self, session: SessionId, last: &ToWorker) {
+        self.outgoing.push(Outgoing::Close(session, last.clone()));
+        self.trust.remove(&session);
+        self.buffers.retain(|&(owner, _)| owner != session);
+    }
+
+    fn prepare(&mut self, session: SessionId, task: TaskId) -> f32 {
+        self.buffers.insert((session, task));
+        0.1
+    }
+
+    fn assign(&mut self, session: SessionId, task: TaskId, message: ToWorker) -> Result<(), TortureFailure> {
+        self.check(self.buffers.contains(&(session, task)), || format!("{task} is sent without a model"))?;
+        let ToWorker::Assign { assignment, .. } = &message else {
+            return Err(self.inconsistent(format!("{task} is sent as {message:?}")));
+        };
+        let version = assignment.version;
+        self.outgoing.push(Outgoing::Send(session, message));
+        if self.trust.get(&session) == Some(&PeerTrust::Network) {
+            self.outgoing.push(Outgoing::Send(session, ToWorker::Model { version }));
+        }
+        Ok(())
+    }
+
+    fn cancel(&mut self, _: SessionId, _: TaskId) {}
+
+    fn release(&mut self, session: SessionId, task: TaskId) {
+        self.buffers.remove(&(session, task));
+    }
+
+    fn keep(&mut self, session: SessionId, task: TaskId, _: f64, _: GradientLocation) -> bool {
+        self.arrived.insert(task);
+        self.buffers.remove(&(session, task))
+    }
+
+    fn discard_all(&mut self, worker: WorkerId) {
+        self.arrived.retain(|task| task.worker != worker);
+    }
+
+    fn discard(&mut self, task: TaskId) {
+        self.arrived.remove(&task);
+    }
+
+    fn commit(&mut self, updates: &[Share], _: CommitStep, _: usize) -> Result<Option<Aggregate>, TortureFailure> {
+        for Share { task, .. } in updates {
+            let has_arrived = self.arrived.remove(task);
+            self.check(has_arrived, || format!("{task} is committed, but its update is not there"))?;
+        }
+        Ok(mock_aggregate(self.checker.version + 1))
+    }
+
+    fn begin_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) -> Result<(), TortureFailure> {
+        self.events += 1;
+        self.log.push((now, *event));
+        if let Some(rule) = &mut self.rule {
+            rule.observe(now, event, decisions);
+        }
+        self.checker.observe(event, decisions).map_err(|problem| self.inconsistent(problem))
+    }
+
+    fn end_turn(&mut self, _: Time, _: &Event, ledger: &Ledger) -> Result<(), TortureFailure> {
+        self.checker.compare(ledger).map_err(|problem| self.inconsistent(problem))
+    }
+
+    fn computed(&mut self, _: TaskId, _: u32, _: Span) {}
+
+    fn notice(&mut self, notice: Notice) {
+        self.notices.push(notice);
+    }
+}
+
+/// The server's process and its disk.
+pub(crate) struct TortureServer<'a> {
+    setup: Setup,
+    checkpoint_every: u64,
+    build: &'a dyn Fn(&Setup) -> Box<dyn Scheme>,
+    /// `None` while the server is down.
+    protocol: Option<ServerProtocol>,
+    pub(crate) host: TortureHost,
+    pub(crate) disk_full_until: Time,
+    pub(crate) stalled_until: Time,
+    /// How much the clock is ahead of the true time, in nanoseconds.
+    ahead: i64,
+    latest: Time,
+    checkpoint: SavedState,
+}
+
+impl<'a> TortureServer<'a> {
+    pub(crate) fn new(
+        schedule: &FaultSchedule,
+        build: &'a dyn Fn(&Setup) -> Box<dyn Scheme>,
+        rule: Option<Box<dyn TimeoutRule>>,
+    ) -> Self {
+        let setup = Setup { workers: schedule.workers, batch: schedule.batch, dispatch: None };
+        TortureServer {
+            setup,
+            checkpoint_every: schedule.checkpoint_every,
+            build,
+            protocol: Some(ServerProtocol::new(config(setup.workers), Ledger::new(build(&setup)))),
+            host: TortureHost {
+                checker: LawChecker::default(),
+                log: Vec::new(),
+                outgoing: Vec::new(),
+                notices: Vec::new(),
+                trust: BTreeMap::new(),
+                buffers: BTreeSet::new(),
+                arrived: BTreeSet::new(),
+                rule,
+                events: 0,
+            },
+            disk_full_until: Time::START,
+            stalled_until: Time::START,
+            ahead: 0,
+            latest: Time::START,
+            checkpoint: SavedState::default(),
+        }
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.protocol.is_some()
+    }
+
+    /// The number of workers that have joined.
+    pub(crate) fn joined(&self) -> usize {
+        self.protocol.as_ref().map_or(0, ServerProtocol::joined)
+    }
+
+    // --- time ---
+
+    /// The time of the server's clock. It never runs backwards.
+    fn clock(&mut self, now: Time) -> Time {
+        self.latest = Time(now.0.saturating_add_signed(self.ahead)).max(self.latest);
+        self.latest
+    }
+
+    pub(crate) fn jump_clock(&mut self, by: i64) {
+        self.ahead += by;
+    }
+
+    /// The true time at which the server must be called.
+    pub(crate) fn next(&self, now: Time) -> Option<Time> {
+        let protocol = self.protocol.as_ref()?;
+        let rule = self.host.rule.as_ref().and_then(|rule| rule.next()).and_then(|at| protocol.clock_time(at));
+        let due = [protocol.next_timer(), rule].into_iter().flatten().min()?;
+        Some(Time(due.0.saturating_add_signed(-self.ahead)).max(now).max(self.stalled_until))
+    }
+
+    // --- inputs ---
+
+    /// Calls the protocol, if the server is running.
+    fn call(
+        &mut self,
+        now: Time,
+        call: impl FnOnce(&mut ServerProtocol, Time, &mut TortureHost) -> Result<(), DriveError<TortureFailure>>,
+    ) -> Result<(), TortureFailure> {
+        let clock = self.clock(now);
+        let Some(protocol) = &mut self.protocol else { return Ok(()) };
+        call(protocol, clock, &mut self.host).map_err(failure)?;
+        self.save(now);
+        Ok(())
+    }
+
+    pub(crate) fn on_connected(
+        &mut self,
+        now: Time,
+        session: SessionId,
+        trust: PeerTrust,
+    ) -> Result<(), TortureFailure> {
+        self.call(now, |protocol, clock, host| {
+            host.trust.insert(session, trust);
+            protocol.on_connected(clock, session, "a worker".into(), trust, host);
+            Ok(())
+        })
+    }
+
+    pub(crate) fn on_message(
+        &mut self,
+        now: Time,
+        session: SessionId,
+        message: ToServer,
+    ) -> Result<(), TortureFailure> {
+        self.call(now, |protocol, clock, host| protocol.on_message(clock, session, message, host))
+    }
+
+    pub(crate) fn on_closed(&mut self, now: Time, session: SessionId) -> Result<(), TortureFailure> {
+        self.call(now, |protocol, clock, host| protocol.on_closed(clock, session, "connection closed".into(), host))
+    }
+
+    /// The time of [`next`](TortureServer::next) has come.
+    pub(crate) fn on_timer(&mut self, now: Time) -> Result<(), TortureFailure> {
+        self.call(now, |protocol, clock, host| {
+            let at = protocol.run_time(clock);
+            let dismissed = host.rule.as_mut().filter(|_| protocol.has_started()).and_then(|rule| rule.overdue(at));
+            if let Some((worker, may_rejoin)) = dismissed {
+                protocol.dismiss_worker(clock, worker, "overdue".into(), may_rejoin, host)?;
+            }
+            protocol.on_timer(clock, host)
+        })
+    }
+
+    /// Whether the rule under test dismisses the sender of a message.
+    pub(crate) fn is_dismissed(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        message: &ToServer,
+    ) -> Result<(), TortureFailure> {
+        self.call(now, |protocol, clock, host| {
+            let at = protocol.run_time(clock);
+            let rule = host.rule.as_mut();
+            match rule.and_then(|rule| rule.refuses(at, worker, message)) {
+                Some(may_rejoin) => protocol.dismiss_worker(clock, worker, "implausible".into(), may_rejoin, host),
+                None => Ok(()),
+            }
+        })
+    }
 
     // --- the disk ---
 
     fn save(&mut self, now: Time) {
-        let due = self.checker.version >= self.checkpoint.mark.version + self.checkpoint_every;
+        let Some(protocol) = &self.protocol else { return };
+        let due = self.host.checker.version >= self.checkpoint.mark.version + self.checkpoint_every;
         // Uncommitted gradients are not saved, so a checkpoint is taken only when there are none.
-        if due && self.ledger.is_settled() && now >= self.disk_full_until {
-            self.checkpoint = SavedState { events: self.log.len(), mark: self.checker.mark() };
+        if due && protocol.ledger().is_settled() && now >= self.disk_full_until {
+            self.checkpoint = SavedState { events: self.host.log.len(), mark: self.host.checker.mark() };
         }
     }
 
     /// Kills the server: all state that is not on the disk is lost.
     pub(crate) fn kill(&mut self) {
-        self.running = false;
-        self.members.clear();
-        self.outgoing.clear();
+        self.protocol = None;
+        self.host.outgoing.clear();
+        self.host.notices.clear();
+        self.host.buffers.clear();
+        self.host.arrived.clear();
+        self.host.trust.clear();
     }
 
     /// Resumes from the last checkpoint: a replay of the log restores the scheme's state, and every worker has to
     /// rejoin.
     pub(crate) fn resume(&mut self, now: Time) -> Result<(), TortureFailure> {
         let SavedState { events, mark } = self.checkpoint;
-        self.running = true;
-        self.log.truncate(events);
-        self.latest = self.log.last().map_or(Time::START, |&(at, _)| at);
-        self.ledger = Ledger::new((self.build)(&self.setup));
-        self.deadlines = Deadlines::new(MAX_DEADLINE);
-        self.checker.restore(mark);
-        for &(at, event) in &self.log {
+        let host = &mut self.host;
+        host.log.truncate(events);
+        let at = host.log.last().map_or(Time::START, |&(at, _)| at);
+        let mut ledger = Ledger::new((self.build)(&self.setup));
+        host.checker.restore(mark);
+        for &(at, event) in &host.log {
             match event {
                 Event::Joined { worker } => {
-                    self.checker.present.insert(worker);
+                    host.checker.present.insert(worker);
                 }
                 Event::Left { worker } => {
-                    self.checker.present.remove(&worker);
+                    host.checker.present.remove(&worker);
                 }
                 _ => {}
             }
-            if let Err(error) = self.ledger.handle(at, event) {
-                return Err(self.inconsistent(format!("the event log can't be replayed: {error}")));
+            if let Err(error) = ledger.handle(at, event) {
+                return Err(host.inconsistent(format!("the event log can't be replayed: {error}")));
             }
         }
-        self.checker
-            .compare(&self.ledger)
-            .map_err(|problem| self.inconsistent(format!("after a restart: {problem}")))?;
-        let lost: Vec<WorkerId> = self.checker.present.iter().copied().collect();
-        lost.into_iter().try_for_each(|worker| self.feed(now, Event::Left { worker }))
+        let departed = host.checker.present.clone();
+        let mut protocol = ServerProtocol::new(config(self.setup.workers), ledger);
+        if mark.version > 0 {
+            let clock = self.clock(now);
+            protocol.resume(clock, at, departed, &mut self.host).map_err(failure)?;
+        }
+        self.protocol = Some(protocol);
+        Ok(())
+    }
+}
+
+fn config(workers: usize) -> ServerConfig {
+    ServerConfig {
+        workers,
+        workload_spec: String::new(),
+        fingerprint: Fingerprint::default(),
+        seed: 0,
+        payload: PayloadFormat::F32,
+        optimizer: OptimizerSpec::Sgd { decay: 0.0 },
+        token: None,
+        timeout: TIMEOUT,
+    }
+}
+
+fn failure(error: DriveError<TortureFailure>) -> TortureFailure {
+    match error {
+        DriveError::Executor(failure) => failure,
+        DriveError::Ledger(LedgerError::Broken(broken)) => TortureFailure::Law(broken),
+        DriveError::Ledger(LedgerError::Refused(refusal)) => TortureFailure::Inconsistent {
+            problem: format!("the ledger refused an event: {refusal}"),
+            events: Vec::new(),
+        },
     }
 }
 
 /// The aggregate of a commit: `None` for every seventh, otherwise values that make dynamic schemes change their
 /// decisions.
-fn mock_aggregate(version: Version) -> Option<Aggregate> {
-    let wave = (version.0 as f64 * 1.7).sin();
+fn mock_aggregate(version: u64) -> Option<Aggregate> {
+    let wave = (version as f64 * 1.7).sin();
     let aggregate =
         Aggregate { loss: 1.0 + 0.5 * wave, rate: 0.1, sum_of_squares: 8.0 + 6.0 * wave, square_of_sum: 1.0 };
-    (!version.0.is_multiple_of(7)).then_some(aggregate)
+    (!version.is_multiple_of(7)).then_some(aggregate)
 }

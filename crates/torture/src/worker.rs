@@ -1,22 +1,24 @@
-//! A model of a worker's process.
+//! A worker's process: the protocol of the real one, with computations that only take time.
 
-use paceline_core::{Assignment, LocalLength, Report, Span, TaskId, Time, WorkerId};
-
-use crate::message::{ToServer, ToWorker};
-
-/// Time between two heartbeats of a worker.
-pub(crate) const HEARTBEAT_INTERVAL: Span = Span(2_000_000_000);
+use paceline_core::{Assignment, Span, Time, Work, WorkerId};
+use paceline_protocol::{
+    AfterIteration, GradientLocation, PeerTrust, Reaction, ResultStatus, SessionEnd, SessionId, ToServer, ToWorker,
+    WireReport, WorkerProtocol, after_iteration,
+};
 
 /// An output of a worker process.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) enum Effect {
     Send(ToServer),
-    /// Compute this number of iterations. The number of the computation tells at its end whether it is still current.
+    /// Compute an iteration. The number of the computation tells at its end whether it is still current.
     Compute {
         computation: u64,
         assignment: Assignment,
-        iterations: u32,
     },
+    /// Connect again after a while.
+    Reconnect,
+    /// The process ends.
+    Exit,
 }
 
 /// The task that a worker computes.
@@ -27,123 +29,127 @@ struct TaskInProgress {
     done: u32,
     /// Whether the worker waits for an answer.
     waits: bool,
+    /// Since the last report.
     since: Time,
 }
 
 /// One process of a worker.
 #[derive(Debug)]
 pub(crate) struct WorkerProcess {
-    worker: WorkerId,
-    /// The number of its first session. It identifies the process.
-    pub(crate) started: u64,
-    pub(crate) session: u64,
-    welcomed: bool,
+    pub(crate) worker: WorkerId,
+    /// Identifies the process.
+    pub(crate) number: u64,
+    pub(crate) trust: PeerTrust,
+    pub(crate) session: Option<SessionId>,
+    protocol: WorkerProtocol<()>,
     running: Option<TaskInProgress>,
-    queued: Option<Assignment>,
-    /// The newest task received. Older ones are duplicates.
-    newest: Option<u64>,
     computations: u64,
+    /// Counts its steps.
+    pub(crate) progress: u64,
+    /// Failed attempts to join in a row.
+    pub(crate) attempts: u32,
     pub(crate) frozen_until: Time,
+    pub(crate) stuck_until: Time,
     pub(crate) false_reports_until: Time,
 }
 
 impl WorkerProcess {
-    pub(crate) fn new(worker: WorkerId, session: u64) -> Self {
+    pub(crate) fn new(worker: WorkerId, number: u64) -> Self {
         WorkerProcess {
             worker,
-            started: session,
-            session,
-            welcomed: false,
+            number,
+            trust: if worker.0.is_multiple_of(2) { PeerTrust::SameUser } else { PeerTrust::Network },
+            session: None,
+            protocol: WorkerProtocol::default(),
             running: None,
-            queued: None,
-            newest: None,
             computations: 0,
+            progress: 0,
+            attempts: 0,
             frozen_until: Time::START,
+            stuck_until: Time::START,
             false_reports_until: Time::START,
         }
     }
 
-    /// Starts a new session.
-    fn reconnect(&mut self, session: u64) {
-        *self = WorkerProcess {
-            started: self.started,
-            computations: self.computations + 1,
-            frozen_until: self.frozen_until,
-            false_reports_until: self.false_reports_until,
-            ..WorkerProcess::new(self.worker, session)
-        };
+    /// Starts a session.
+    pub(crate) fn connect(&mut self, session: SessionId) -> Vec<Effect> {
+        self.session = Some(session);
+        self.protocol = WorkerProtocol::default();
+        self.running = None;
+        self.computations += 1;
+        vec![Effect::Send(ToServer::Hello { rank: Some(self.worker.0), emulated: None, token: None })]
     }
 
-    /// The periodic message. It repeats a message that may have been lost.
     pub(crate) fn heartbeat(&self) -> Effect {
+        Effect::Send(ToServer::Heartbeat { progress: self.progress })
+    }
+
+    /// The connection is closed.
+    pub(crate) fn on_closed(&mut self) -> Vec<Effect> {
+        self.protocol.end(SessionEnd::Lost("connection closed".into()));
+        self.on_end(SessionEnd::Lost("connection closed".into()))
+    }
+
+    fn on_end(&mut self, end: SessionEnd) -> Vec<Effect> {
+        self.session = None;
+        self.running = None;
+        self.computations += 1;
+        match end {
+            SessionEnd::Lost(_) | SessionEnd::RetryLater(_) => vec![Effect::Reconnect],
+            SessionEnd::Finished(_) | SessionEnd::Refused(_) => vec![Effect::Exit],
+        }
+    }
+
+    /// Handles a message of the server.
+    pub(crate) fn on_message(&mut self, now: Time, message: ToWorker, fingerprint: &ToServer) -> Vec<Effect> {
+        if let ToWorker::Model { version } = message {
+            self.progress += 1;
+            self.protocol.on_model(version, ());
+            return self.resume(now);
+        }
+        let model = (self.trust == PeerTrust::SameUser).then_some(());
+        let mut effects = match self.protocol.on_message(message, model) {
+            Reaction::None => Vec::new(),
+            Reaction::Join(_) => vec![Effect::Send(fingerprint.clone())],
+            Reaction::Drop(messages) => messages.into_iter().map(Effect::Send).collect(),
+            Reaction::End(end) => return self.on_end(end),
+        };
+        effects.extend(self.resume(now));
+        effects
+    }
+
+    /// Goes on if the last message allows it: starts a task, or takes an answer.
+    fn resume(&mut self, now: Time) -> Vec<Effect> {
         match self.running {
-            _ if !self.welcomed => Effect::Send(ToServer::Hello),
-            Some(TaskInProgress { assignment, done, waits: true, .. }) => {
-                Effect::Send(ToServer::Ask(assignment.task, done, Report::default()))
-            }
-            _ => Effect::Send(ToServer::Heartbeat),
-        }
-    }
-
-    /// Handles a message of the server. `next_session` is the number of the next session, if this one is closed.
-    pub(crate) fn on_message(&mut self, now: Time, message: ToWorker, next_session: u64) -> Vec<Effect> {
-        self.welcomed |= !matches!(message, ToWorker::Refuse | ToWorker::Retry);
-        match message {
-            ToWorker::Welcome | ToWorker::Retry => Vec::new(),
-            ToWorker::Refuse => {
-                self.reconnect(next_session);
-                vec![Effect::Send(ToServer::Hello)]
-            }
-            ToWorker::Assign(assignment, after) => self.assign(now, assignment, after),
-            ToWorker::Continue(task, iterations) => match self.running.as_mut() {
-                Some(running) if running.assignment.task == task && running.waits && running.done == iterations => {
-                    running.waits = false;
-                    self.compute(now)
-                }
-                _ => Vec::new(),
+            None => self.start_next(now),
+            Some(TaskInProgress { waits: true, .. }) => match self.protocol.take_answer() {
+                Some(true) => self.compute(),
+                Some(false) => self.deliver(now),
+                None => Vec::new(),
             },
-            ToWorker::Collect(task) => match self.running {
-                Some(running) if running.assignment.task == task && running.done > 0 => {
-                    self.report(now, Report::default())
-                }
-                _ => Vec::new(),
-            },
-            ToWorker::Interrupt(task) => {
-                if self.queued.is_some_and(|queued| queued.task == task) {
-                    self.queued = None;
-                }
-                match self.running {
-                    Some(running) if running.assignment.task == task => self.start_queued(now),
-                    _ => Vec::new(),
-                }
-            }
+            Some(_) => Vec::new(),
         }
     }
 
-    fn assign(&mut self, now: Time, assignment: Assignment, after: Option<u64>) -> Vec<Effect> {
-        if self.newest.is_some_and(|newest| newest >= assignment.task.number) {
-            return Vec::new();
-        }
-        self.newest = Some(assignment.task.number);
-        let finishes_first = self.running.is_some_and(|running| Some(running.assignment.task.number) == after);
-        self.queued = Some(assignment);
-        if finishes_first { Vec::new() } else { self.start_queued(now) }
-    }
-
-    fn start_queued(&mut self, now: Time) -> Vec<Effect> {
-        let start = |assignment| TaskInProgress { assignment, done: 0, waits: false, since: now };
-        self.running = self.queued.take().map(start);
-        self.compute(now)
+    fn start_next(&mut self, now: Time) -> Vec<Effect> {
+        let Some((task, ())) = self.protocol.start_next() else { return Vec::new() };
+        self.attempts = 0;
+        self.progress += 1;
+        self.running = Some(TaskInProgress { assignment: task.assignment, done: 0, waits: false, since: now });
+        self.compute()
     }
 
     /// Starts the next computation of the current task.
-    fn compute(&mut self, now: Time) -> Vec<Effect> {
+    fn compute(&mut self) -> Vec<Effect> {
         self.computations += 1;
         let Some(running) = self.running.as_mut() else { return Vec::new() };
-        running.since = now;
-        let assignment = running.assignment;
-        let iterations = if let Some(LocalLength::Iterations(count)) = assignment.work.length() { count } else { 1 };
-        vec![Effect::Compute { computation: self.computations, assignment, iterations }]
+        running.waits = false;
+        vec![Effect::Compute { computation: self.computations, assignment: running.assignment }]
+    }
+
+    /// Whether a computation is still going on.
+    pub(crate) fn is_current(&self, computation: u64) -> bool {
+        self.running.is_some() && computation == self.computations
     }
 
     /// Handles the end of a computation.
@@ -151,45 +157,68 @@ impl WorkerProcess {
         let Some(running) = self.running.as_mut().filter(|_| computation == self.computations) else {
             return Vec::new();
         };
-        let report = Report { compute: now.since(running.since), ..Report::default() };
-        let task = running.assignment.task;
-        match running.assignment.work.length() {
-            None | Some(LocalLength::Iterations(_)) => self.report(now, report),
-            Some(length) => {
-                running.done += 1;
-                let question = Effect::Send(ToServer::Ask(task, running.done, report));
-                running.waits = length == LocalLength::AskAndWait;
-                let mut effects = vec![question];
-                if length == LocalLength::AskAndContinue {
-                    effects.extend(self.compute(now));
+        self.progress += 1;
+        running.done += 1;
+        let Work::Local(local) = running.assignment.work else { return self.deliver(now) };
+        if self.protocol.is_cancelled() {
+            return self.deliver(now);
+        }
+        match after_iteration(local.length, running.done) {
+            AfterIteration::Continue => self.compute(),
+            AfterIteration::Finish => self.deliver(now),
+            AfterIteration::Ask { wait } => {
+                let report = WireReport { compute: now.since(running.since), ..WireReport::default() };
+                running.since = now;
+                running.waits = wait;
+                let (number, iterations) = (running.assignment.task.number, running.done);
+                let mut effects = vec![Effect::Send(ToServer::Asked { number, iterations, report })];
+                if !wait {
+                    effects.extend(if self.protocol.is_collected() { self.deliver(now) } else { self.compute() });
                 }
                 effects
             }
         }
     }
 
-    fn report(&mut self, now: Time, report: Report) -> Vec<Effect> {
-        let task = self.running.map(|running| running.assignment.task);
-        let mut effects: Vec<Effect> =
-            task.map(|task| Effect::Send(ToServer::Report(task, report))).into_iter().collect();
-        effects.extend(self.start_queued(now));
+    /// Sends the result of the task, if it is still needed, and starts the next one.
+    fn deliver(&mut self, now: Time) -> Vec<Effect> {
+        let Some(TaskInProgress { assignment, since, .. }) = self.running.take() else { return Vec::new() };
+        let number = assignment.task.number;
+        let gradient = match (self.protocol.result_status(), self.trust) {
+            (ResultStatus::Cancelled, _) => None,
+            (_, PeerTrust::SameUser) => Some(GradientLocation::InPlace),
+            (ResultStatus::Late, PeerTrust::Network) => Some(GradientLocation::Withheld),
+            (ResultStatus::Wanted, PeerTrust::Network) => Some(GradientLocation::Follows),
+        };
+        let report = WireReport { compute: now.since(since), ..WireReport::default() };
+        let message = match gradient {
+            None => ToServer::Dropped { number },
+            Some(gradient) => ToServer::Report { number, report, loss: 1.0, gradient },
+        };
+        self.protocol.finish_task();
+        let mut effects = vec![Effect::Send(message)];
+        effects.extend(self.start_next(now));
         effects
     }
+}
 
-    /// A false version of a message; `random` chooses which.
-    pub(crate) fn falsified(&self, message: ToServer, random: u64) -> ToServer {
-        let absurd = |report: Report| {
-            let times = [Span::ZERO, Span(1), Span(u64::MAX), Span(3_600_000_000_000)];
-            let load = [None, Some(f32::NAN), Some(-3.0), Some(f32::INFINITY)][random as usize % 4];
-            Report { compute: times[(random / 4) as usize % 4], cpu: load, memory: load, ..report }
-        };
-        let number = |task: TaskId| TaskId { number: task.number + random % 3, ..task };
-        match message {
-            ToServer::Report(task, report) => ToServer::Report(number(task), absurd(report)),
-            ToServer::Ask(task, done, report) => {
-                ToServer::Ask(number(task), done + (random / 16) as u32 % 2, absurd(report))
-            }
-            other => other,
+/// A false version of a message; `random` chooses which.
+pub(crate) fn falsified(message: &ToServer, random: u64) -> ToServer {
+    let absurd = |report: WireReport| {
+        let times = [Span::ZERO, Span(1), Span(u64::MAX), Span(3_600_000_000_000)];
+        let load = [None, Some(f32::NAN), Some(-3.0), Some(f32::INFINITY)][random as usize % 4];
+        WireReport { compute: times[(random / 4) as usize % 4], cpu: load, memory: load, ..report }
+    };
+    match message.clone() {
+        ToServer::Report { number, report, loss, gradient } => {
+            ToServer::Report { number: number + random % 3, report: absurd(report), loss, gradient }
         }
+        ToServer::Asked { number, iterations, report } => ToServer::Asked {
+            number: number + random % 3,
+            iterations: iterations + (random / 16) as u32 % 2,
+            report: absurd(report),
+        },
+        ToServer::Heartbeat { progress } => ToServer::Heartbeat { progress: progress ^ random },
+        other => other,
     }
 }

@@ -2,6 +2,8 @@
 
 use paceline_store::Layout;
 
+use crate::progress::Progress;
+
 /// The samples of one gradient: a section of one worker's endless sample stream.
 ///
 /// The stream is a pure function of the seed and the worker, so equal draws give equal samples on every machine and at
@@ -46,4 +48,9 @@ pub trait Replica: Send {
 
     /// Loss and accuracy on the held-out set.
     fn evaluate(&mut self, parameters: &[f32]) -> Evaluation;
+
+    /// From now on, the replica counts the steps of its computations in `progress`, as often as it can: every layer,
+    /// every few samples. A worker whose count does not move for very long is taken to be stuck. A replica that does
+    /// not count should compute a gradient in minutes, not hours.
+    fn track(&mut self, _progress: Progress) {}
 }

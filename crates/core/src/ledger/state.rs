@@ -140,6 +140,11 @@ impl LedgerState {
         self.workers.iter().all(|state| state.arrived.is_empty())
     }
 
+    pub(super) fn unsettled_workers(&self) -> Vec<WorkerId> {
+        let unsettled = (0..).zip(&self.workers).filter(|(_, state)| !state.arrived.is_empty());
+        unsettled.map(|(worker, _)| WorkerId(worker)).collect()
+    }
+
     pub(super) fn slots(&self) -> u32 {
         self.workers.len() as u32
     }

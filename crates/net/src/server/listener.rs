@@ -11,6 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use paceline_protocol::SessionId;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
 use rustls::{ServerConfig, ServerConnection};
@@ -107,7 +108,7 @@ pub(super) struct ConnectionRegistry {
 
 #[derive(Debug)]
 struct RegistryState {
-    open: HashMap<u64, Socket>,
+    open: HashMap<SessionId, Socket>,
     closed: bool,
 }
 
@@ -124,7 +125,7 @@ impl ConnectionRegistry {
     }
 
     /// Adds a connection. Fails if the limit is reached or the run has ended.
-    fn register(&self, session: u64, socket: &Socket) -> io::Result<()> {
+    fn register(&self, session: SessionId, socket: &Socket) -> io::Result<()> {
         let mut state = self.lock();
         if state.closed {
             return Err(io::Error::other("the run is over"));
@@ -138,7 +139,7 @@ impl ConnectionRegistry {
         Ok(())
     }
 
-    fn unregister(&self, session: u64) {
+    fn unregister(&self, session: SessionId) {
         self.lock().open.remove(&session);
         self.removed.notify_all();
     }
@@ -201,7 +202,7 @@ pub(super) fn accept_all<'scope>(
                 continue;
             }
         };
-        let session = sessions.fetch_add(1, Ordering::Relaxed);
+        let session = SessionId(sessions.fetch_add(1, Ordering::Relaxed));
         if socket.is_local() {
             // The coordinator reads this socket. It fails only if the run has ended.
             let _ = context.handle.connect(session, peer, socket);

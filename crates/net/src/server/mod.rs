@@ -1,17 +1,19 @@
 //! The server: runs a scheme with workers in other processes.
 //!
-//! One thread, the `coordinator`, owns all state and makes all decisions. It takes its inputs from an `event_source`.
-//! The `listener` threads accept connections. Every TCP connection has two more threads: `session` reads, `send_queue`
-//! writes. The coordinator itself reads and writes the Unix sockets of workers that share memory (`local_reader`).
-//! `remote_worker` tracks the tasks of one worker, `parameter_ring` holds the versions of the model.
+//! One thread, the `coordinator`, drives the protocol. It takes its inputs from an `event_source`, and the protocol acts
+//! through the `host`, which has the model and a `link` for every connection. The `listener` threads accept
+//! connections. Every TCP connection has two more threads: `session` reads, `send_queue` writes. The coordinator itself
+//! reads and writes the Unix sockets of workers that share memory (`local_reader`). `parameter_ring` holds the versions
+//! of the model.
 
 mod coordinator;
 mod error;
 mod event_source;
+mod host;
+mod link;
 mod listener;
 mod local_reader;
 mod parameter_ring;
-mod remote_worker;
 mod send_queue;
 mod session;
 #[cfg(test)]
@@ -21,6 +23,7 @@ use std::sync::atomic::AtomicU64;
 use std::thread;
 
 use paceline_core::WorkerId;
+use paceline_protocol::PayloadFormat;
 use paceline_runtime::{Job, ResumePoint, ServerObserver, Summary};
 
 pub use error::ServerError;
@@ -28,7 +31,6 @@ pub use error::ServerError;
 use crate::address::Address;
 use crate::connection::Traffic;
 use crate::keys::Keys;
-use crate::payload::PayloadFormat;
 use coordinator::Coordinator;
 use event_source::{CoordinatorHandle, EventSource, ServerInput};
 use listener::{CloseOnDrop, ConnectionRegistry, Listener, TcpOptions, accept_all, raise_file_limit};
@@ -157,7 +159,7 @@ impl Server {
             pool: GradientPool::default(),
             traffic,
             payload: transport.payload,
-            keys: transport.keys,
+            token: transport.keys.as_ref().map(Keys::token),
             length: job.workload.layout().len(),
         };
         let (registry, sessions) = (ConnectionRegistry::new(), AtomicU64::new(0));

@@ -10,12 +10,11 @@ use std::net::Shutdown;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use paceline_core::Version;
+use paceline_protocol::{PayloadFormat, ToWorker};
 
 use super::parameter_ring::ParameterBuffer;
 use crate::connection::{Sender, Socket, Traffic, append_chunks};
 use crate::frame;
-use crate::message::ToWorker;
-use crate::payload::PayloadFormat;
 use crate::shared_memory::Region;
 
 /// The longest assignment that is sent directly over TCP, in bytes. It fits the kernel's empty buffers.

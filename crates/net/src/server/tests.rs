@@ -8,14 +8,13 @@ use std::thread;
 use std::time::Duration;
 
 use paceline_core::{Setup, Span, Version};
+use paceline_protocol::{Fingerprint, GradientLocation, ToServer, ToWorker, WireReport};
 use paceline_runtime::{Iteration, Monitor, Notice, Observer};
 use paceline_workload::{Evaluation, Order, Partition, Sampler, SoftmaxRegression, Workload, synthetic_digits};
 
 use super::*;
 use crate::connection::{Incoming, Receiver, Sender, Socket};
-use crate::fingerprint::Fingerprint;
 use crate::frame::{self, FrameHeader};
-use crate::message::{GradientLocation, ToServer, ToWorker, WireReport};
 use crate::worker::{Worker, WorkerError, WorkerNotice, WorkerOutcome};
 
 fn workload(seed: u64) -> Arc<dyn Workload> {
@@ -195,7 +194,7 @@ fn peers_with_an_invalid_handshake_are_refused_with_the_reason() {
         assert!(
             ScriptedWorker::connected(stream, &job)
                 .refusal()
-                .contains("the peer has version 7, this side has version 1")
+                .contains("the peer has version 7, this side has version 2")
         );
 
         let mut without_hello = ScriptedWorker::connected(connect(address), &job);
@@ -218,29 +217,11 @@ fn peers_with_an_invalid_handshake_are_refused_with_the_reason() {
 #[test]
 fn a_worker_that_breaks_the_protocol_is_dismissed_and_the_others_continue() {
     type Violation = fn(&mut ScriptedWorker);
-    let violations: [(Violation, &str); 13] = [
+    let violations: [(Violation, &str); 10] = [
         (|worker| worker.report(99, 1.0, GradientLocation::Withheld), "task 99, which was never assigned"),
         (|worker| worker.send(&ToServer::Dropped { number: 0 }), "it was not cancelled"),
-        (|worker| worker.report(0, f64::NAN, GradientLocation::Withheld), "the loss of task 0 of worker 1 is NaN"),
         (|worker| worker.report(0, 1.0, GradientLocation::InPlace), "was not sent as assigned"),
         (|worker| worker.report(0, 1.0, GradientLocation::Withheld), "was not sent as assigned"),
-        (
-            |worker| {
-                worker.report(0, 1.0, GradientLocation::Follows);
-                let mut values = vec![1.0; worker.length];
-                values[worker.length / 2] = f32::NAN;
-                worker.sender.chunk(&values, PayloadFormat::F32).unwrap();
-            },
-            "the gradient of task 0 of worker 1 is not finite",
-        ),
-        (
-            |worker| {
-                let report = WireReport { compute: Span::from_seconds(1e6), ..WireReport::default() };
-                worker.send(&ToServer::Report { number: 0, report, loss: 1.0, gradient: GradientLocation::Follows });
-                worker.values(worker.length);
-            },
-            "task 0 of worker 1 reports 1000000.000 s of computing",
-        ),
         (|worker| worker.ask(0, 1), "task 0 of worker 1 asked after 1 iterations: expected no question"),
         (|worker| worker.send(&ToServer::Hello { rank: None, emulated: None, token: None }), "second hello"),
         (|worker| worker.values(3), "chunk of values outside a gradient"),
@@ -349,8 +330,8 @@ fn every_rank_is_assigned_once() {
             assert!(notices.recv().unwrap().starts_with("worker 1 joined"));
             let taken = work(address, 1, job.workload.clone()).unwrap_err().to_string();
             assert!(taken.ends_with("rank 1 is taken"), "{taken}");
-            let high = work(address, 70_000, job.workload.clone()).unwrap_err().to_string();
-            assert!(high.ends_with("expected 0 to 65535"), "{high}");
+            let high = work(address, 10, job.workload.clone()).unwrap_err().to_string();
+            assert!(high.ends_with("rank 10: expected 0 to 9 in a run for 2 workers"), "{high}");
             assert_eq!(work(address, 0, job.workload.clone()).unwrap().worker, WorkerId(0));
             first.join().unwrap().unwrap();
         });
@@ -446,9 +427,9 @@ fn rejoining_worker(address: &Address, rank: u32) -> Worker {
 }
 
 #[test]
-fn a_worker_that_times_out_is_dismissed_and_may_rejoin() {
+fn a_silent_worker_is_dismissed_and_may_rejoin() {
     for scheme in ["bsp", "esync", "elastic-bsp"] {
-        let job = Job { timeout: Span::from_seconds(1.0), ..job(scheme, 2, u64::MAX) };
+        let job = job(scheme, 2, u64::MAX);
         serve(&job, |address, notices, stopper| {
             thread::scope(|scope| {
                 let workers = [0, 1].map(|rank| rejoining_worker(address, rank));
@@ -457,11 +438,11 @@ fn a_worker_that_times_out_is_dismissed_and_may_rejoin() {
                 let healthy = scope.spawn(move || run(healthy));
                 let mut frozen = ScriptedWorker::join(address, &job, 1);
                 frozen.task();
-                // Its rank is taken until it times out; the successor tries again until then.
+                // It sends no heartbeats. Its rank is taken until it is dismissed; the successor tries again until then.
                 let successor = scope.spawn(move || run(successor));
-                await_notice(notices, "worker 1 left: timed out: no report for ");
+                await_notice(notices, "worker 1 left: no sign of life for ");
                 await_notice(notices, "worker 1 joined");
-                assert!(frozen.refusal().ends_with("(expected within 1.0 s); it may rejoin"));
+                assert!(frozen.refusal().ends_with(" s; it may rejoin"));
                 stopper.stop("the test is done");
                 for worker in [healthy, successor] {
                     assert_eq!(worker.join().unwrap().unwrap().reason, "the test is done");

@@ -6,19 +6,21 @@ use std::net::Shutdown;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use paceline_core::{Assignment, LocalLength, LocalWork, ReplicaStart, Span, Work};
+use paceline_core::{Assignment, LocalWork, ReplicaStart, Span, Work};
+use paceline_protocol::{
+    AfterIteration, GradientLocation, NextTask, PayloadFormat, ReplicaSettings, ResultStatus, SessionEnd, ToServer,
+    WireReport, after_iteration,
+};
 use paceline_runtime::{LocalReplica, pulled_replica, replica_at};
 use paceline_store::{Layout, OptimizerSpec};
-use paceline_workload::{Draw, Replica};
+use paceline_workload::{Draw, Progress, Replica};
 
 use super::emulation::Emulation;
 use super::lock;
 use super::system_load::SystemLoad;
-use super::task_queue::{QueuedTask, ResultStatus, SessionEnd, TaskQueue};
+use super::task_queue::{TaskModel, TaskQueue};
 use crate::connection::{Sender, invalid};
 use crate::frame;
-use crate::message::{GradientLocation, ReplicaSettings, ToServer, WireReport};
-use crate::payload::PayloadFormat;
 use crate::shared_memory::Region;
 
 /// Runs the tasks of one session.
@@ -35,6 +37,8 @@ pub(super) struct Computer<'a> {
     pub(super) emulation: Option<&'a mut Emulation>,
     pub(super) system_load: SystemLoad,
     pub(super) tasks: u64,
+    /// Counts the steps of this worker, for the heartbeats.
+    pub(super) progress: Progress,
     /// The states of replicas that a later task may continue from, by task.
     pub(super) replicas: BTreeMap<u64, Vec<f32>>,
 }
@@ -51,11 +55,12 @@ impl Computer<'_> {
     /// Runs one task after another until the session ends.
     pub(super) fn compute(&mut self) -> SessionEnd {
         loop {
-            let (task, parameters) = match self.task_queue.start_next() {
+            let (task, model) = match self.task_queue.start_next() {
                 Ok(next) => next,
                 Err(end) => return end,
             };
-            if let Err(error) = self.run_task(task, &parameters) {
+            self.progress.step();
+            if let Err(error) = self.run_task(task, model) {
                 // If the server sent a reason before it closed the connection, the reader still finds it.
                 lock(self.sender).socket().shutdown(Shutdown::Both);
                 return match self.task_queue.wait_for_end() {
@@ -63,15 +68,14 @@ impl Computer<'_> {
                     known => known,
                 };
             }
-            drop(parameters);
             self.task_queue.finish();
         }
     }
 
     fn run_task(
         &mut self,
-        QueuedTask { assignment, settings, gradient, .. }: QueuedTask,
-        parameters: &Region,
+        NextTask { assignment, settings, .. }: NextTask<TaskModel>,
+        TaskModel { parameters, gradient }: TaskModel,
     ) -> io::Result<()> {
         let shared = gradient.is_some();
         let Some(gradient) = gradient.or_else(|| self.gradient.clone()) else {
@@ -112,21 +116,18 @@ impl Computer<'_> {
                 break;
             }
             replica.complete(loss);
+            self.progress.step();
             compute += elapsed(started);
-            if let LocalLength::Iterations(count) = local.length {
-                if replica.iterations() == count {
-                    break;
-                }
-                continue;
-            }
+            let wait = match after_iteration(local.length, replica.iterations()) {
+                AfterIteration::Continue => continue,
+                AfterIteration::Finish => break,
+                AfterIteration::Ask { wait } => wait,
+            };
             let report = self.report(std::mem::take(&mut compute), std::mem::take(&mut querying));
             self.send(&ToServer::Asked { number: assignment.task.number, iterations: replica.iterations(), report })?;
             let asked = Instant::now();
             // With `AskAndContinue`, an iteration that is complete when the result is collected is part of it.
-            let continues = match local.length {
-                LocalLength::AskAndWait => self.task_queue.wait_for_reply(),
-                _ => !self.task_queue.is_collected(),
-            };
+            let continues = if wait { self.task_queue.wait_for_answer() } else { !self.task_queue.is_collected() };
             querying += elapsed(asked);
             if !continues {
                 break;

@@ -7,6 +7,8 @@ use std::os::unix::net::{SocketAddr, UnixStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::getuid;
 use rustls::ClientConnection;
 
 use super::{MAX_RETRY_DELAY, MIN_RETRY_DELAY, WorkerError};
@@ -75,8 +77,18 @@ fn attempt(address: &Address, congestion: Option<&str>, keys: Option<&Keys>) -> 
             socket.encrypted(ClientConnection::new(config, name).map_err(io::Error::other)?)
         }
         Address::Local { name } => {
-            let address = SocketAddr::from_abstract_name(name)?;
-            Ok(Socket::local(UnixStream::connect_addr(&address)?))
+            let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
+            // Any user of the machine can listen on an abstract name. Nothing is sent before the owner is known.
+            let (owner, own) = (socket_peercred(&stream)?.uid, getuid());
+            if owner != own {
+                let text = format!(
+                    "the name belongs to a process of another user (uid {}; this is uid {})",
+                    owner.as_raw(),
+                    own.as_raw()
+                );
+                return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+            }
+            Ok(Socket::local(stream))
         }
     }
 }

@@ -14,23 +14,24 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use paceline_core::{Version, WorkerId};
-use paceline_workload::Workload;
+use paceline_protocol::{
+    Fingerprint, HANDSHAKE_TIMEOUT, HEARTBEAT_INTERVAL, PayloadFormat, Reaction, SessionEnd, SharedBuffer,
+    SharedBuffers, ToServer, ToWorker, Welcome,
+};
+use paceline_workload::{Progress, Workload};
 use thiserror::Error;
 
 pub use emulation::Emulation;
 
 use crate::address::Address;
 use crate::connection::{Incoming, Receiver, Sender, Socket, Traffic, invalid, unexpected};
-use crate::fingerprint::Fingerprint;
 use crate::frame::FrameKind;
 use crate::keys::Keys;
-use crate::message::{SharedBuffer, SharedBuffers, ToServer, ToWorker};
-use crate::payload::PayloadFormat;
 use crate::shared_memory::{Region, RegionWriter};
 use computer::Computer;
 use connect::connect;
 use system_load::SystemLoad;
-use task_queue::{IterationReply, QueuedTask, SessionEnd, TaskQueue};
+use task_queue::{TaskModel, TaskQueue};
 
 /// A worker and how it joins its server.
 #[derive(Debug)]
@@ -204,64 +205,50 @@ impl Worker {
         let mut on_waiting = |error: &io::Error| on_notice(WorkerNotice::Waiting { error });
         let socket =
             connect(&self.address, self.congestion.as_deref(), self.keys.as_ref(), join_timeout, &mut on_waiting)?;
-        let lost = |error: io::Error| SessionEnd::Lost(error.to_string());
         let shared = socket.is_local();
         let mut receiver = Receiver::new(socket.clone(), Traffic::default());
-        let mut sender = Sender::new(socket, Traffic::default());
+        let shutdown_on_drop = ShutdownOnDrop(socket.clone());
+        let sender = Mutex::new(Sender::new(socket, Traffic::default()));
+        let (task_queue, progress) = (TaskQueue::default(), Progress::default());
 
         let emulated = self.emulation.as_ref().map(ToString::to_string);
-        let token = self.keys.as_ref().map(Keys::token);
+        // The token is for a server on a network, and only readable for it: TLS is on with keys.
+        let token = self.keys.as_ref().filter(|_| !shared).map(Keys::token);
         let hello = ToServer::Hello { rank: self.rank, emulated, token };
-        let answer = sender.message(&hello).and_then(|()| receiver.message());
-        let (rank, workload_spec, seed, payload, optimizer) = match answer {
-            Ok(ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer }) => {
-                (rank, workload_spec, seed, payload, optimizer)
-            }
-            Ok(ToWorker::Refuse { reason, may_rejoin }) => return Ok(refused(reason, may_rejoin)),
-            Ok(_) => return Ok(SessionEnd::Lost("the server did not answer the hello with a welcome".into())),
-            Err(error) => {
-                let hint = if self.keys.is_some() {
-                    "does the server use the same --keys?"
-                } else {
-                    "does the server require --keys?"
-                };
-                return Ok(match error.kind() {
-                    // Retrying is pointless: the peer has another protocol, or only one side uses TLS.
-                    io::ErrorKind::InvalidData => SessionEnd::Refused(format!("{error} ({hint})")),
-                    io::ErrorKind::UnexpectedEof => {
-                        SessionEnd::Lost(format!("connection closed during the handshake ({hint})"))
-                    }
-                    _ => SessionEnd::Lost(format!("{error} ({hint})")),
-                });
-            }
+        let welcome = match self.join(&hello, &sender, &mut receiver, &task_queue) {
+            Ok(welcome) => welcome,
+            Err(end) => return Ok(end),
         };
+        let Welcome { rank, workload_spec, seed, payload, optimizer } = welcome;
         self.rank = Some(rank);
         on_notice(WorkerNotice::Joined { worker: WorkerId(rank) });
-        let built = state.workload.take().filter(|(spec, _)| *spec == workload_spec);
-        let workload = match built.map_or_else(|| build(&workload_spec), |(_, workload)| Ok(workload)) {
-            Ok(workload) => workload,
-            Err(reason) => {
-                // It fails only if the server has closed the connection.
-                let _ = sender.message(&ToServer::Failed { reason: reason.clone() });
-                return Err(WorkerError::Workload { reason });
-            }
-        };
-        state.workload = Some((workload_spec, workload.clone()));
-        let fingerprint = Fingerprint::of(workload.as_ref(), seed);
-        if let Err(error) = sender.message(&ToServer::Ready { fingerprint }) {
-            return Ok(lost(error));
-        }
-
-        let length = workload.layout().len();
-        let gradient = if shared { Ok(None) } else { Region::private(length).map(Some) };
-        let gradient = gradient.map_err(WorkerError::Memory)?.map(|region| Arc::new(Mutex::new(region)));
-        let shutdown_on_drop = ShutdownOnDrop(sender.socket().clone());
-        let (task_queue, sender) = (TaskQueue::default(), Mutex::new(sender));
         let (tasks, end) = thread::scope(|scope| {
+            // Ends the session, and with it the other threads, also if the computation panics.
+            let _end_on_drop = EndOnDrop(&task_queue);
+            let _shutdown_on_drop = shutdown_on_drop;
+            scope.spawn(|| send_heartbeats(&sender, &task_queue, &progress));
+            let built = state.workload.take().filter(|(spec, _)| *spec == workload_spec);
+            let workload = match built.map_or_else(|| build(&workload_spec), |(_, workload)| Ok(workload)) {
+                Ok(workload) => workload,
+                Err(reason) => {
+                    // It fails only if the server has closed the connection.
+                    let _ = lock(&sender).message(&ToServer::Leave { reason: reason.clone() });
+                    return Err(WorkerError::Workload { reason });
+                }
+            };
+            state.workload = Some((workload_spec, workload.clone()));
+            let fingerprint = Fingerprint::of(workload.as_ref(), seed);
+            if let Err(error) = lock(&sender).message(&ToServer::Ready { fingerprint }) {
+                return Ok((0, lost(&error)));
+            }
+            let length = workload.layout().len();
+            let gradient = if shared { Ok(None) } else { Region::private(length).map(Some) };
+            let gradient = gradient.map_err(WorkerError::Memory)?.map(|region| Arc::new(Mutex::new(region)));
             let reader = ServerReader {
                 receiver,
                 sender: &sender,
                 task_queue: &task_queue,
+                progress: &progress,
                 payload,
                 length,
                 parameters: BTreeMap::new(),
@@ -269,10 +256,10 @@ impl Worker {
                 models: Vec::new(),
             };
             scope.spawn(|| reader.read());
-            // The reader may still block on the server when the computation ends or panics.
-            let _shutdown_on_drop = shutdown_on_drop;
+            let mut replica = workload.replica();
+            replica.track(progress.clone());
             let mut computer = Computer {
-                replica: workload.replica(),
+                replica,
                 layout: workload.layout(),
                 optimizer,
                 task_queue: &task_queue,
@@ -282,14 +269,69 @@ impl Worker {
                 emulation: self.emulation.as_mut(),
                 system_load: SystemLoad::default(),
                 tasks: 0,
+                progress: progress.clone(),
                 replicas: BTreeMap::new(),
             };
             let end = computer.compute();
-            (computer.tasks, end)
-        });
+            Ok((computer.tasks, end))
+        })?;
         state.tasks += tasks;
         Ok(end)
     }
+
+    /// Sends the hello and waits for the answer, up to [`HANDSHAKE_TIMEOUT`].
+    fn join(
+        &self,
+        hello: &ToServer,
+        sender: &Mutex<Sender>,
+        receiver: &mut Receiver,
+        task_queue: &TaskQueue,
+    ) -> Result<Welcome, SessionEnd> {
+        let deadline = Instant::now() + Duration::from_nanos(HANDSHAKE_TIMEOUT.0);
+        let answer = receiver.set_deadline(Some(deadline)).and_then(|()| lock(sender).message(hello));
+        let answer = answer.and_then(|()| receiver.message());
+        receiver.set_deadline(None).map_err(|error| lost(&error))?;
+        match answer {
+            Ok(message) => match task_queue.on_message(message, None) {
+                Reaction::Join(welcome) => Ok(welcome),
+                Reaction::End(end) => Err(end),
+                Reaction::None | Reaction::Drop(_) => Err(SessionEnd::Lost("no welcome".into())),
+            },
+            Err(error) => {
+                let hint = if self.keys.is_some() {
+                    "does the server use the same --keys?"
+                } else {
+                    "does the server require --keys?"
+                };
+                Err(match error.kind() {
+                    // Retrying is pointless: the peer has another protocol, or only one side uses TLS.
+                    io::ErrorKind::InvalidData => SessionEnd::Refused(format!("{error} ({hint})")),
+                    io::ErrorKind::TimedOut => {
+                        let seconds = HANDSHAKE_TIMEOUT.seconds();
+                        SessionEnd::Lost(format!("no answer to the handshake within {seconds:.0} s"))
+                    }
+                    io::ErrorKind::UnexpectedEof => {
+                        SessionEnd::Lost(format!("connection closed during the handshake ({hint})"))
+                    }
+                    _ => SessionEnd::Lost(format!("{error} ({hint})")),
+                })
+            }
+        }
+    }
+}
+
+/// Sends heartbeats until the session ends. This thread does not compute, so the server knows that the process is
+/// alive, however long a task takes.
+fn send_heartbeats(sender: &Mutex<Sender>, task_queue: &TaskQueue, progress: &Progress) {
+    while task_queue.wait(Duration::from_nanos(HEARTBEAT_INTERVAL.0)) {
+        if lock(sender).message(&ToServer::Heartbeat { progress: progress.steps() }).is_err() {
+            break;
+        }
+    }
+}
+
+fn lost(error: &io::Error) -> SessionEnd {
+    SessionEnd::Lost(error.to_string())
 }
 
 /// Sets the scheduling policy to `SCHED_BATCH`, so that this thread and those it starts do not preempt others when they
@@ -301,8 +343,13 @@ fn set_batch_scheduling() {
     let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &priority) };
 }
 
-fn refused(reason: String, may_rejoin: bool) -> SessionEnd {
-    if may_rejoin { SessionEnd::RetryLater(reason) } else { SessionEnd::Refused(reason) }
+/// Ends the session when dropped.
+struct EndOnDrop<'a>(&'a TaskQueue);
+
+impl Drop for EndOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.end(SessionEnd::Lost("the session is over".into()));
+    }
 }
 
 /// Closes the connection when dropped.
@@ -323,6 +370,7 @@ struct ServerReader<'a> {
     receiver: Receiver,
     sender: &'a Mutex<Sender>,
     task_queue: &'a TaskQueue,
+    progress: &'a Progress,
     payload: PayloadFormat,
     length: usize,
     /// Parameter buffers shared by the server.
@@ -346,7 +394,7 @@ impl ServerReader<'_> {
                     break SessionEnd::Lost(unexpected(FrameKind::Message, FrameKind::Chunk).to_string());
                 }
                 Ok(Incoming::End) => break SessionEnd::Lost("connection closed".into()),
-                Err(error) => break error.into(),
+                Err(error) => break lost(&error),
             }
         };
         self.task_queue.end(end);
@@ -354,62 +402,46 @@ impl ServerReader<'_> {
 
     /// Carries out a message. An error is the end of the session.
     fn handle(&mut self, message: ToWorker) -> Result<(), SessionEnd> {
-        let dropped = match message {
-            ToWorker::Assign { assignment, after, buffers, settings } => {
-                let (parameters, gradient) = buffers.map(|buffers| self.shared(buffers)).transpose()?.unzip();
-                self.task_queue.assign(QueuedTask { assignment, settings, parameters, gradient }, after)
-            }
-            ToWorker::Interrupt { number } => self.task_queue.interrupt(number),
-            ToWorker::Continue { number } => {
-                self.task_queue.reply(number, IterationReply::Continue);
-                Vec::new()
-            }
-            ToWorker::Collect { number } => {
-                self.task_queue.reply(number, IterationReply::Collect);
-                Vec::new()
-            }
+        let model = match &message {
+            ToWorker::Assign { buffers: Some(buffers), .. } => Some(self.shared(*buffers)?),
             ToWorker::Map { buffer, length } => {
-                self.map(buffer, length)?;
-                Vec::new()
+                self.map(*buffer, *length)?;
+                None
             }
-            ToWorker::Model { version } => {
-                self.receive(version)?;
-                Vec::new()
-            }
-            ToWorker::Welcome { .. } => return Err(SessionEnd::Lost("second welcome".into())),
-            ToWorker::Refuse { reason, may_rejoin } => return Err(refused(reason, may_rejoin)),
-            ToWorker::Finished { reason } => return Err(SessionEnd::Finished(reason)),
+            ToWorker::Model { version } => return self.receive(*version),
+            _ => None,
         };
-        for number in dropped {
-            lock(self.sender).message(&ToServer::Dropped { number })?;
+        match self.task_queue.on_message(message, model) {
+            Reaction::None => Ok(()),
+            Reaction::Drop(messages) => {
+                messages.iter().try_for_each(|message| lock(self.sender).message(message)).map_err(|error| lost(&error))
+            }
+            Reaction::Join(_) => Err(SessionEnd::Lost("second welcome".into())),
+            Reaction::End(end) => Err(end),
         }
-        Ok(())
     }
 
-    fn shared(
-        &self,
-        SharedBuffers { parameters, gradient }: SharedBuffers,
-    ) -> io::Result<(Arc<Region>, Arc<Mutex<Region>>)> {
+    fn shared(&self, SharedBuffers { parameters, gradient }: SharedBuffers) -> Result<TaskModel, SessionEnd> {
         match (self.parameters.get(&parameters), self.gradients.get(&gradient)) {
-            (Some(parameters), Some(gradient)) => Ok((parameters.clone(), gradient.clone())),
-            _ => Err(invalid(format!("unknown shared buffer: parameters {parameters} or gradient {gradient}"))),
+            (Some(parameters), Some(gradient)) => {
+                Ok(TaskModel { parameters: parameters.clone(), gradient: Some(gradient.clone()) })
+            }
+            _ => Err(lost(&invalid(format!("unknown shared buffer: parameters {parameters} or gradient {gradient}")))),
         }
     }
 
-    fn map(&mut self, buffer: SharedBuffer, length: u64) -> io::Result<()> {
+    fn map(&mut self, buffer: SharedBuffer, length: u64) -> Result<(), SessionEnd> {
         if length != self.length as u64 {
-            return Err(invalid(format!("shared buffer of {length} values: expected {}", self.length)));
+            let text = format!("shared buffer of {length} values: expected {}", self.length);
+            return Err(SessionEnd::Lost(text));
         }
-        let file = self.receiver.file()?;
-        match buffer {
-            SharedBuffer::Parameters(index) => {
-                let region = Region::open(file, self.length, RegionWriter::Owner)?;
-                self.parameters.insert(index, Arc::new(region));
-            }
-            SharedBuffer::Gradient(index) => {
-                let region = Region::open(file, self.length, RegionWriter::Peer)?;
-                self.gradients.insert(index, Arc::new(Mutex::new(region)));
-            }
+        let (SharedBuffer::Parameters(index) | SharedBuffer::Gradient(index)) = buffer;
+        let writer = if let SharedBuffer::Parameters(_) = buffer { RegionWriter::Owner } else { RegionWriter::Peer };
+        let file = self.receiver.file();
+        let region = file.and_then(|file| Region::open(file, self.length, writer)).map_err(|error| lost(&error))?;
+        match writer {
+            RegionWriter::Owner => drop(self.parameters.insert(index, Arc::new(region))),
+            RegionWriter::Peer => drop(self.gradients.insert(index, Arc::new(Mutex::new(region)))),
         }
         Ok(())
     }
@@ -419,14 +451,16 @@ impl ServerReader<'_> {
         let free = self.models.iter_mut().position(|model| Arc::get_mut(model).is_some());
         let mut model = match free {
             Some(free) => self.models.swap_remove(free),
-            None => Arc::new(Region::private(self.length)?),
+            None => Arc::new(Region::private(self.length).map_err(|error| lost(&error))?),
         };
         let values = Arc::get_mut(&mut model).expect("a free buffer has no reader").values_mut();
         let mut filled = 0;
         while filled < values.len() {
-            match self.receiver.next()? {
+            match self.receiver.next().map_err(|error| lost(&error))? {
                 Incoming::Chunk(bytes) => {
-                    filled += self.receiver.chunk(bytes, &mut values[filled..], self.payload)?;
+                    let chunk = self.receiver.chunk(bytes, &mut values[filled..], self.payload);
+                    filled += chunk.map_err(|error| lost(&error))?;
+                    self.progress.step();
                 }
                 Incoming::Message(ToWorker::Assign { .. } | ToWorker::Model { .. }) => {
                     return Err(SessionEnd::Lost("message in the middle of a model".into()));

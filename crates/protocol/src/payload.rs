@@ -8,7 +8,8 @@ use half::{bf16, f16};
 use paceline_spec::{SpecError, one_of};
 use serde::{Deserialize, Serialize};
 
-use crate::frame::CHUNK_LIMIT;
+/// The longest chunk of values on the wire, in bytes.
+pub const CHUNK_LIMIT: usize = 256 * 1024;
 
 /// The number format of parameters and gradients over TCP. In shared memory they are always `f32`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -35,12 +36,12 @@ impl PayloadFormat {
     }
 
     /// The number of values in a full chunk.
-    pub(crate) fn values_per_chunk(self) -> usize {
+    pub fn values_per_chunk(self) -> usize {
         CHUNK_LIMIT / self.width()
     }
 
     /// Encodes `values`. `scratch` holds the result unless the format is `f32`.
-    pub(crate) fn encode<'a>(self, values: &'a [f32], scratch: &'a mut Vec<u16>) -> &'a [u8] {
+    pub fn encode<'a>(self, values: &'a [f32], scratch: &'a mut Vec<u16>) -> &'a [u8] {
         if self == PayloadFormat::F32 {
             return bytemuck::cast_slice(values);
         }
@@ -53,7 +54,7 @@ impl PayloadFormat {
     }
 
     /// Decodes into `values` the bytes that `read` supplies.
-    pub(crate) fn decode<E>(
+    pub fn decode<E>(
         self,
         values: &mut [f32],
         scratch: &mut Vec<u16>,

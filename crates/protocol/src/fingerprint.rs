@@ -16,7 +16,7 @@ const PROBE_SAMPLES: u32 = 32;
 ///
 /// The probe depends on the model, the data, their order and the seed. It is compared with a tolerance, so that
 /// different machines can take part in one run.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Fingerprint {
     /// The length of the parameter vector.
     parameters: u64,

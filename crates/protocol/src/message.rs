@@ -10,16 +10,18 @@
 //!         ◀─────────────────────── Finished   the run is over
 //! ```
 //!
-//! Either side may close the connection at any time, and sends the reason before: [`ToWorker::Refuse`],
-//! [`ToServer::Failed`].
+//! From its hello on, the worker sends a [`Heartbeat`](ToServer::Heartbeat) every second. Either side may close the
+//! connection at any time, and sends the reason before: [`ToWorker::Refuse`], [`ToServer::Leave`].
 
 use paceline_core::{Assignment, Report, Span, Version};
 use paceline_store::OptimizerSpec;
 use serde::{Deserialize, Serialize};
 
 use crate::fingerprint::Fingerprint;
-use crate::keys::Token;
 use crate::payload::PayloadFormat;
+
+/// The secret that the workers of a run share with their server.
+pub type Token = [u8; 32];
 
 /// A message from a worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -38,10 +40,17 @@ pub enum ToServer {
         /// The fingerprint of its workload.
         fingerprint: Fingerprint,
     },
-    /// The worker can't take part.
-    Failed {
+    /// The worker leaves the run, or can't take part in it.
+    Leave {
         /// The reason, in one line.
         reason: String,
+    },
+    /// The worker's process is running. A thread that does not compute sends it, every
+    /// [`HEARTBEAT_INTERVAL`](crate::HEARTBEAT_INTERVAL).
+    Heartbeat {
+        /// Counts the worker's steps: layers, local iterations, tasks, received chunks. It moves as long as the worker
+        /// makes progress.
+        progress: u64,
     },
     /// The worker has done a local iteration and asks whether to continue.
     Asked {
@@ -84,9 +93,18 @@ pub struct WireReport {
     pub memory: Option<f32>,
 }
 
-impl From<WireReport> for Report {
-    fn from(WireReport { compute, querying, cpu, memory }: WireReport) -> Report {
-        Report { compute, querying, cpu, memory }
+impl WireReport {
+    /// The report, for a task that was assigned `elapsed` ago. The worker can't have spent more time on it, so longer
+    /// times are shortened; a load that is not a share is dropped.
+    pub(crate) fn bounded(self, elapsed: Span) -> Report {
+        let share = |load: Option<f32>| load.filter(|load| (0.0..=1.0).contains(load));
+        let compute = self.compute.min(elapsed);
+        Report {
+            compute,
+            querying: self.querying.min(elapsed - compute),
+            cpu: share(self.cpu),
+            memory: share(self.memory),
+        }
     }
 }
 

@@ -1,0 +1,80 @@
+//! The loop that every driver shares: feed an event, carry out the decisions, confirm the commits.
+
+use std::collections::VecDeque;
+
+use thiserror::Error;
+
+use crate::{Action, Aggregate, CommitStep, Decision, Event, Ledger, LedgerError, Share, Time};
+
+/// Carries out the decisions of a scheme: a simulated cluster, or a server with real workers.
+pub trait Executor {
+    /// Why a decision can't be carried out. It ends the run.
+    type Error;
+
+    /// An event led to these decisions, which are carried out next.
+    ///
+    /// # Errors
+    /// If the run can't continue.
+    fn begin_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) -> Result<(), Self::Error>;
+
+    /// Steps the model by `updates`. `live` workers take part in the run. Returns what the updates showed; `None`
+    /// without a model.
+    ///
+    /// # Errors
+    /// If the run can't continue.
+    fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Result<Option<Aggregate>, Self::Error>;
+
+    /// Carries out any other action.
+    ///
+    /// # Errors
+    /// If the run can't continue.
+    fn carry_out(&mut self, now: Time, action: &Action) -> Result<(), Self::Error>;
+
+    /// All decisions on `event` are carried out.
+    ///
+    /// # Errors
+    /// If the run can't continue.
+    fn end_turn(&mut self, now: Time, event: &Event, ledger: &Ledger) -> Result<(), Self::Error>;
+}
+
+/// Why an event could not be handled to the end.
+#[derive(Debug, Error)]
+pub enum DriveError<E> {
+    /// The ledger refused the event, or the scheme broke a law.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    /// A decision could not be carried out.
+    #[error("{0}")]
+    Executor(E),
+}
+
+impl Ledger {
+    /// Passes an event to the scheme, carries out its decisions, and confirms its commits until none is left.
+    ///
+    /// # Errors
+    /// If the ledger refuses `event`, which changes nothing; if the scheme breaks a law; if a decision can't be carried
+    /// out.
+    pub fn drive<E: Executor>(
+        &mut self,
+        now: Time,
+        event: Event,
+        executor: &mut E,
+    ) -> Result<(), DriveError<E::Error>> {
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            let live = self.live();
+            let decisions = self.handle(now, event)?;
+            executor.begin_turn(now, &event, decisions).map_err(DriveError::Executor)?;
+            for Decision { action, .. } in decisions {
+                if let Action::Commit { version, updates, step } = action {
+                    let aggregate = executor.commit(updates, *step, live).map_err(DriveError::Executor)?;
+                    events.push_back(Event::Committed { version: *version, aggregate });
+                } else {
+                    executor.carry_out(now, action).map_err(DriveError::Executor)?;
+                }
+            }
+            executor.end_turn(now, &event, self).map_err(DriveError::Executor)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,357 @@
+//! What the protocol does to the world: messages to the workers, steps of the model, observers.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::Scope;
+
+use paceline_core::{
+    Aggregate, CommitStep, Decision, Event, Ledger, SampleCounts, Share, Span, TaskId, Time, WorkerId,
+};
+use paceline_protocol::{GradientLocation, Notice, ServerHost, SessionId, ToWorker};
+use paceline_runtime::{
+    Contribution, Goal, Iteration, Job, ModelState, Monitor, RunInfo, ServerObserver, Stepper, compensate,
+};
+use paceline_workload::Evaluation;
+
+use super::event_source::ServerInput;
+use super::link::{Link, TaskBuffers};
+use super::parameter_ring::{ParameterBuffer, ParameterRing};
+use super::session::SessionContext;
+use super::{RunOutcome, ServerError};
+use crate::shared_memory::Region;
+
+/// A gradient or model difference.
+enum StoredGradient {
+    Shared(Arc<Region>),
+    Received(Region),
+    /// The worker did not send it.
+    Withheld,
+}
+
+impl StoredGradient {
+    fn values(&self) -> Option<&[f32]> {
+        match self {
+            StoredGradient::Shared(region) => Some(region.values()),
+            StoredGradient::Received(region) => Some(region.values()),
+            StoredGradient::Withheld => None,
+        }
+    }
+}
+
+/// A reported update that is not committed yet.
+struct UncommittedUpdate {
+    gradient: StoredGradient,
+    loss: f64,
+    /// The model that the update was computed from, if it is kept.
+    parameters: Option<Arc<ParameterBuffer>>,
+}
+
+/// Why the run ended.
+pub(super) enum StopReason {
+    Goal(Goal),
+    Other(String),
+}
+
+impl StopReason {
+    pub(super) fn text(&self) -> String {
+        match self {
+            StopReason::Goal(goal) => format!("{goal} is reached"),
+            StopReason::Other(reason) => reason.clone(),
+        }
+    }
+}
+
+/// The connections, the model and the observers of one run.
+pub(super) struct NetHost<'a> {
+    pub(super) job: &'a Job,
+    context: &'a SessionContext,
+    pub(super) observer: &'a mut dyn ServerObserver,
+    monitor: Monitor,
+    stepper: Stepper,
+    parameter_ring: ParameterRing,
+    /// Whether the models that updates are computed from must be kept until they are committed.
+    keeps_models: bool,
+    links: HashMap<SessionId, Link>,
+    /// Links of dismissed workers, which may still use their buffers.
+    closing: HashMap<SessionId, Link>,
+    /// Updates that are not committed yet.
+    arrived: HashMap<TaskId, UncommittedUpdate>,
+    /// The gradient that came with the message at hand.
+    pub(super) received: Option<Region>,
+    /// Tasks that were withdrawn before they were sent.
+    pub(super) withdrawn: Vec<(SessionId, TaskId)>,
+    /// The workers with emulated delays, and their descriptions.
+    emulated: BTreeMap<WorkerId, String>,
+    /// The iteration that the commit at hand completes.
+    iteration: Option<Iteration>,
+    pub(super) stop: Option<StopReason>,
+    /// Sends models to the evaluator.
+    evaluation_sender: Option<SyncSender<Arc<ParameterBuffer>>>,
+    /// The latest evaluation, until an iteration has reported it.
+    new_evaluation: Option<Evaluation>,
+}
+
+impl<'a> NetHost<'a> {
+    pub(super) fn new(
+        job: &'a Job,
+        context: &'a SessionContext,
+        observer: &'a mut dyn ServerObserver,
+        monitor: Monitor,
+        stepper: Stepper,
+        parameters: &[f32],
+        shared: bool,
+        keeps_models: bool,
+    ) -> Result<Self, ServerError> {
+        Ok(NetHost {
+            job,
+            context,
+            observer,
+            monitor,
+            stepper,
+            parameter_ring: ParameterRing::new(parameters, shared).map_err(no_memory(parameters.len()))?,
+            keeps_models,
+            links: HashMap::new(),
+            closing: HashMap::new(),
+            arrived: HashMap::new(),
+            received: None,
+            withdrawn: Vec::new(),
+            emulated: BTreeMap::new(),
+            iteration: None,
+            stop: None,
+            evaluation_sender: None,
+            new_evaluation: None,
+        })
+    }
+
+    // --- connections ---
+
+    pub(super) fn connect(&mut self, session: SessionId, link: Link) {
+        self.links.insert(session, link);
+    }
+
+    /// A connection is closed: nobody uses its buffers any more.
+    pub(super) fn forget(&mut self, session: SessionId) {
+        self.links.remove(&session);
+        self.closing.remove(&session);
+    }
+
+    /// Returns the gradient of a message that was not used to the pool.
+    pub(super) fn recycle_received(&mut self) {
+        if let Some(region) = self.received.take() {
+            self.context.pool.give(region);
+        }
+    }
+
+    fn recycle(&self, gradient: StoredGradient) {
+        if let StoredGradient::Received(region) = gradient {
+            self.context.pool.give(region);
+        }
+    }
+
+    // --- evaluation ---
+
+    /// Starts a thread that evaluates the model on the held-out set, so that training does not wait for it.
+    pub(super) fn start_evaluator<'scope>(&mut self, scope: &'scope Scope<'scope, '_>)
+    where
+        'a: 'scope,
+    {
+        if self.job.evaluate_every == 0 {
+            return;
+        }
+        // One model is being evaluated, one is queued. If the queue is full, the next evaluation is skipped.
+        let (sender, receiver) = sync_channel::<Arc<ParameterBuffer>>(1);
+        self.evaluation_sender = Some(sender);
+        let (workload, coordinator) = (&self.job.workload, self.context.handle.clone());
+        scope.spawn(move || {
+            let mut replica = workload.replica();
+            for parameters in receiver {
+                let evaluation = replica.evaluate(parameters.region.values());
+                if coordinator.send(ServerInput::Evaluated(evaluation)).is_err() {
+                    break;
+                }
+            }
+        });
+    }
+
+    fn evaluate_if_due(&self) {
+        let due = self.job.evaluate_every > 0 && self.monitor.iterations().is_multiple_of(self.job.evaluate_every);
+        if let Some(sender) = self.evaluation_sender.as_ref().filter(|_| due) {
+            // If the queue is full, this evaluation is skipped.
+            let _ = sender.try_send(self.parameter_ring.newest().clone());
+        }
+    }
+
+    pub(super) fn evaluated(&mut self, evaluation: Evaluation, now: Time, samples: &SampleCounts) {
+        self.monitor.evaluated(evaluation);
+        self.new_evaluation = Some(evaluation);
+        self.stop_if_met(now, samples);
+    }
+
+    fn stop_if_met(&mut self, now: Time, samples: &SampleCounts) {
+        if self.stop.is_none() {
+            self.stop = self.monitor.met(&self.job.goals, now, samples).map(StopReason::Goal);
+        }
+    }
+
+    // --- the state of the run ---
+
+    /// Passes the model to the observer if the run could resume from this state.
+    pub(super) fn offer_checkpoint(&mut self, ledger: &Ledger) {
+        if ledger.is_settled() {
+            self.observer.on_checkpoint(&ModelState {
+                version: ledger.version().0,
+                parameters: self.parameter_ring.newest().region.values(),
+                optimizer: self.stepper.optimizer(),
+            });
+        }
+    }
+
+    pub(super) fn outcome(&mut self, now: Time, stop: &StopReason, samples: &SampleCounts) -> RunOutcome {
+        self.evaluation_sender = None;
+        let parameters = self.parameter_ring.newest().region.values();
+        self.monitor.evaluated(self.job.workload.replica().evaluate(parameters));
+        let (met, otherwise) = match stop {
+            StopReason::Goal(goal) => (Some(*goal), ""),
+            StopReason::Other(reason) => (None, reason.as_str()),
+        };
+        let Job { scheme, seed, setup, goals, .. } = self.job;
+        let scheme = scheme.to_string();
+        let run = RunInfo { scheme: &scheme, seed: *seed, workers: setup.workers, goals, otherwise };
+        let bytes = self.context.traffic.bytes();
+        RunOutcome {
+            summary: self.monitor.summary(&run, now, met, samples, bytes),
+            parameters: parameters.to_vec(),
+            emulated: std::mem::take(&mut self.emulated).into_iter().collect(),
+        }
+    }
+}
+
+impl ServerHost for NetHost<'_> {
+    type Error = ServerError;
+
+    fn send(&mut self, session: SessionId, message: &ToWorker) {
+        if let Some(link) = self.links.get(&session) {
+            link.send(message);
+        }
+    }
+
+    fn close(&mut self, session: SessionId, last: &ToWorker) {
+        if let Some(link) = self.links.remove(&session) {
+            link.close(last);
+            self.closing.insert(session, link);
+        }
+    }
+
+    fn prepare(&mut self, session: SessionId, task: TaskId) -> f32 {
+        if let Some(link) = self.links.get_mut(&session) {
+            link.prepare(task.number, self.parameter_ring.newest().clone());
+        }
+        self.stepper.local_rate()
+    }
+
+    fn assign(&mut self, session: SessionId, task: TaskId, message: ToWorker) -> Result<(), ServerError> {
+        let (Some(link), ToWorker::Assign { assignment, .. }) = (self.links.get_mut(&session), &message) else {
+            return Ok(());
+        };
+        link.assign(task.number, assignment.version, message).map_err(no_memory(self.context.length))
+    }
+
+    fn cancel(&mut self, session: SessionId, task: TaskId) {
+        if self.links.get_mut(&session).is_some_and(|link| link.cancel(task.number)) {
+            self.withdrawn.push((session, task));
+        }
+    }
+
+    fn release(&mut self, session: SessionId, task: TaskId) {
+        if let Some(link) = self.links.get_mut(&session) {
+            link.release(task.number);
+        }
+    }
+
+    fn keep(&mut self, session: SessionId, task: TaskId, loss: f64, location: GradientLocation) -> bool {
+        let buffers = self.links.get_mut(&session).and_then(|link| link.release(task.number));
+        let Some(TaskBuffers { parameters, gradient }) = buffers else { return false };
+        let gradient = match location {
+            GradientLocation::InPlace => gradient.map(StoredGradient::Shared),
+            GradientLocation::Follows => self.received.take().map(StoredGradient::Received),
+            GradientLocation::Withheld => Some(StoredGradient::Withheld),
+        };
+        let Some(gradient) = gradient else { return false };
+        let parameters = self.keeps_models.then_some(parameters);
+        self.arrived.insert(task, UncommittedUpdate { gradient, loss, parameters });
+        true
+    }
+
+    fn discard(&mut self, task: TaskId) {
+        if let Some(update) = self.arrived.remove(&task) {
+            self.recycle(update.gradient);
+        }
+    }
+
+    fn discard_all(&mut self, worker: WorkerId) {
+        let lost: Vec<TaskId> = self.arrived.keys().copied().filter(|task| task.worker == worker).collect();
+        lost.into_iter().for_each(|task| self.discard(task));
+    }
+
+    fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Result<Option<Aggregate>, ServerError> {
+        let mut gradients = Vec::with_capacity(updates.len());
+        let mut corrected = Vec::new();
+        for Share { task, .. } in updates {
+            // This releases the model that the update was computed from, so that its buffer can be reused.
+            let UncommittedUpdate { gradient, loss, parameters } =
+                self.arrived.remove(task).ok_or(ServerError::GradientNotSent(*task))?;
+            if let CommitStep::Compensated { lambda } = step {
+                let mut values = gradient.values().ok_or(ServerError::GradientNotSent(*task))?.to_vec();
+                let then = parameters.ok_or(ServerError::ModelNotKept(*task))?;
+                let (now, then) = (self.parameter_ring.newest().region.values(), then.region.values());
+                compensate(&mut values[..self.job.workload.layout().trainable()], lambda, now, then);
+                corrected.push(values);
+            }
+            gradients.push((gradient, loss));
+        }
+        let contributions = (0..).zip(updates).zip(&gradients).map(|((index, share), (gradient, loss))| {
+            let corrected = corrected.get(index).map(Vec::as_slice);
+            let gradient = corrected.or(gradient.values()).ok_or(ServerError::GradientNotSent(share.task))?;
+            Ok(Contribution { gradient, weight: share.weight, loss: *loss })
+        });
+        let contributions = contributions.collect::<Result<Vec<_>, ServerError>>()?;
+        let commit = |parameters: &mut [f32]| self.stepper.commit(step, parameters, &contributions, live);
+        let aggregate = self.parameter_ring.advance(commit).map_err(no_memory(self.context.length))?;
+        drop(contributions);
+        gradients.into_iter().for_each(|(gradient, _)| self.recycle(gradient));
+        Ok(Some(aggregate))
+    }
+
+    fn begin_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) -> Result<(), ServerError> {
+        self.observer.on_turn(now, event, decisions);
+        self.iteration = self.monitor.observe(now, event, decisions);
+        Ok(())
+    }
+
+    fn end_turn(&mut self, now: Time, _: &Event, ledger: &Ledger) -> Result<(), ServerError> {
+        if let Some(iteration) = self.iteration.take() {
+            self.evaluate_if_due();
+            self.new_evaluation.take().into_iter().for_each(|evaluation| self.monitor.evaluated(evaluation));
+            self.observer.on_iteration(&iteration, &self.monitor);
+            self.stop_if_met(now, &ledger.samples());
+        }
+        Ok(())
+    }
+
+    fn computed(&mut self, task: TaskId, iterations: u32, compute: Span) {
+        (0..iterations).for_each(|_| self.observer.on_task(task, Span(compute.0 / u64::from(iterations))));
+    }
+
+    fn notice(&mut self, notice: Notice) {
+        if let Notice::Joined { worker, emulated: Some(how), .. } = &notice {
+            self.emulated.insert(*worker, how.clone());
+        }
+        self.observer.on_notice(&notice);
+    }
+}
+
+pub(super) fn no_memory(values: usize) -> impl FnOnce(io::Error) -> ServerError {
+    move |error| ServerError::Memory { values, error }
+}

@@ -1,0 +1,207 @@
+//! The server's end of one connection: the send queue, and the buffers that the worker uses.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use paceline_core::Version;
+use paceline_protocol::{SharedBuffer, SharedBuffers, ToWorker};
+
+use super::parameter_ring::ParameterBuffer;
+use super::send_queue::SendQueue;
+use crate::shared_memory::{Region, RegionWriter};
+
+/// Which gradients the reader of a connection may store, and whether it is to stop reading. Set by the coordinator.
+#[derive(Debug, Default)]
+pub(super) struct UploadPermits {
+    granted: Mutex<BTreeSet<u64>>,
+    refused: AtomicBool,
+}
+
+impl UploadPermits {
+    /// Takes the permit to upload the gradient of a task. Each permit is valid once, so a worker can't fill the memory.
+    pub(super) fn take(&self, number: u64) -> bool {
+        self.granted.lock().unwrap_or_else(PoisonError::into_inner).remove(&number)
+    }
+
+    fn grant(&self, number: u64) {
+        self.granted.lock().unwrap_or_else(PoisonError::into_inner).insert(number);
+    }
+
+    /// Whether the worker was refused, so that nothing more is read from it.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused.load(Ordering::Relaxed)
+    }
+}
+
+/// The buffers of a task.
+#[derive(Debug)]
+pub(super) struct TaskBuffers {
+    /// The model that the worker reads in shared memory, or that its gradient is compensated with. Holding it keeps it
+    /// from being overwritten.
+    pub(super) parameters: Arc<ParameterBuffer>,
+    /// The buffer in shared memory for its gradient.
+    pub(super) gradient: Option<Arc<Region>>,
+}
+
+/// One connection, seen from the coordinator.
+///
+/// A dismissed worker may read and write its shared buffers until it notices. The link therefore lives until the
+/// connection is closed by the worker, and with it every buffer that the worker was given.
+#[derive(Debug)]
+pub(super) struct Link {
+    send_queue: SendQueue,
+    permits: Arc<UploadPermits>,
+    buffers: BTreeMap<u64, TaskBuffers>,
+    gradients: Vec<Arc<Region>>,
+    mapped: BTreeSet<u32>,
+}
+
+impl Link {
+    pub(super) fn new(send_queue: SendQueue, permits: Arc<UploadPermits>) -> Self {
+        Link { send_queue, permits, buffers: BTreeMap::new(), gradients: Vec::new(), mapped: BTreeSet::new() }
+    }
+
+    pub(super) fn send(&self, message: &ToWorker) {
+        self.send_queue.send(message);
+    }
+
+    /// Sends a last message, closes the sending direction and stops reading.
+    pub(super) fn close(&self, last: &ToWorker) {
+        self.permits.refused.store(true, Ordering::Relaxed);
+        self.send_queue.close(last);
+    }
+
+    /// Keeps a model for a task that is sent now or later.
+    pub(super) fn prepare(&mut self, number: u64, parameters: Arc<ParameterBuffer>) {
+        self.buffers.insert(number, TaskBuffers { parameters, gradient: None });
+    }
+
+    /// Sends the assignment of a task. In shared memory it names the buffers; over TCP the parameters follow.
+    pub(super) fn assign(&mut self, number: u64, version: Version, mut message: ToWorker) -> io::Result<()> {
+        let Some(parameters) = self.buffers.get(&number).map(|buffers| buffers.parameters.clone()) else {
+            return Ok(());
+        };
+        if !self.send_queue.is_shared() {
+            self.permits.grant(number);
+            self.send_queue.assign(number, &message, version, &parameters);
+            return Ok(());
+        }
+        let (index, gradient) = self.free_gradient(parameters.region.values().len())?;
+        if self.mapped.insert(parameters.index) {
+            self.map(SharedBuffer::Parameters(parameters.index), &parameters.region);
+        }
+        if let ToWorker::Assign { buffers, .. } = &mut message {
+            *buffers = Some(SharedBuffers { parameters: parameters.index, gradient: index });
+        }
+        self.send(&message);
+        self.buffers.insert(number, TaskBuffers { parameters, gradient: Some(gradient) });
+        Ok(())
+    }
+
+    /// The result of a task is not needed any more. Returns whether the assignment was withdrawn before it was sent.
+    pub(super) fn cancel(&mut self, number: u64) -> bool {
+        self.permits.take(number);
+        if let Some(buffers) = self.buffers.get_mut(&number) {
+            // The worker runs one task at a time, so it never writes this buffer for two tasks at once.
+            buffers.gradient = None;
+        }
+        self.send_queue.withdraw(number)
+    }
+
+    /// Takes the buffers of a task that is over.
+    pub(super) fn release(&mut self, number: u64) -> Option<TaskBuffers> {
+        self.buffers.remove(&number)
+    }
+
+    /// A gradient buffer that no task and no commit uses.
+    fn free_gradient(&mut self, length: usize) -> io::Result<(u32, Arc<Region>)> {
+        let free = self.gradients.iter().position(|gradient| Arc::strong_count(gradient) == 1);
+        let index = match free {
+            Some(index) => index,
+            None => {
+                let mut region = Region::shared(length, RegionWriter::Peer)?;
+                self.map(SharedBuffer::Gradient(self.gradients.len() as u32), &region);
+                region.close_file();
+                self.gradients.push(Arc::new(region));
+                self.gradients.len() - 1
+            }
+        };
+        Ok((index as u32, self.gradients[index].clone()))
+    }
+
+    fn map(&self, buffer: SharedBuffer, region: &Region) {
+        self.send_queue.send_buffer(&ToWorker::Map { buffer, length: region.values().len() as u64 }, region);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::connection::{Receiver, Socket, Traffic};
+    use crate::server::parameter_ring::ParameterRing;
+    use paceline_core::{Assignment, TaskId, Work, WorkerId};
+    use paceline_protocol::ReplicaSettings;
+    use std::os::unix::net::UnixStream;
+
+    /// The link of a worker that shares memory, and the receiving end of its connection.
+    fn link() -> (Link, Receiver) {
+        let (near, far) = UnixStream::pair().unwrap();
+        let link = Link::new(SendQueue::local(Socket::local(near)), Arc::default());
+        (link, Receiver::new(Socket::local(far), Traffic::default()))
+    }
+
+    fn assign(link: &mut Link, ring: &ParameterRing, number: u64) {
+        let task = TaskId { worker: WorkerId(0), number };
+        let version = Version(number);
+        let assignment = Assignment { task, version, work: Work::Gradient, samples: 1, offset: 0, queued: false };
+        let settings = ReplicaSettings { rate: 0.1, committed: None };
+        link.prepare(number, ring.newest().clone());
+        link.assign(number, version, ToWorker::Assign { assignment, after: None, buffers: None, settings }).unwrap();
+    }
+
+    /// The gradient buffer of the next assignment.
+    fn assigned_buffer(worker: &mut Receiver) -> u32 {
+        loop {
+            if let ToWorker::Assign { buffers, .. } = worker.message().unwrap() {
+                return buffers.unwrap().gradient;
+            }
+        }
+    }
+
+    #[test]
+    fn a_gradient_is_not_overwritten_before_its_commit() {
+        let (mut link, mut worker) = link();
+        let ring = ParameterRing::new(&[0.0; 8], true).unwrap();
+        assign(&mut link, &ring, 0);
+        assert_eq!(assigned_buffer(&mut worker), 0);
+        let uncommitted = link.release(0).unwrap();
+        assign(&mut link, &ring, 1);
+        assert_eq!(assigned_buffer(&mut worker), 1);
+        drop(uncommitted);
+        link.release(1);
+        assign(&mut link, &ring, 2);
+        assert_eq!(assigned_buffer(&mut worker), 0);
+    }
+
+    #[test]
+    fn the_buffer_of_a_cancelled_task_is_used_again_but_its_model_is_kept() {
+        let (mut link, mut worker) = link();
+        let mut ring = ParameterRing::new(&[1.0; 8], true).unwrap();
+        assign(&mut link, &ring, 0);
+        assert_eq!(assigned_buffer(&mut worker), 0);
+        let model = Arc::downgrade(ring.newest());
+        assert!(!link.cancel(0), "it was sent");
+        assign(&mut link, &ring, 1);
+        assert_eq!(assigned_buffer(&mut worker), 0);
+        link.release(1);
+        ring.advance(|values| values.fill(2.0)).unwrap();
+        // The link is closed, but the worker may still read: its model stays as it is.
+        link.close(&ToWorker::Interrupt { number: 0 });
+        ring.advance(|values| values.fill(3.0)).unwrap();
+        assert_eq!(model.upgrade().unwrap().region.values(), [1.0; 8]);
+        drop(link);
+        assert!(model.upgrade().is_some(), "the ring still has it");
+    }
+}

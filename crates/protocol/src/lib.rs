@@ -1,0 +1,42 @@
+//! The protocol between a server and its workers, as two state machines without I/O.
+//!
+//! - [`ServerProtocol`]: the server's side. It takes connections, messages, closed connections and the time. It gives
+//!   messages, commits and closed connections through a [`ServerHost`]. Inside, a [`Ledger`](paceline_core::Ledger) runs
+//!   the scheme.
+//! - [`WorkerProtocol`]: the worker's side of one session.
+//! - [`ToServer`], [`ToWorker`]: the messages.
+//!
+//! A driver moves the bytes: `paceline-net` over sockets and shared memory, `paceline-torture` on a virtual clock under
+//! faults. Both drive the code in this crate.
+//!
+//! A worker can be gone or late, and these are different things. It is *gone* if its heartbeats stay away; it is then
+//! dismissed within seconds, however long its task takes. It is *late* if its task takes longer than its history lets
+//! expect; then the user gets a notice, and nothing else happens. Only a worker that sends heartbeats but makes no
+//! progress for far longer than expected is dismissed. A worker dismissed for any of this may rejoin. Times at which the
+//! server itself stood still count for no worker.
+
+mod fingerprint;
+mod lateness;
+mod message;
+mod notice;
+mod payload;
+mod server;
+mod tasks;
+mod worker;
+
+use paceline_core::Span;
+
+pub use fingerprint::Fingerprint;
+pub use lateness::Lateness;
+pub use message::{
+    GradientLocation, ReplicaSettings, SharedBuffer, SharedBuffers, ToServer, ToWorker, Token, WireReport,
+};
+pub use notice::Notice;
+pub use payload::{CHUNK_LIMIT, PayloadFormat};
+pub use server::{HANDSHAKE_TIMEOUT, PeerTrust, ServerConfig, ServerHost, ServerProtocol, SessionId, max_ranks};
+pub use worker::{
+    AfterIteration, NextTask, Reaction, ResultStatus, SessionEnd, Welcome, WorkerProtocol, after_iteration,
+};
+
+/// The time between two heartbeats of a worker.
+pub const HEARTBEAT_INTERVAL: Span = Span(1_000_000_000);

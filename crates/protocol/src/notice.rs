@@ -1,0 +1,73 @@
+//! Notices about the members of a run, for the user.
+
+use std::fmt;
+
+use paceline_core::{Span, WorkerId};
+
+/// A change of membership, or a delay.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// A worker joined.
+    Joined {
+        /// Its rank.
+        worker: WorkerId,
+        /// Its address.
+        peer: String,
+        /// How its slowness is emulated, if it is.
+        emulated: Option<String>,
+    },
+    /// A worker left or was dismissed.
+    Left {
+        /// Its rank.
+        worker: WorkerId,
+        /// Why.
+        reason: String,
+        /// Samples of its work that are lost.
+        lost: u64,
+        /// How many workers remain.
+        remaining: usize,
+    },
+    /// A connection was refused.
+    Refused {
+        /// Its address.
+        peer: String,
+        /// Why.
+        reason: String,
+    },
+    /// A worker's task takes longer than expected. The worker sends heartbeats and stays in the run.
+    Late {
+        /// Its rank.
+        worker: WorkerId,
+        /// How long the task has taken so far.
+        elapsed: Span,
+        /// How long the worker's tasks of this size usually take.
+        expected: Span,
+    },
+    /// The server stood still. This counts for no worker.
+    Stalled {
+        /// For how long.
+        span: Span,
+    },
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Notice::Joined { worker, peer, emulated: None } => write!(f, "{worker} joined from {peer}"),
+            Notice::Joined { worker, peer, emulated: Some(how) } => {
+                write!(f, "{worker} joined from {peer} (emulated: {how})")
+            }
+            Notice::Left { worker, reason, lost, remaining } => {
+                write!(f, "{worker} left: {reason}; {lost} samples lost, {remaining} workers remain")
+            }
+            Notice::Refused { peer, reason } => write!(f, "{peer} refused: {reason}"),
+            Notice::Late { worker, elapsed, expected } => {
+                let (elapsed, expected) = (elapsed.seconds(), expected.seconds());
+                write!(f, "{worker} is late: {elapsed:.1} s on a task that usually takes {expected:.1} s")
+            }
+            Notice::Stalled { span } => {
+                write!(f, "the server stood still for {:.1} s; this counts for no worker", span.seconds())
+            }
+        }
+    }
+}

@@ -1,0 +1,866 @@
+//! The server's side of the protocol: sessions, membership, assignments, and who is alive.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use paceline_core::{
+    Action, Aggregate, CommitStep, Decision, DriveError, Event, Executor, Ledger, LedgerError, LocalLength, Share,
+    Span, TaskId, Time, WorkerId,
+};
+use paceline_store::OptimizerSpec;
+use subtle::ConstantTimeEq;
+
+use crate::lateness::Lateness;
+use crate::message::{GradientLocation, ReplicaSettings, ToServer, ToWorker, Token, WireReport};
+use crate::notice::Notice;
+use crate::payload::PayloadFormat;
+use crate::tasks::{Cancellation, OpenTasks, ProtocolViolation, ReadyTask, ReportOutcome};
+use crate::{Fingerprint, HEARTBEAT_INTERVAL};
+
+/// The time limit of the handshake: from the connection, encryption included, to the complete hello.
+pub const HANDSHAKE_TIMEOUT: Span = Span(10_000_000_000);
+
+/// A worker is gone when it has sent nothing for this long: two heartbeats and a half.
+const PATIENCE: Span = Span(HEARTBEAT_INTERVAL.0 * 5 / 2);
+
+/// The longest patience with a worker that was gone and came back, as an overloaded machine makes it seem.
+const MAX_PATIENCE: Span = Span(30_000_000_000);
+
+/// If the protocol is called later than it asked for by more than this, the server stood still.
+const STALL_TOLERANCE: Span = Span(250_000_000);
+
+/// The shortest stall that the user is notified of.
+const NOTICED_STALL: Span = Span(1_000_000_000);
+
+/// Identifies a connection. Numbers are never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionId(pub u64);
+
+/// How far the server trusts a peer, and how values travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PeerTrust {
+    /// A process of the same user on the same machine. It needs no token; values are in shared memory.
+    SameUser,
+    /// A peer on a network. It needs the token, if there is one; values are sent.
+    Network,
+}
+
+/// What the server tells its workers, and asks of them.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// The run starts when this many workers are ready.
+    pub workers: usize,
+    /// Describes the workload; every worker builds the same workload from it.
+    pub workload_spec: String,
+    /// The fingerprint of the workload.
+    pub fingerprint: Fingerprint,
+    /// The seed of the initial parameters.
+    pub seed: u64,
+    /// The number format of values that are sent.
+    pub payload: PayloadFormat,
+    /// The optimizer of local iterations.
+    pub optimizer: OptimizerSpec,
+    /// The token that a peer on a network must have to join; `None` lets every peer join.
+    pub token: Option<Token>,
+    /// How long a worker of unknown speed may make no progress before it is dismissed.
+    pub timeout: Span,
+}
+
+/// How many ranks a run for `workers` workers has. More workers than planned may join, but not without limit: reports
+/// and tables have a row for every rank.
+pub fn max_ranks(workers: usize) -> u32 {
+    u32::try_from((2 * workers).max(workers + 8)).unwrap_or(u32::MAX)
+}
+
+/// What a [`ServerProtocol`] does to the world: messages, the model, observers.
+///
+/// Times are those of the run, which begin when enough workers are ready.
+pub trait ServerHost {
+    /// Why the run can't continue.
+    type Error;
+
+    /// Sends a message.
+    fn send(&mut self, session: SessionId, message: &ToWorker);
+
+    /// Sends a last message and closes the connection. What the worker may still read or write stays as it is until
+    /// the connection is closed from the other side, too.
+    fn close(&mut self, session: SessionId, last: &ToWorker);
+
+    /// A task is going to be sent, now or later: keeps the newest model for it. Returns the learning rate of local
+    /// iterations.
+    fn prepare(&mut self, session: SessionId, task: TaskId) -> f32;
+
+    /// Sends an assignment; `message` is an [`Assign`](ToWorker::Assign) without shared buffers.
+    ///
+    /// # Errors
+    /// If the run can't continue.
+    fn assign(&mut self, session: SessionId, task: TaskId, message: ToWorker) -> Result<(), Self::Error>;
+
+    /// The result of a task is no longer needed. If the assignment was not sent yet, it need not be; the host then
+    /// answers in the worker's name that the task is [dropped](ToServer::Dropped).
+    fn cancel(&mut self, session: SessionId, task: TaskId);
+
+    /// A cancelled task is over: the worker has finished or dropped it, or never got it. Its buffers are free.
+    fn release(&mut self, session: SessionId, task: TaskId);
+
+    /// The update of a task has arrived. Returns `false` if its values are missing.
+    fn keep(&mut self, session: SessionId, task: TaskId, loss: f64, gradient: GradientLocation) -> bool;
+
+    /// The worker has left: its arrived updates are void.
+    fn discard_all(&mut self, worker: WorkerId);
+
+    /// An arrived update will not be committed.
+    fn discard(&mut self, task: TaskId);
+
+    /// Steps the model by `updates`; `live` workers take part.
+    ///
+    /// # Errors
+    /// If the run can't continue.
+    fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Result<Option<Aggregate>, Self::Error>;
+
+    /// An event led to these decisions, which are carried out next.
+    ///
+    /// # Errors
+    /// If the run can't continue.
+    fn begin_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) -> Result<(), Self::Error>;
+
+    /// All decisions on `event` are carried out.
+    ///
+    /// # Errors
+    /// If the run can't continue.
+    fn end_turn(&mut self, now: Time, event: &Event, ledger: &Ledger) -> Result<(), Self::Error>;
+
+    /// A worker computed a gradient or local iterations of a task, in `compute` altogether.
+    fn computed(&mut self, task: TaskId, iterations: u32, compute: Span);
+
+    /// Something happened that the user should know.
+    fn notice(&mut self, notice: Notice);
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Its hello must arrive by this time.
+    Handshake(Time),
+    /// It builds the workload.
+    Building(WorkerId),
+    /// It is a member of the run.
+    Joined(WorkerId),
+    /// The run is over; it closes the connection next.
+    Finished,
+}
+
+impl Stage {
+    fn worker(self) -> Option<WorkerId> {
+        match self {
+            Stage::Building(worker) | Stage::Joined(worker) => Some(worker),
+            Stage::Handshake(_) | Stage::Finished => None,
+        }
+    }
+}
+
+/// One connection.
+#[derive(Debug)]
+struct Session {
+    peer: String,
+    trust: PeerTrust,
+    emulated: Option<String>,
+    stage: Stage,
+    /// When something arrived last.
+    heard: Time,
+    /// It is gone when nothing has arrived for this long.
+    patience: Span,
+    /// The worker's counter of steps, and when it moved last.
+    progress: u64,
+    progressed: Time,
+    tasks: OpenTasks,
+    /// The last of its tasks whose update was committed.
+    committed: Option<u64>,
+    /// The task that the user was notified of as late.
+    noticed_late: Option<TaskId>,
+    /// When its liveness is checked next.
+    check_at: Time,
+}
+
+/// The server's side of the protocol.
+///
+/// Every call takes the time of a clock that does not run backwards. The driver calls [`on_timer`] at [`next_timer`] or
+/// as soon after it as it can, and before that passes on everything that has arrived.
+///
+/// [`on_timer`]: ServerProtocol::on_timer
+/// [`next_timer`]: ServerProtocol::next_timer
+pub struct ServerProtocol {
+    config: ServerConfig,
+    ledger: Ledger,
+    lateness: Lateness,
+    sessions: BTreeMap<SessionId, Session>,
+    /// The session of every rank that is taken.
+    members: BTreeMap<WorkerId, SessionId>,
+    /// All sessions by the time of their next check.
+    checks: BTreeSet<(Time, SessionId)>,
+    /// The patience with workers that were gone once.
+    patience: BTreeMap<WorkerId, Span>,
+    now: Time,
+    /// When the run started or resumed; `None` until enough workers are ready.
+    started: Option<Time>,
+    /// The run's time at that moment.
+    start_time: Time,
+}
+
+type Handled<H> = Result<(), DriveError<<H as ServerHost>::Error>>;
+
+impl ServerProtocol {
+    /// The protocol of a run that waits for its workers.
+    pub fn new(config: ServerConfig, ledger: Ledger) -> Self {
+        ServerProtocol {
+            lateness: Lateness::new(config.timeout),
+            config,
+            ledger,
+            sessions: BTreeMap::new(),
+            members: BTreeMap::new(),
+            checks: BTreeSet::new(),
+            patience: BTreeMap::new(),
+            now: Time::START,
+            started: None,
+            start_time: Time::START,
+        }
+    }
+
+    /// Continues a run at its time `at`. Its workers, `departed`, have to rejoin.
+    ///
+    /// # Errors
+    /// If the run can't continue.
+    pub fn resume<H: ServerHost>(
+        &mut self,
+        now: Time,
+        at: Time,
+        departed: impl IntoIterator<Item = WorkerId>,
+        host: &mut H,
+    ) -> Handled<H> {
+        (self.now, self.started, self.start_time) = (now, Some(now), at);
+        departed.into_iter().try_for_each(|worker| self.feed(Event::Left { worker }, host))
+    }
+
+    /// The ledger of the run.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// Whether enough workers have joined for the run to start.
+    pub fn has_started(&self) -> bool {
+        self.started.is_some()
+    }
+
+    /// The time of the run at `now`.
+    pub fn run_time(&self, now: Time) -> Time {
+        self.start_time + self.started.map_or(Span::ZERO, |started| now.since(started))
+    }
+
+    /// The clock's time at a time of the run; `None` if the run has not started.
+    pub fn clock_time(&self, at: Time) -> Option<Time> {
+        self.started.map(|started| started + at.since(self.start_time))
+    }
+
+    /// When [`on_timer`](ServerProtocol::on_timer) is due.
+    pub fn next_timer(&self) -> Option<Time> {
+        let timer = self.ledger.next_timer().and_then(|at| self.clock_time(at));
+        [timer, self.next_check()].into_iter().flatten().min()
+    }
+
+    fn next_check(&self) -> Option<Time> {
+        self.checks.first().map(|&(at, _)| at)
+    }
+
+    /// The connected workers that have joined.
+    pub fn joined(&self) -> usize {
+        self.sessions.values().filter(|session| matches!(session.stage, Stage::Joined(_))).count()
+    }
+
+    /// Whether every connection is closed.
+    pub fn is_empty(&self) -> bool {
+        self.sessions.is_empty()
+    }
+
+    // --- inputs ---
+
+    /// A peer has connected.
+    pub fn on_connected<H: ServerHost>(
+        &mut self,
+        now: Time,
+        id: SessionId,
+        peer: String,
+        trust: PeerTrust,
+        host: &mut H,
+    ) {
+        self.advance(now, host);
+        let deadline = self.now + HANDSHAKE_TIMEOUT;
+        self.checks.insert((deadline, id));
+        self.sessions.insert(
+            id,
+            Session {
+                peer,
+                trust,
+                emulated: None,
+                stage: Stage::Handshake(deadline),
+                heard: self.now,
+                patience: PATIENCE,
+                progress: 0,
+                progressed: self.now,
+                tasks: OpenTasks::default(),
+                committed: None,
+                noticed_late: None,
+                check_at: deadline,
+            },
+        );
+    }
+
+    /// Bytes of a longer transfer have arrived, which is a sign of life and of progress.
+    pub fn on_transfer<H: ServerHost>(&mut self, now: Time, id: SessionId, host: &mut H) {
+        self.advance(now, host);
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.heard = self.now;
+            progressed(session, self.now, &mut self.lateness);
+        }
+    }
+
+    /// A message has arrived.
+    ///
+    /// # Errors
+    /// If the run can't continue. A message that breaks the protocol is not an error: its worker is dismissed.
+    pub fn on_message<H: ServerHost>(
+        &mut self,
+        now: Time,
+        id: SessionId,
+        message: ToServer,
+        host: &mut H,
+    ) -> Handled<H> {
+        self.advance(now, host);
+        // The peer may have been dismissed while the message was on its way.
+        let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
+        session.heard = self.now;
+        match (session.stage, message) {
+            (Stage::Finished, _) => Ok(()),
+            (Stage::Handshake(_), ToServer::Hello { rank, emulated, token }) => {
+                self.on_hello(id, rank, emulated, token.as_ref(), host)
+            }
+            (Stage::Handshake(_), _) => self.violation(id, "expected a hello as the first message", host),
+            (_, ToServer::Hello { .. }) => self.violation(id, "second hello", host),
+            (_, ToServer::Leave { reason }) => self.dismiss(id, printable(&reason), false, host),
+            (_, ToServer::Heartbeat { progress }) => {
+                if std::mem::replace(&mut session.progress, progress) != progress {
+                    progressed(session, self.now, &mut self.lateness);
+                }
+                Ok(())
+            }
+            (Stage::Building(worker), ToServer::Ready { fingerprint }) => self.on_ready(id, worker, &fingerprint, host),
+            (Stage::Building(_), _) => self.violation(id, "expected a ready message", host),
+            (Stage::Joined(_), ToServer::Ready { .. }) => self.violation(id, "second ready message", host),
+            (Stage::Joined(worker), message) => {
+                progressed(session, self.now, &mut self.lateness);
+                let handled = match message {
+                    ToServer::Asked { number, iterations, report } => {
+                        self.on_asked(id, TaskId { worker, number }, iterations, report, host)
+                    }
+                    ToServer::Report { number, report, loss, gradient } => {
+                        self.on_report(id, TaskId { worker, number }, report, loss, gradient, host)
+                    }
+                    ToServer::Dropped { number } => self.on_dropped(id, TaskId { worker, number }, host),
+                    _ => Ok(Ok(())),
+                };
+                match handled {
+                    Ok(Ok(())) => Ok(()),
+                    Ok(Err(violation)) => self.violation(id, &violation.to_string(), host),
+                    Err(error) => Err(error),
+                }
+            }
+        }
+    }
+
+    /// A connection was closed by the peer or has failed.
+    ///
+    /// # Errors
+    /// If the run can't continue.
+    pub fn on_closed<H: ServerHost>(&mut self, now: Time, id: SessionId, reason: String, host: &mut H) -> Handled<H> {
+        self.advance(now, host);
+        self.dismiss(id, reason, false, host)
+    }
+
+    /// The time of [`next_timer`](ServerProtocol::next_timer) has come. Everything that had arrived before was passed on.
+    ///
+    /// # Errors
+    /// If the run can't continue.
+    pub fn on_timer<H: ServerHost>(&mut self, now: Time, host: &mut H) -> Handled<H> {
+        self.advance(now, host);
+        while let Some(&(at, id)) = self.checks.first()
+            && at <= self.now
+        {
+            self.check(id, host)?;
+        }
+        if self.ledger.next_timer().and_then(|at| self.clock_time(at)).is_some_and(|at| at <= self.now) {
+            self.feed(Event::Timer, host)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the run. Removes the workers whose updates are not committed and will not be, so that the run can be resumed
+    /// from here, and sends the end to every worker.
+    ///
+    /// # Errors
+    /// If the run can't continue.
+    pub fn finish<H: ServerHost>(&mut self, now: Time, reason: &str, host: &mut H) -> Handled<H> {
+        self.now = self.now.max(now);
+        for worker in self.ledger.unsettled_workers() {
+            host.discard_all(worker);
+            self.feed(Event::Left { worker }, host)?;
+        }
+        for (&id, session) in &mut self.sessions {
+            host.close(id, &ToWorker::Finished { reason: reason.into() });
+            session.stage = Stage::Finished;
+        }
+        self.members.clear();
+        self.checks.clear();
+        Ok(())
+    }
+
+    // --- time ---
+
+    /// Moves the clock on. If the server stood still, nobody knows since when: the time since its last call counts for no
+    /// worker.
+    fn advance<H: ServerHost>(&mut self, now: Time, host: &mut H) {
+        let last = self.now;
+        self.now = last.max(now);
+        if self.next_check().is_none_or(|due| self.now <= due + STALL_TOLERANCE) {
+            return;
+        }
+        let stall = self.now.since(last);
+        for session in self.sessions.values_mut() {
+            session.heard = session.heard + stall;
+            session.progressed = session.progressed + stall;
+            session.check_at = session.check_at + stall;
+            if let Stage::Handshake(deadline) = &mut session.stage {
+                *deadline = *deadline + stall;
+            }
+        }
+        self.checks = self.checks.iter().map(|&(at, id)| (at + stall, id)).collect();
+        self.lateness.delay(stall);
+        if stall >= NOTICED_STALL {
+            host.notice(Notice::Stalled { span: stall });
+        }
+    }
+
+    /// Checks whether a peer is alive and makes progress, and plans the next check.
+    fn check<H: ServerHost>(&mut self, id: SessionId, host: &mut H) -> Handled<H> {
+        let now = self.now;
+        let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
+        if let Stage::Handshake(deadline) = session.stage {
+            if deadline <= now {
+                let reason = format!("no handshake within {:.0} s", HANDSHAKE_TIMEOUT.seconds());
+                return self.dismiss(id, reason, false, host);
+            }
+            self.schedule(id, deadline);
+            return Ok(());
+        }
+        let silence = now.since(session.heard);
+        if silence >= session.patience {
+            if let Some(worker) = session.stage.worker() {
+                let patience = Span((2 * session.patience.0).min(MAX_PATIENCE.0));
+                self.patience.insert(worker, patience);
+            }
+            let reason = format!("no sign of life for {:.1} s; it may rejoin", silence.seconds());
+            return self.dismiss(id, reason, true, host);
+        }
+        let mut next = session.heard + session.patience;
+        if let Stage::Joined(worker) = session.stage
+            && let Some((task, elapsed)) = self.lateness.running(worker, now)
+        {
+            let stuck_after = self.lateness.stuck_after(worker);
+            let pause = now.since(session.progressed);
+            if pause >= stuck_after {
+                // Its time is known from below.
+                self.lateness.on_progress(worker, pause);
+                let reason = format!("stuck: alive, but without progress for {:.1} s; it may rejoin", pause.seconds());
+                return self.dismiss(id, reason, true, host);
+            }
+            next = next.min(session.progressed + stuck_after);
+            if let Some(late_after) = self.lateness.late_after(worker).filter(|_| session.noticed_late != Some(task)) {
+                if elapsed >= late_after {
+                    session.noticed_late = Some(task);
+                    let expected = self.lateness.usual(worker).unwrap_or_default();
+                    host.notice(Notice::Late { worker, elapsed, expected });
+                } else {
+                    next = next.min(now + (late_after - elapsed));
+                }
+            }
+        }
+        self.schedule(id, next);
+        Ok(())
+    }
+
+    fn schedule(&mut self, id: SessionId, at: Time) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        self.checks.remove(&(session.check_at, id));
+        session.check_at = at.max(self.now + Span(1));
+        self.checks.insert((session.check_at, id));
+    }
+
+    // --- membership ---
+
+    /// Gives a new worker a rank and sends it the workload.
+    fn on_hello<H: ServerHost>(
+        &mut self,
+        id: SessionId,
+        rank: Option<u32>,
+        emulated: Option<String>,
+        token: Option<&Token>,
+        host: &mut H,
+    ) -> Handled<H> {
+        let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
+        if let (PeerTrust::Network, Some(ours)) = (session.trust, &self.config.token) {
+            let denial = match token {
+                None => Some("no token: start the worker with --keys DIR"),
+                Some(theirs) if !bool::from(ours.ct_eq(theirs)) => {
+                    Some("wrong token: start the worker with the --keys DIR of the server")
+                }
+                Some(_) => None,
+            };
+            if let Some(reason) = denial {
+                return self.violation(id, reason, host);
+            }
+        }
+        let limit = max_ranks(self.config.workers);
+        let taken = |rank: u32| self.members.contains_key(&WorkerId(rank));
+        let rank = match rank {
+            Some(rank) if rank >= limit => {
+                let workers = self.config.workers;
+                let reason = format!("rank {rank}: expected 0 to {} in a run for {workers} workers", limit - 1);
+                return self.dismiss(id, reason, false, host);
+            }
+            // It may be the same worker, whose old connection is not closed yet.
+            Some(rank) if taken(rank) => return self.dismiss(id, format!("rank {rank} is taken"), true, host),
+            Some(rank) => rank,
+            None => match (0..limit).find(|&rank| !taken(rank)) {
+                Some(rank) => rank,
+                None => return self.dismiss(id, format!("all {limit} ranks are taken"), true, host),
+            },
+        };
+        let worker = WorkerId(rank);
+        session.stage = Stage::Building(worker);
+        session.emulated = emulated.as_deref().map(printable);
+        session.patience = self.patience.get(&worker).copied().unwrap_or(PATIENCE);
+        self.members.insert(worker, id);
+        let ServerConfig { workload_spec, seed, payload, optimizer, .. } = &self.config;
+        let (workload_spec, seed, payload, optimizer) = (workload_spec.clone(), *seed, *payload, *optimizer);
+        host.send(id, &ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer });
+        let next = self.now + PATIENCE;
+        self.schedule(id, next);
+        Ok(())
+    }
+
+    fn on_ready<H: ServerHost>(
+        &mut self,
+        id: SessionId,
+        worker: WorkerId,
+        theirs: &Fingerprint,
+        host: &mut H,
+    ) -> Handled<H> {
+        let ours = self.config.fingerprint;
+        if !ours.agrees_with(theirs) {
+            let reason = format!("different workload: the server has {ours}; the worker has {theirs}");
+            return self.dismiss(id, reason, false, host);
+        }
+        let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
+        session.stage = Stage::Joined(worker);
+        host.notice(Notice::Joined { worker, peer: session.peer.clone(), emulated: session.emulated.clone() });
+        if self.started.is_some() {
+            return self.feed(Event::Joined { worker }, host);
+        }
+        let is_ready = |id: &SessionId| self.sessions.get(id).is_some_and(|one| matches!(one.stage, Stage::Joined(_)));
+        let ready: Vec<WorkerId> =
+            self.members.iter().filter(|(_, id)| is_ready(id)).map(|(&worker, _)| worker).collect();
+        if ready.len() >= self.config.workers {
+            self.started = Some(self.now);
+            ready.into_iter().try_for_each(|worker| self.feed(Event::Joined { worker }, host))?;
+        }
+        Ok(())
+    }
+
+    /// Dismisses a peer that broke the protocol. It may not rejoin.
+    fn violation<H: ServerHost>(&mut self, id: SessionId, reason: &str, host: &mut H) -> Handled<H> {
+        self.dismiss(id, reason.into(), false, host)
+    }
+
+    /// Removes a peer that has left or must leave; `may_rejoin` is sent to it.
+    fn dismiss<H: ServerHost>(&mut self, id: SessionId, reason: String, may_rejoin: bool, host: &mut H) -> Handled<H> {
+        let Some(session) = self.sessions.remove(&id) else { return Ok(()) };
+        self.checks.remove(&(session.check_at, id));
+        // If the peer has left, the message is lost, which does no harm.
+        host.close(id, &ToWorker::Refuse { reason: reason.clone(), may_rejoin });
+        if let Some(worker) = session.stage.worker() {
+            self.members.remove(&worker);
+        }
+        match session.stage {
+            Stage::Finished => Ok(()),
+            Stage::Handshake(_) | Stage::Building(_) => {
+                host.notice(Notice::Refused { peer: session.peer, reason });
+                Ok(())
+            }
+            Stage::Joined(worker) => {
+                host.discard_all(worker);
+                let before = self.ledger.samples().dropped;
+                if self.started.is_some() {
+                    self.feed(Event::Left { worker }, host)?;
+                }
+                let lost = self.ledger.samples().dropped - before;
+                let remaining = self.joined();
+                host.notice(Notice::Left { worker, reason, lost, remaining });
+                Ok(())
+            }
+        }
+    }
+
+    /// Dismisses a worker for a reason that its messages do not show, such as broken updates.
+    ///
+    /// # Errors
+    /// If the run can't continue.
+    pub fn dismiss_worker<H: ServerHost>(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        reason: String,
+        may_rejoin: bool,
+        host: &mut H,
+    ) -> Handled<H> {
+        self.advance(now, host);
+        let id = self.members.get(&worker).copied();
+        id.map_or(Ok(()), |id| self.dismiss(id, reason, may_rejoin, host))
+    }
+
+    // --- tasks ---
+
+    fn on_asked<H: ServerHost>(
+        &mut self,
+        id: SessionId,
+        task: TaskId,
+        iterations: u32,
+        report: WireReport,
+        host: &mut H,
+    ) -> Result<Result<(), ProtocolViolation>, DriveError<H::Error>> {
+        let Some(session) = self.sessions.get(&id) else { return Ok(Ok(())) };
+        let sent = match session.tasks.asked(task.number) {
+            Ok(Some(sent)) => sent,
+            Ok(None) => return Ok(Ok(())),
+            Err(violation) => return Ok(Err(violation)),
+        };
+        let report = report.bounded(self.now.since(sent));
+        self.feed_report(id, Event::Asked { task, iterations, report }, host)?;
+        if self.sessions.contains_key(&id) {
+            host.computed(task, 1, report.compute);
+        }
+        Ok(Ok(()))
+    }
+
+    fn on_report<H: ServerHost>(
+        &mut self,
+        id: SessionId,
+        task: TaskId,
+        report: WireReport,
+        loss: f64,
+        gradient: GradientLocation,
+        host: &mut H,
+    ) -> Result<Result<(), ProtocolViolation>, DriveError<H::Error>> {
+        let Some(session) = self.sessions.get_mut(&id) else { return Ok(Ok(())) };
+        let trust = session.trust;
+        let outcome = match session.tasks.reported(task.number) {
+            Ok(outcome) => outcome,
+            Err(violation) => return Ok(Err(violation)),
+        };
+        let ReportOutcome::Wanted { sent, late, length } = outcome else {
+            host.release(id, task);
+            self.send_next(id, host)?;
+            return Ok(Ok(()));
+        };
+        let as_assigned = match gradient {
+            GradientLocation::InPlace => trust == PeerTrust::SameUser,
+            GradientLocation::Follows => trust == PeerTrust::Network,
+            GradientLocation::Withheld => late,
+        };
+        self.send_next(id, host)?;
+        if !as_assigned || !host.keep(id, task, loss, gradient) {
+            let reason = format!("the gradient of {task} was not sent as assigned");
+            return self.dismiss(id, reason, false, host).map(Ok);
+        }
+        let report = report.bounded(self.now.since(sent));
+        self.feed_report(id, Event::Reported { task, report }, host)?;
+        let iterations = match length {
+            // Counted when the worker asked.
+            Some(LocalLength::AskAndWait | LocalLength::AskAndContinue) => 0,
+            Some(LocalLength::Iterations(count)) => count,
+            None => 1,
+        };
+        if self.sessions.contains_key(&id) && iterations > 0 {
+            host.computed(task, iterations, report.compute);
+        }
+        Ok(Ok(()))
+    }
+
+    fn on_dropped<H: ServerHost>(
+        &mut self,
+        id: SessionId,
+        task: TaskId,
+        host: &mut H,
+    ) -> Result<Result<(), ProtocolViolation>, DriveError<H::Error>> {
+        let Some(session) = self.sessions.get_mut(&id) else { return Ok(Ok(())) };
+        if let Err(violation) = session.tasks.dropped(task.number) {
+            return Ok(Err(violation));
+        }
+        host.release(id, task);
+        self.send_next(id, host)?;
+        Ok(Ok(()))
+    }
+
+    /// Sends assignments that were held back.
+    fn send_next<H: ServerHost>(&mut self, id: SessionId, host: &mut H) -> Handled<H> {
+        let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
+        send_next(self.now, id, session, host).map_err(DriveError::Executor)
+    }
+
+    // --- decisions of the scheme ---
+
+    fn feed<H: ServerHost>(&mut self, event: Event, host: &mut H) -> Handled<H> {
+        let at = self.run_time(self.now);
+        let mut executor = HostExecutor {
+            now: self.now,
+            sessions: &mut self.sessions,
+            members: &self.members,
+            lateness: &mut self.lateness,
+            changed: Vec::new(),
+            host,
+        };
+        self.ledger.drive(at, event, &mut executor)
+    }
+
+    /// Feeds a worker's report to the scheme. Dismisses the worker if the report is impossible.
+    fn feed_report<H: ServerHost>(&mut self, id: SessionId, event: Event, host: &mut H) -> Handled<H> {
+        match self.feed(event, host) {
+            Err(DriveError::Ledger(LedgerError::Refused(refusal))) => self.violation(id, &refusal.to_string(), host),
+            result => result,
+        }
+    }
+}
+
+/// The worker of a session made progress.
+fn progressed(session: &mut Session, now: Time, lateness: &mut Lateness) {
+    if let Stage::Joined(worker) = session.stage {
+        lateness.on_progress(worker, now.since(session.progressed));
+    }
+    session.progressed = now;
+}
+
+fn send_next<H: ServerHost>(now: Time, id: SessionId, session: &mut Session, host: &mut H) -> Result<(), H::Error> {
+    while let Some(ReadyTask { assignment, after, rate }) = session.tasks.send_next(now) {
+        let settings = ReplicaSettings { rate, committed: session.committed };
+        host.assign(id, assignment.task, ToWorker::Assign { assignment, after, buffers: None, settings })?;
+    }
+    Ok(())
+}
+
+fn cancel<H: ServerHost>(id: SessionId, task: TaskId, cancellation: Cancellation, host: &mut H) {
+    match cancellation {
+        Cancellation::Sent => host.cancel(id, task),
+        Cancellation::NotSent => host.release(id, task),
+    }
+}
+
+/// Carries out the decisions of the scheme.
+struct HostExecutor<'a, H> {
+    now: Time,
+    sessions: &'a mut BTreeMap<SessionId, Session>,
+    members: &'a BTreeMap<WorkerId, SessionId>,
+    lateness: &'a mut Lateness,
+    /// Workers whose task may have changed in this turn.
+    changed: Vec<WorkerId>,
+    host: &'a mut H,
+}
+
+impl<H: ServerHost> HostExecutor<'_, H> {
+    fn session(&mut self, worker: WorkerId) -> Option<(SessionId, &mut Session)> {
+        let id = *self.members.get(&worker)?;
+        self.sessions.get_mut(&id).map(|session| (id, session))
+    }
+
+    fn send(&mut self, worker: WorkerId, message: &ToWorker) {
+        if let Some(&id) = self.members.get(&worker) {
+            self.host.send(id, message);
+        }
+    }
+}
+
+impl<H: ServerHost> Executor for HostExecutor<'_, H> {
+    type Error = H::Error;
+
+    fn begin_turn(&mut self, at: Time, event: &Event, decisions: &[Decision]) -> Result<(), H::Error> {
+        match *event {
+            Event::Reported { task, .. } | Event::Asked { task, .. } => {
+                self.lateness.on_report(self.now, task.worker, matches!(event, Event::Reported { .. }));
+                self.changed.push(task.worker);
+            }
+            Event::Left { worker } => self.changed.push(worker),
+            Event::Joined { .. } | Event::Committed { .. } | Event::Timer => {}
+        }
+        self.host.begin_turn(at, event, decisions)
+    }
+
+    fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Result<Option<Aggregate>, H::Error> {
+        for Share { task, .. } in updates {
+            if let Some((_, session)) = self.session(task.worker) {
+                session.committed = Some(task.number);
+            }
+        }
+        self.host.commit(updates, step, live)
+    }
+
+    fn carry_out(&mut self, _: Time, action: &Action) -> Result<(), H::Error> {
+        match *action {
+            Action::Assign(assignment) => {
+                let (now, task) = (self.now, assignment.task);
+                self.changed.push(task.worker);
+                let Some(&id) = self.members.get(&task.worker) else { return Ok(()) };
+                let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
+                if !assignment.queued {
+                    session.progressed = now;
+                }
+                let rate = self.host.prepare(id, task);
+                for (number, cancellation) in session.tasks.assign(assignment, rate) {
+                    cancel(id, TaskId { number, ..task }, cancellation, self.host);
+                }
+                send_next(now, id, session, self.host)?;
+            }
+            Action::Interrupt { task } => {
+                self.changed.push(task.worker);
+                if let Some((id, session)) = self.session(task.worker) {
+                    let cancellation = session.tasks.cancel(task.number);
+                    cancel(id, task, cancellation, self.host);
+                    if cancellation == Cancellation::Sent {
+                        self.host.send(id, &ToWorker::Interrupt { number: task.number });
+                    }
+                }
+            }
+            Action::Discard { task } => self.host.discard(task),
+            Action::Continue { task } => self.send(task.worker, &ToWorker::Continue { number: task.number }),
+            Action::Collect { task } => self.send(task.worker, &ToWorker::Collect { number: task.number }),
+            // Idle workers need no message, the ledger keeps the timers, and commits are carried out above.
+            Action::Hold { .. } | Action::Wake { .. } | Action::Commit { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn end_turn(&mut self, at: Time, event: &Event, ledger: &Ledger) -> Result<(), H::Error> {
+        for worker in self.changed.drain(..) {
+            self.lateness.update(self.now, worker, ledger.running(worker).as_ref());
+        }
+        self.host.end_turn(at, event, ledger)
+    }
+}
+
+/// Text from a peer without control characters, which a terminal would interpret.
+fn printable(text: &str) -> String {
+    text.replace(char::is_control, " ")
+}

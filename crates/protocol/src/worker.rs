@@ -1,0 +1,281 @@
+//! The worker's side of the protocol: the tasks of one session.
+
+use std::collections::VecDeque;
+
+use paceline_core::{Assignment, LocalLength, Version};
+use paceline_store::OptimizerSpec;
+
+use crate::message::{ReplicaSettings, ToServer, ToWorker};
+use crate::payload::PayloadFormat;
+
+/// How a session with the server ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SessionEnd {
+    /// The run is over.
+    Finished(String),
+    /// The server refused or dismissed this worker for good.
+    Refused(String),
+    /// The server refused or dismissed this worker for now; it may rejoin.
+    RetryLater(String),
+    /// The connection is lost.
+    Lost(String),
+}
+
+/// What the server tells a worker that it accepts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Welcome {
+    /// The rank of the worker.
+    pub rank: u32,
+    /// Describes the workload.
+    pub workload_spec: String,
+    /// The seed of the initial parameters.
+    pub seed: u64,
+    /// The number format of values that are sent.
+    pub payload: PayloadFormat,
+    /// The optimizer of local iterations.
+    pub optimizer: OptimizerSpec,
+}
+
+/// What a message means to the worker.
+#[derive(Debug, PartialEq)]
+pub enum Reaction {
+    /// Nothing beyond the changed tasks.
+    None,
+    /// The worker joins: it builds the workload and answers with [`ToServer::Ready`].
+    Join(Welcome),
+    /// These cancelled tasks never start; the server must learn of it.
+    Drop(Vec<ToServer>),
+    /// The session is over.
+    End(SessionEnd),
+}
+
+/// Whether the result of the running task is still needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResultStatus {
+    /// The server waits for the result.
+    Wanted,
+    /// Newer work is queued: the result is late.
+    Late,
+    /// The task was cancelled.
+    Cancelled,
+}
+
+/// What a worker does after a local iteration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AfterIteration {
+    /// The next iteration.
+    Continue,
+    /// It asks; then it waits for the answer, or continues at once.
+    Ask {
+        /// Whether it waits.
+        wait: bool,
+    },
+    /// The task is done.
+    Finish,
+}
+
+/// What a worker does after `iterations` local iterations.
+pub fn after_iteration(length: LocalLength, iterations: u32) -> AfterIteration {
+    match length {
+        LocalLength::Iterations(count) if iterations >= count => AfterIteration::Finish,
+        LocalLength::Iterations(_) => AfterIteration::Continue,
+        LocalLength::AskAndWait => AfterIteration::Ask { wait: true },
+        LocalLength::AskAndContinue => AfterIteration::Ask { wait: false },
+    }
+}
+
+/// The server's answer to a question.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    Continue,
+    Collect,
+}
+
+/// A task that is queued, or starts.
+#[derive(Debug, Clone)]
+pub struct NextTask<M> {
+    /// The assignment.
+    pub assignment: Assignment,
+    /// Settings of local iterations.
+    pub settings: ReplicaSettings,
+    /// The model to use, once it is available.
+    model: Option<M>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WorkerStage {
+    /// The hello is sent.
+    Handshake,
+    /// The workload is being built, or the worker has joined.
+    Accepted,
+}
+
+/// The worker's side of one session. `M` is a handle of a model: its values are elsewhere.
+#[derive(Debug)]
+pub struct WorkerProtocol<M> {
+    stage: WorkerStage,
+    running: Option<Assignment>,
+    cancelled: bool,
+    /// The server's answer about the running task.
+    answer: Option<Answer>,
+    queued: VecDeque<NextTask<M>>,
+    /// The model that arrived last.
+    model: Option<(Version, M)>,
+    end: Option<SessionEnd>,
+}
+
+impl<M> Default for WorkerProtocol<M> {
+    fn default() -> Self {
+        WorkerProtocol {
+            stage: WorkerStage::Handshake,
+            running: None,
+            cancelled: false,
+            answer: None,
+            queued: VecDeque::new(),
+            model: None,
+            end: None,
+        }
+    }
+}
+
+impl<M: Clone> WorkerProtocol<M> {
+    /// A message of the server has arrived. With shared memory, `model` is the model of an assignment.
+    pub fn on_message(&mut self, message: ToWorker, model: Option<M>) -> Reaction {
+        let reaction = match (self.stage, message) {
+            (WorkerStage::Handshake, ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer }) => {
+                self.stage = WorkerStage::Accepted;
+                Reaction::Join(Welcome { rank, workload_spec, seed, payload, optimizer })
+            }
+            (_, ToWorker::Refuse { reason, may_rejoin: true }) => Reaction::End(SessionEnd::RetryLater(reason)),
+            (_, ToWorker::Refuse { reason, may_rejoin: false }) => Reaction::End(SessionEnd::Refused(reason)),
+            (_, ToWorker::Finished { reason }) => Reaction::End(SessionEnd::Finished(reason)),
+            (WorkerStage::Handshake, _) => {
+                Reaction::End(SessionEnd::Lost("the server did not answer the hello with a welcome".into()))
+            }
+            (_, ToWorker::Welcome { .. }) => Reaction::End(SessionEnd::Lost("second welcome".into())),
+            (_, ToWorker::Assign { assignment, after, settings, .. }) => {
+                drop_all(self.assign(NextTask { assignment, settings, model }, after))
+            }
+            (_, ToWorker::Interrupt { number }) => drop_all(self.interrupt(number)),
+            (_, ToWorker::Continue { number }) => self.on_answer(number, Answer::Continue),
+            (_, ToWorker::Collect { number }) => self.on_answer(number, Answer::Collect),
+            // The driver maps buffers and receives models.
+            (_, ToWorker::Map { .. } | ToWorker::Model { .. }) => Reaction::None,
+        };
+        if let Reaction::End(end) = &reaction {
+            self.end(end.clone());
+        }
+        reaction
+    }
+
+    /// Adds a task and cancels all others except `after`. Returns the tasks that will never start.
+    fn assign(&mut self, mut task: NextTask<M>, after: Option<u64>) -> Vec<u64> {
+        if let Some((version, model)) = &self.model
+            && *version == task.assignment.version
+        {
+            task.model.get_or_insert_with(|| model.clone());
+        }
+        if self.running.is_some_and(|running| Some(running.task.number) != after) {
+            self.cancelled = true;
+        }
+        let dropped = self.remove_queued(|number| Some(number) != after);
+        self.queued.push_back(task);
+        dropped
+    }
+
+    /// Cancels a task. Returns its number if it will never start.
+    fn interrupt(&mut self, number: u64) -> Vec<u64> {
+        if self.running.is_some_and(|running| running.task.number == number) {
+            self.cancelled = true;
+        }
+        self.remove_queued(|queued| queued == number)
+    }
+
+    fn remove_queued(&mut self, cancelled: impl Fn(u64) -> bool) -> Vec<u64> {
+        let numbers = self.queued.iter().map(|task| task.assignment.task.number);
+        let dropped: Vec<u64> = numbers.filter(|&number| cancelled(number)).collect();
+        self.queued.retain(|task| !cancelled(task.assignment.task.number));
+        dropped
+    }
+
+    /// The server's answer about a task; ignored unless that task is running.
+    fn on_answer(&mut self, number: u64, answer: Answer) -> Reaction {
+        if self.running.is_some_and(|running| running.task.number == number) {
+            self.answer = Some(answer);
+        }
+        Reaction::None
+    }
+
+    /// A model has arrived, for queued tasks that need it and for later ones.
+    pub fn on_model(&mut self, version: Version, model: M) {
+        for task in self.queued.iter_mut().filter(|task| task.assignment.version == version) {
+            task.model.get_or_insert_with(|| model.clone());
+        }
+        self.model = Some((version, model));
+    }
+
+    /// Ends the session; only the first reason counts.
+    pub fn end(&mut self, end: SessionEnd) {
+        self.end.get_or_insert(end);
+        self.cancelled = true;
+    }
+
+    /// Why the session is over; `None` if it is not.
+    pub fn ended(&self) -> Option<&SessionEnd> {
+        self.end.as_ref()
+    }
+
+    /// Starts the next task, if no task is running and the next one has its model.
+    pub fn start_next(&mut self) -> Option<(NextTask<M>, M)> {
+        if self.running.is_some() || self.end.is_some() {
+            return None;
+        }
+        let model = self.queued.front()?.model.clone()?;
+        let task = self.queued.pop_front()?;
+        (self.running, self.cancelled, self.answer) = (Some(task.assignment), false, None);
+        Some((task, model))
+    }
+
+    /// Whether the running task is cancelled.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled
+    }
+
+    /// Whether the server has asked for the result of the running task.
+    pub fn is_collected(&self) -> bool {
+        self.answer == Some(Answer::Collect)
+    }
+
+    /// Takes the server's answer about the running task: whether to continue; `None` if there is none yet. A collected
+    /// or cancelled task does not continue.
+    pub fn take_answer(&mut self) -> Option<bool> {
+        if self.cancelled || self.is_collected() {
+            return Some(false);
+        }
+        self.answer.take().map(|answer| answer == Answer::Continue)
+    }
+
+    /// Whether the result of the running task is still needed.
+    pub fn result_status(&self) -> ResultStatus {
+        let newer = |task: &NextTask<M>| self.running.is_some_and(|running| task.assignment.version > running.version);
+        if self.cancelled {
+            ResultStatus::Cancelled
+        } else if self.queued.iter().any(newer) {
+            ResultStatus::Late
+        } else {
+            ResultStatus::Wanted
+        }
+    }
+
+    /// The running task is done.
+    pub fn finish_task(&mut self) {
+        self.running = None;
+    }
+}
+
+fn drop_all(numbers: Vec<u64>) -> Reaction {
+    if numbers.is_empty() {
+        return Reaction::None;
+    }
+    Reaction::Drop(numbers.into_iter().map(|number| ToServer::Dropped { number }).collect())
+}
