@@ -2,77 +2,20 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::process::Command;
+use std::time::Duration;
 use std::{fs, thread};
 
-use serde_json::Value;
 use tempfile::tempdir;
 
-use common::{json, refused};
-
-/// A process, and the lines of its standard error.
-struct PacelineProcess {
-    child: Child,
-    lines: Receiver<String>,
-}
-
-impl PacelineProcess {
-    fn start(arguments: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_paceline"));
-        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let (sender, lines) = channel();
-        let errors = BufReader::new(child.stderr.take().unwrap());
-        thread::spawn(move || errors.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        PacelineProcess { child, lines }
-    }
-
-    /// Waits for a line that starts with `start`.
-    fn await_line(&self, start: &str) -> String {
-        let mut other_lines = Vec::new();
-        for line in &self.lines {
-            if line.starts_with(start) {
-                return line;
-            }
-            other_lines.push(line);
-        }
-        panic!("the process ended without a line '{start}': {other_lines:?}");
-    }
-
-    fn signal(&self, name: &str) {
-        let status = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status().unwrap();
-        assert!(status.success());
-    }
-
-    fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    /// Waits for a successful exit, and reads the JSON on standard output.
-    fn finish(mut self) -> Value {
-        let mut text = String::new();
-        self.child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
-        let errors: Vec<String> = self.lines.iter().collect();
-        assert!(self.child.wait().unwrap().success(), "{errors:?}");
-        serde_json::from_str(&text).unwrap()
-    }
-}
-
-impl Drop for PacelineProcess {
-    fn drop(&mut self) {
-        // If a test fails, the process may still be running or stopped.
-        let _ = self.child.kill();
-    }
-}
+use common::{PacelineProcess, json, refused};
 
 fn await_file(path: &Path, server: &mut PacelineProcess, is_ready: impl Fn(&Path) -> bool) {
     while !is_ready(path) {
         assert!(server.child.try_wait().unwrap().is_none(), "the server has exited");
-        thread::yield_now();
+        thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -98,9 +41,9 @@ fn check_faults(scheme: &str) {
     let third = work("2");
     server.await_line("worker 2 joined");
 
-    // Stopped: times out, and rejoins when it continues.
+    // Stopped: dismissed when its heartbeats stay away, and rejoins when it continues.
     second.signal("STOP");
-    server.await_line("worker 1 left: timed out: no report for ");
+    server.await_line("worker 1 left: no sign of life for ");
     second.signal("CONT");
     server.await_line("worker 1 joined");
 

@@ -4,6 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use paceline_net::PROTOCOL_VERSION;
 use paceline_net::fuzzing::{ToServer, ToWorker, first_message};
 
 fuzz_target!(|bytes: &[u8]| {
@@ -16,7 +17,9 @@ fuzz_target!(|bytes: &[u8]| {
         rest = &rest[length..];
     }
     // With a valid header, so that the body is decoded too.
-    let mut framed = b"PCLN\x01\x00\x01\x00".to_vec();
+    let mut framed = b"PCLN".to_vec();
+    framed.extend_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+    framed.extend_from_slice(&1_u16.to_le_bytes());
     framed.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&framed);

@@ -7,6 +7,7 @@
 //! - [`shrink`]: the smallest schedule found that still fails in the same way.
 //! - [`schemes`]: all schemes, with the settings that change their behaviour.
 //! - [`TimeoutRule`]: a rule for timeouts to try out.
+//! - [`fuzz_protocol`]: arbitrary messages for both sides of the protocol.
 //!
 //! The same schedule gives the same outcome, event for event. Both sides run the code of a real run: the protocol of
 //! `paceline-protocol` with its schemes and its ledger. Only what moves the bytes is simulated, and what computes:
@@ -15,6 +16,7 @@
 mod checker;
 mod fault_schedule;
 mod fault_simulation;
+mod fuzz;
 mod schemes;
 mod server;
 mod shrink;
@@ -23,6 +25,7 @@ mod worker;
 
 pub use fault_schedule::{Fault, FaultSchedule, LinkFault};
 pub use fault_simulation::{TortureFailure, TortureReport, torture, torture_with};
+pub use fuzz::fuzz_protocol;
 pub use schemes::schemes;
 pub use shrink::shrink;
 pub use timeout_rule::TimeoutRule;
