@@ -98,7 +98,7 @@ impl Deadlines {
                     self.expect(task.worker, now, work(&running));
                 }
             }
-            Event::Committed { .. } | Event::Timer => {}
+            Event::Committed { .. } | Event::Broken { .. } | Event::Timer => {}
         }
         for decision in decisions {
             match &decision.action {

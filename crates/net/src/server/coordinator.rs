@@ -9,11 +9,11 @@ use std::thread::Scope;
 use std::time::{Duration, Instant};
 
 use paceline_core::{
-    Action, Aggregate, CommitStep, Deadlines, Event, Ledger, LedgerError, LocalLength, Report, Share, Span, TaskId,
-    Time, WorkerId,
+    Action, CommitStep, Deadlines, Event, Ledger, LedgerError, LocalLength, Report, Share, Span, TaskId, Time, WorkerId,
 };
 use paceline_runtime::{
-    Contribution, Goal, Job, ModelState, Monitor, Notice, ResumePoint, RunInfo, ServerObserver, Stepper, compensate,
+    BrokenUpdates, CommitResult, Contribution, Goal, Job, ModelState, Monitor, Notice, Remedy, ResumePoint, RunInfo,
+    ServerObserver, Stepper, compensate,
 };
 use paceline_store::Checkpoint;
 use paceline_workload::Evaluation;
@@ -82,16 +82,15 @@ pub(super) struct Coordinator<'a> {
     ranks: HashMap<u64, WorkerId>,
     /// Updates that are not committed yet.
     arrived: HashMap<TaskId, UncommittedUpdate>,
-    /// Updates that the last commits left out because they were not finite.
-    unusable: Vec<TaskId>,
+    broken_updates: BrokenUpdates,
+    /// The last tasks of workers that are to be dismissed for broken updates.
+    to_dismiss: Vec<TaskId>,
     /// The workers with emulated delays, and their descriptions.
     emulated: BTreeMap<WorkerId, String>,
     /// When this process started or resumed the run; `None` until enough workers have joined.
     started: Option<Instant>,
     /// The run's time at that moment.
     start_time: Time,
-    /// Whether the model is still finite.
-    finite: bool,
     /// Workers that took part before the run was resumed and have to rejoin.
     departed: BTreeSet<WorkerId>,
     /// Sends models to the evaluator.
@@ -137,11 +136,11 @@ impl<'a> Coordinator<'a> {
             remotes: BTreeMap::new(),
             ranks: HashMap::new(),
             arrived: HashMap::new(),
-            unusable: Vec::new(),
+            broken_updates: BrokenUpdates::default(),
+            to_dismiss: Vec::new(),
             emulated: BTreeMap::new(),
             started,
             start_time,
-            finite: true,
             departed,
             evaluation_sender: None,
             new_evaluation: None,
@@ -168,7 +167,7 @@ impl<'a> Coordinator<'a> {
                 Some(input) => self.handle(input)?,
                 None => self.on_deadline()?,
             };
-            if let Some(stop) = stop.map_or_else(|| self.dismiss_non_finite(), |stop| Ok(Some(stop)))? {
+            if let Some(stop) = stop.map_or_else(|| self.dismiss_broken(), |stop| Ok(Some(stop)))? {
                 break stop;
             }
         };
@@ -328,6 +327,7 @@ impl<'a> Coordinator<'a> {
             return Ok(None);
         }
         let before = self.ledger.samples().dropped;
+        self.broken_updates.on_left(worker);
         let stop = if self.started.is_some() { self.feed(Event::Left { worker })? } else { None };
         let lost = self.ledger.samples().dropped - before;
         let remaining = self.remotes.values().filter(|remote| remote.ready).count();
@@ -335,21 +335,12 @@ impl<'a> Coordinator<'a> {
         Ok(stop)
     }
 
-    /// A worker's update is not finite. If it is the only worker, the model is taken to be the cause.
-    fn on_non_finite(&mut self, session: u64, reason: String) -> Result<Option<StopReason>, ServerError> {
-        let is_only = self.ledger.live() <= 1;
-        self.finite &= !is_only;
-        let stop = self.dismiss(session, reason, false)?;
-        Ok(stop.or_else(|| is_only.then(|| StopReason::Other("the gradient is no longer finite".into()))))
-    }
-
-    /// Dismisses the workers whose gradients were found not to be finite when they were aggregated.
-    fn dismiss_non_finite(&mut self) -> Result<Option<StopReason>, ServerError> {
-        while let Some(task) = self.unusable.pop() {
+    /// Dismisses the workers whose updates were broken too often.
+    fn dismiss_broken(&mut self) -> Result<Option<StopReason>, ServerError> {
+        while let Some(task) = self.to_dismiss.pop() {
             let Some(session) = self.remotes.get(&task.worker).map(|remote| remote.session) else { continue };
-            let stop = self.on_non_finite(session, format!("the gradient of {task} is not finite"))?;
-            if stop.is_some() {
-                return Ok(stop);
+            if let Some(stop) = self.dismiss(session, BrokenUpdates::reason(task), false)? {
+                return Ok(Some(stop));
             }
         }
         Ok(None)
@@ -368,7 +359,6 @@ impl<'a> Coordinator<'a> {
         let Some((&worker, remote)) = find_remote(&mut self.remotes, &self.ranks, session) else { return Ok(None) };
         let task = TaskId { worker, number };
         let outcome = match remote.reported(number) {
-            Ok(_) if !loss.is_finite() => return self.on_non_finite(session, format!("the loss of {task} is {loss}")),
             Ok(outcome) => outcome,
             Err(violation) => return self.dismiss(session, violation.to_string(), false),
         };
@@ -448,7 +438,7 @@ impl<'a> Coordinator<'a> {
 
     /// Feeds an event to the scheme, carries out its decisions, and confirms its commits until none is left.
     fn feed(&mut self, event: Event) -> Result<Option<StopReason>, ServerError> {
-        let mut stop = None;
+        let (mut stop, mut diverged) = (None, false);
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             let now = self.now();
@@ -459,8 +449,15 @@ impl<'a> Coordinator<'a> {
             let iteration = self.monitor.observe(now, &event, &decisions);
             for decision in &decisions {
                 if let Action::Commit { version, updates, step } = &decision.action {
-                    let aggregate = Some(self.commit(updates, *step, live)?);
+                    let CommitResult { aggregate, broken } = self.commit(updates, *step, live)?;
                     events.push_back(Event::Committed { version: *version, aggregate });
+                    let broken: Vec<TaskId> = broken.into_iter().map(|index| updates[index].task).collect();
+                    events.extend(broken.iter().map(|&task| Event::Broken { task }));
+                    match self.broken_updates.on_commit(updates.iter().map(|share| share.task), &broken, live) {
+                        Remedy::Continue => {}
+                        Remedy::Dismiss(tasks) => self.to_dismiss.extend(tasks),
+                        Remedy::Diverged => diverged = true,
+                    }
                 } else {
                     self.carry_out(&decision.action)?;
                 }
@@ -476,12 +473,12 @@ impl<'a> Coordinator<'a> {
         if self.observer.wants_checkpoint() {
             self.offer_checkpoint();
         }
-        Ok(stop)
+        Ok(stop.or(diverged.then(|| StopReason::Other(BrokenUpdates::DIVERGED.into()))))
     }
 
     /// Passes the model to the observer if the run could resume from this state.
     fn offer_checkpoint(&mut self) {
-        if self.finite && self.ledger.is_settled() {
+        if !self.broken_updates.suspect_model(self.ledger.live()) && self.ledger.is_settled() {
             let (version, optimizer) = (self.ledger.version().0, self.stepper.optimizer());
             self.observer.on_checkpoint(&ModelState {
                 version,
@@ -522,7 +519,7 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Steps the model; `live` workers take part.
-    fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Result<Aggregate, ServerError> {
+    fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Result<CommitResult, ServerError> {
         let mut gradients = Vec::with_capacity(updates.len());
         let mut corrected = Vec::new();
         for Share { task, .. } in updates {
@@ -547,12 +544,11 @@ impl<'a> Coordinator<'a> {
             Ok(Contribution { gradient, weight: share.weight, loss: *loss })
         });
         let contributions = contributions.collect::<Result<Vec<_>, ServerError>>()?;
-        let commit = |parameters: &mut [f32]| self.stepper.commit(step, parameters, &contributions, live);
-        let aggregate = self.parameter_ring.advance(commit).map_err(no_memory(self.context.length))?;
+        let commit = |old: &[f32], new: &mut [f32]| self.stepper.commit(step, old, new, &contributions, live);
+        let result = self.parameter_ring.advance(commit).map_err(no_memory(self.context.length))?;
         drop(contributions);
-        self.unusable.extend(self.stepper.unusable().iter().map(|&index| updates[index].task));
         gradients.into_iter().for_each(|(gradient, _)| self.recycle(gradient));
-        Ok(aggregate)
+        Ok(result)
     }
 
     /// Discards the gradient of a task that will not be committed.
