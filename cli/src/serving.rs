@@ -23,7 +23,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::destination::check_trace;
-use crate::logs;
+use crate::logs::{self, NoticeLogger};
 use crate::options::ConfigFile;
 use crate::output::say;
 
@@ -123,6 +123,7 @@ impl Observer for RunFollower {
     fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
         self.progress.on_turn(now, event, decisions);
         self.folder.on_turn(now, event, decisions);
+        NoticeLogger.on_turn(now, event, decisions);
         for Decision { action, reason } in decisions {
             tracing::debug!("{now}: {action:?} ({reason})");
         }
@@ -141,19 +142,14 @@ impl Observer for RunFollower {
         self.folder.on_iteration(iteration, monitor);
         self.status.lock().on_iteration(iteration, monitor);
     }
+
+    fn on_notice(&mut self, notice: &Notice) {
+        NoticeLogger.on_notice(notice);
+        self.status.lock().on_notice(notice);
+    }
 }
 
 impl ServerObserver for RunFollower {
-    fn on_notice(&mut self, notice: &Notice) {
-        match notice {
-            Notice::Joined { .. } => tracing::info!("{notice}"),
-            Notice::Left { .. } | Notice::Refused { .. } | Notice::Late { .. } | Notice::Stalled { .. } => {
-                tracing::warn!("{notice}");
-            }
-        }
-        self.status.lock().on_notice(notice);
-    }
-
     fn wants_checkpoint(&self) -> bool {
         self.checkpointer.is_due()
     }

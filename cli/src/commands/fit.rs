@@ -8,7 +8,7 @@ use paceline_core::{CommitStep, Reason, SampleCounts, Time};
 use paceline_models::ModelKind;
 use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::table;
-use paceline_runtime::{Contribution, Goals, Monitor, Observer, RunInfo, Summary, Trainer};
+use paceline_runtime::{BrokenUpdates, Contribution, Goals, Monitor, Observer, RunInfo, Summary, Trainer};
 use paceline_workload::{Draw, Workload};
 
 use crate::options::ConfigFile;
@@ -74,7 +74,8 @@ impl FitArgs {
         loop {
             let draw = Draw { worker: 0, offset: samples.used, samples: self.training.batch };
             let loss = replica.gradient(trainer.parameters(), draw, &mut gradient);
-            trainer.commit(CommitStep::Optimizer, &[Contribution { gradient: &gradient, weight: 1.0, loss }], 1);
+            let contribution = Contribution { gradient: &gradient, weight: 1.0, loss };
+            let result = trainer.commit(CommitStep::Optimizer, &[contribution], 1);
             samples.used += u64::from(draw.samples);
             let now = Time(start.elapsed().as_nanos() as u64);
             let iteration = monitor.stepped(now, 1, Some(loss), Reason::OnArrival);
@@ -83,9 +84,9 @@ impl FitArgs {
             }
             progress.on_iteration(&iteration, &monitor);
             let met = monitor.met(&goals, now, &samples);
-            if met.is_some() || !loss.is_finite() {
+            if met.is_some() || result.aggregate.is_none() {
                 monitor.evaluated(replica.evaluate(trainer.parameters()));
-                let otherwise = "the loss is no longer finite";
+                let otherwise = BrokenUpdates::DIVERGED;
                 let run = RunInfo { scheme: "fit", seed: self.seed, workers: 1, goals: &goals, otherwise };
                 return monitor.summary(&run, now, met, &samples, 0);
             }

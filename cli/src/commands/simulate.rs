@@ -17,6 +17,7 @@ use paceline_trace::Recorder;
 use serde::Serialize;
 
 use crate::destination::{check_trace, make_folder};
+use crate::logs::NoticeLogger;
 use crate::options::ConfigFile;
 use crate::output::say;
 
@@ -172,7 +173,8 @@ impl SimulateArgs {
         let mut lines = self.output.trace.then(|| IterationLines { seed, text: String::new() });
         let mut recorder = self.output.record.is_some().then(Recorder::default);
         let mut progress = RunBar::new(bars, format!("{} seed {seed}", self.scheme), &simulation.goals);
-        let mut observers: Vec<&mut dyn Observer> = vec![&mut progress];
+        let mut log = NoticeLogger;
+        let mut observers: Vec<&mut dyn Observer> = vec![&mut progress, &mut log];
         observers.extend(folder.as_mut().map(|folder| folder as &mut dyn Observer));
         observers.extend(lines.as_mut().map(|lines| lines as &mut dyn Observer));
         observers.extend(recorder.as_mut().map(|recorder| recorder as &mut dyn Observer));

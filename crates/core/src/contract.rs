@@ -170,8 +170,14 @@ pub enum Event {
     Committed {
         /// The version that the commit made.
         version: Version,
-        /// Statistics of the updates; `None` if the run has no model.
+        /// Statistics of the updates; `None` if the run has no model, or if every update was broken.
         aggregate: Option<Aggregate>,
+    },
+    /// An update was broken: it holds a value that is not finite, or its loss is not. The commit left it out. This event
+    /// follows the [`Committed`](Event::Committed) of that commit, before any other. No scheme sees it.
+    Broken {
+        /// The task.
+        task: TaskId,
     },
     /// The time of an [`Action::Wake`] has come.
     Timer,

@@ -4,7 +4,16 @@ use std::collections::VecDeque;
 
 use thiserror::Error;
 
-use crate::{Action, Aggregate, CommitStep, Decision, Event, Ledger, LedgerError, Share, Time};
+use crate::{Action, Aggregate, CommitStep, Decision, Event, Ledger, LedgerError, Share, TaskId, Time};
+
+/// What became of a commit.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct CommitOutcome {
+    /// Statistics of the updates; `None` without a model, or if every update was broken.
+    pub aggregate: Option<Aggregate>,
+    /// The updates that were broken and left out.
+    pub broken: Vec<TaskId>,
+}
 
 /// Carries out the decisions of a scheme: a simulated cluster, or a server with real workers.
 pub trait Executor {
@@ -17,12 +26,11 @@ pub trait Executor {
     /// If the run can't continue.
     fn begin_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) -> Result<(), Self::Error>;
 
-    /// Steps the model by `updates`. `live` workers take part in the run. Returns what the updates showed; `None`
-    /// without a model.
+    /// Steps the model by `updates`. `live` workers take part in the run.
     ///
     /// # Errors
     /// If the run can't continue.
-    fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Result<Option<Aggregate>, Self::Error>;
+    fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Result<CommitOutcome, Self::Error>;
 
     /// Carries out any other action.
     ///
@@ -67,8 +75,10 @@ impl Ledger {
             executor.begin_turn(now, &event, decisions).map_err(DriveError::Executor)?;
             for Decision { action, .. } in decisions {
                 if let Action::Commit { version, updates, step } = action {
-                    let aggregate = executor.commit(updates, *step, live).map_err(DriveError::Executor)?;
+                    let CommitOutcome { aggregate, broken } =
+                        executor.commit(updates, *step, live).map_err(DriveError::Executor)?;
                     events.push_back(Event::Committed { version: *version, aggregate });
+                    events.extend(broken.into_iter().map(|task| Event::Broken { task }));
                 } else {
                     executor.carry_out(now, action).map_err(DriveError::Executor)?;
                 }

@@ -47,7 +47,7 @@ pub use contract::{
     WorkerId,
 };
 pub use dispatch::Dispatch;
-pub use driver::{DriveError, Executor};
+pub use driver::{CommitOutcome, DriveError, Executor};
 pub use ledger::{ExpectedEvent, Law, LawBroken, Ledger, LedgerError, Refusal, SampleCounts, Turn};
 pub use pretrained::{Pretrained, PretrainedError, Tensors};
 pub use reason::{Estimate, QuorumChoice, Reason};

@@ -1,12 +1,12 @@
 //! Drives every scheme through the ledger with random arrivals, joins, leaves, duplicates and silent workers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use paceline_core::run_times::{Draws, Size};
 use paceline_core::{
-    Action, Aggregate, Assignment, CATALOGUE, Dispatch, Event, Ledger, LedgerError, LocalLength, Pretrained, Report,
-    SampleCounts, SchemeSpec, Setup, Span, TaskId, Time, Until, Version, WorkerId,
+    Action, Aggregate, Assignment, CATALOGUE, Dispatch, Event, Ledger, LedgerError, LocalLength, Pretrained, Refusal,
+    Report, SampleCounts, SchemeSpec, Setup, Span, TaskId, Time, Until, Version, WorkerId,
 };
 use proptest::prelude::*;
 
@@ -136,6 +136,8 @@ struct ExpectedState {
     present: BTreeSet<WorkerId>,
     arrived: BTreeMap<TaskId, TrackedTask>,
     finished: Vec<TaskId>,
+    /// The updates of the last commit.
+    committed: BTreeMap<TaskId, TrackedTask>,
     version: u64,
     samples: SampleCounts,
 }
@@ -152,6 +154,12 @@ impl ExpectedState {
         lost.extend(self.running.remove(&worker));
         lost.extend(self.queued.remove(&worker));
         lost.into_iter().for_each(|task| self.lose(task));
+    }
+
+    fn leave_out(&mut self, task: TaskId) {
+        let update = self.committed.remove(&task).expect("only updates of the last commit are left out");
+        self.samples.used -= update.samples();
+        self.lose(update);
     }
 
     fn finish(&mut self, worker: WorkerId) -> TaskId {
@@ -185,6 +193,7 @@ impl ExpectedState {
         match action {
             Action::Commit { version, updates, .. } => {
                 self.version += 1;
+                self.committed.clear();
                 assert_eq!(version.0, self.version, "versions rise by one");
                 assert!(updates.windows(2).all(|pair| pair[0].task < pair[1].task), "shares are ordered by rank");
                 let weight: f32 = updates.iter().map(|share| share.weight).sum();
@@ -193,6 +202,7 @@ impl ExpectedState {
                     let update = self.arrived.remove(&share.task).expect("committed once, after it arrived");
                     assert!(self.present.contains(&share.task.worker), "committed while its worker is joined");
                     self.samples.used += update.samples();
+                    self.committed.insert(share.task, update);
                 }
             }
             Action::Discard { task } => {
@@ -270,13 +280,22 @@ impl LedgerDriver {
 
     /// Feeds an event, then confirms the commits that follow from it.
     fn feed(&mut self, event: Event) -> Result<(), LedgerError> {
-        let mut next = Some(event);
-        while let Some(event) = next.take() {
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
             let decisions = self.ledger.handle(self.now, event)?.to_vec();
+            if let Event::Broken { task } = event {
+                assert!(decisions.is_empty());
+                self.expected.leave_out(task);
+                let again = self.ledger.handle(self.now, event).map(<[_]>::len);
+                assert_eq!(again, Err(LedgerError::Refused(Refusal::NotCommitted(task))));
+            }
             for decision in decisions {
                 self.expected.carry_out(&decision.action);
-                if let Action::Commit { version, .. } = decision.action {
-                    next = Some(Event::Committed { version, aggregate: aggregate_of(version) });
+                if let Action::Commit { version, updates, .. } = decision.action {
+                    events.push_back(Event::Committed { version, aggregate: aggregate_of(version) });
+                    // Now and then some of the updates are broken.
+                    let broken = updates.iter().filter(|share| (version.0 + share.task.number).is_multiple_of(5));
+                    events.extend(broken.map(|share| Event::Broken { task: share.task }));
                 }
             }
         }

@@ -142,6 +142,43 @@ fn invalid_events_are_refused_and_change_nothing() {
 }
 
 #[test]
+fn a_broken_update_of_the_last_commit_does_not_count() {
+    // The second worker's report commits both updates, each in a commit of its own.
+    let mut ledger = ledger(
+        |turn, worker| turn.assign(worker, worker.0 + 1, Reason::Free),
+        |turn, update| {
+            if update.task.worker == ZERO {
+                turn.hold(ZERO, Until::Commit, Reason::Contributed);
+            } else {
+                turn.commit(&[TaskId { worker: ZERO, number: 0 }], Reason::OnArrival);
+                turn.commit(&[update.task], Reason::OnArrival);
+                while let Some(worker) = turn.next_unsettled() {
+                    turn.assign(worker, 1, Reason::Free);
+                }
+            }
+        },
+    );
+    let one = WorkerId(1);
+    let task = |worker| TaskId { worker, number: 0 };
+    let committed = |version| Event::Committed { version: Version(version), aggregate: None };
+    let not_committed = |worker| Err(LedgerError::Refused(Refusal::NotCommitted(task(worker))));
+    let mut handle = |event| ledger.handle(Time(1), event).map(|decisions| decisions.len());
+    for event in [Event::Joined { worker: ZERO }, Event::Joined { worker: one }, reported(ZERO, 0)] {
+        handle(event).unwrap();
+    }
+    assert_eq!(handle(Event::Broken { task: task(ZERO) }), not_committed(ZERO), "not committed yet");
+    handle(reported(one, 0)).unwrap();
+    assert_eq!(handle(Event::Broken { task: task(ZERO) }), not_committed(ZERO), "not confirmed yet");
+    handle(committed(1)).unwrap();
+    assert_eq!(handle(Event::Broken { task: task(one) }), not_committed(one), "of the next commit");
+    assert_eq!(handle(Event::Broken { task: task(ZERO) }), Ok(0), "although another commit is not confirmed yet");
+    assert_eq!(handle(Event::Broken { task: task(ZERO) }), not_committed(ZERO), "a second time");
+    handle(committed(2)).unwrap();
+    let samples = ledger.samples();
+    assert_eq!((samples.used, samples.dropped, samples.issued, samples.outstanding), (2, 1, 5, 2));
+}
+
+#[test]
 fn a_timer_ends_the_waits_for_it() {
     let mut ledger = ledger(
         |turn, worker| {

@@ -1,4 +1,5 @@
-//! A worker whose gradients are not finite, or whose model panics, is removed and the run continues.
+//! A broken update does not count, and its worker goes on; one whose updates are all broken, or whose model panics, is
+//! removed and the run continues.
 
 mod common;
 
@@ -6,13 +7,16 @@ use std::sync::Arc;
 use std::thread;
 
 use common::{TransportKind, address, job, run, server, work, worker};
-use paceline_net::{TransportOptions, WorkerError};
+use paceline_net::{PayloadFormat, RunOutcome, TransportOptions, WorkerError, WorkerOutcome};
 use paceline_runtime::{Job, Notice, Observer, ServerObserver};
 use paceline_store::Layout;
 use paceline_workload::{Draw, Evaluation, Replica, Workload};
 
-/// A workload with a fault in every gradient from the third on.
-struct FaultyWorkload(Arc<dyn Workload>, fn(&mut [f32]));
+/// Spoils a gradient or its loss. It gets the number of the gradient, from 1.
+type Fault = fn(u32, &mut [f32], &mut f64);
+
+/// A workload with faults.
+struct FaultyWorkload(Arc<dyn Workload>, Fault);
 
 impl Workload for FaultyWorkload {
     fn layout(&self) -> &Layout {
@@ -30,17 +34,15 @@ impl Workload for FaultyWorkload {
 
 struct FaultyReplica {
     replica: Box<dyn Replica>,
-    fault: fn(&mut [f32]),
+    fault: Fault,
     gradients: u32,
 }
 
 impl Replica for FaultyReplica {
     fn gradient(&mut self, parameters: &[f32], draw: Draw, gradient: &mut [f32]) -> f64 {
-        let loss = self.replica.gradient(parameters, draw, gradient);
+        let mut loss = self.replica.gradient(parameters, draw, gradient);
         self.gradients += 1;
-        if self.gradients > 2 {
-            (self.fault)(gradient);
-        }
+        (self.fault)(self.gradients, gradient, &mut loss);
         loss
     }
 
@@ -52,55 +54,108 @@ impl Replica for FaultyReplica {
 #[derive(Default)]
 struct NoticeLog(Vec<String>);
 
-impl Observer for NoticeLog {}
-
-impl ServerObserver for NoticeLog {
+impl Observer for NoticeLog {
     fn on_notice(&mut self, notice: &Notice) {
         self.0.push(notice.to_string());
     }
 }
 
-#[test]
-fn a_worker_with_a_non_finite_gradient_is_dismissed_and_the_run_continues() {
-    for (transport, scheme) in [
-        (TransportKind::Shared, "bsp"),
-        (TransportKind::Tcp, "bsp"),
-        (TransportKind::Shared, "asp"),
-        (TransportKind::Tcp, "asp"),
-    ] {
-        let good = job(scheme, 3, "iterations=200");
-        let mut healthy = NoticeLog::default();
-        run(&good, &[transport; 3], 1.0, TransportOptions::default(), &mut healthy);
-        assert!(!healthy.0.iter().any(|notice| notice.contains("not finite")), "{:?}", healthy.0);
+impl ServerObserver for NoticeLog {}
 
-        let broken = Job {
-            workload: Arc::new(FaultyWorkload(good.workload.clone(), |gradient| gradient[5] = f32::NAN)),
-            ..good.clone()
-        };
-        let (server, mut notices) = (server(TransportOptions::default()), NoticeLog::default());
-        let outcome = thread::scope(|scope| {
-            let server_address = address(&server, transport);
-            let faulty = scope.spawn({
-                let worker = worker(server_address.clone(), 2);
-                || work(worker, &broken)
-            });
-            for rank in [0, 1] {
-                let worker = worker(server_address.clone(), rank);
-                let good = &good;
-                scope.spawn(move || work(worker, good).unwrap());
-            }
-            let outcome = server.run(&good, &mut notices).unwrap();
-            let result = faulty.join().unwrap();
-            assert!(
-                matches!(&result, Err(WorkerError::Refused { reason, .. }) if reason.contains("not finite")),
-                "{result:?}"
-            );
-            outcome
+const KINDS: [(TransportKind, &str); 4] = [
+    (TransportKind::Shared, "bsp"),
+    (TransportKind::Tcp, "bsp"),
+    (TransportKind::Shared, "asp"),
+    (TransportKind::Tcp, "asp"),
+];
+
+/// Runs `job` with three workers, the last of them with a fault. Returns what the last one ended with, the outcome and
+/// the notices.
+fn run_with_fault(
+    job: &Job,
+    transport: TransportKind,
+    options: TransportOptions,
+    fault: Fault,
+) -> (Result<WorkerOutcome, WorkerError>, RunOutcome, Vec<String>) {
+    let faulty = Job { workload: Arc::new(FaultyWorkload(job.workload.clone(), fault)), ..job.clone() };
+    let (server, mut notices) = (server(options), NoticeLog::default());
+    thread::scope(|scope| {
+        let server_address = address(&server, transport);
+        let last = scope.spawn({
+            let worker = worker(server_address.clone(), 2);
+            || work(worker, &faulty)
         });
-        assert_eq!(outcome.summary.iterations, 200, "{transport:?}");
-        assert!(outcome.parameters.iter().all(|value| value.is_finite()), "{transport:?}");
-        let left = "worker 2 left: the gradient of task 2 of worker 2 is not finite";
-        assert!(notices.0.iter().any(|notice| notice.starts_with(left)), "{transport:?}: {:?}", notices.0);
+        for rank in [0, 1] {
+            let worker = worker(server_address.clone(), rank);
+            scope.spawn(move || work(worker, job).unwrap());
+        }
+        let outcome = server.run(job, &mut notices).unwrap();
+        (last.join().unwrap(), outcome, notices.0)
+    })
+}
+
+#[test]
+fn a_worker_whose_updates_stay_broken_is_dismissed_and_the_run_continues() {
+    for (transport, scheme) in KINDS {
+        let job = job(scheme, 3, "iterations=200");
+        let (result, outcome, notices) =
+            run_with_fault(&job, transport, TransportOptions::default(), |count, values, _| {
+                if count > 2 {
+                    values[5] = f32::NAN;
+                }
+            });
+        assert!(
+            matches!(&result, Err(WorkerError::Refused { reason, .. }) if reason.contains("not finite")),
+            "{result:?}"
+        );
+        let summary = outcome.summary;
+        assert_eq!((summary.iterations, summary.updates_broken), (200, 3), "{transport:?}, {scheme}");
+        assert!(outcome.parameters.iter().all(|value| value.is_finite()), "{transport:?}, {scheme}");
+        let left = "worker 2 left: the update of task 4 of worker 2 is the third in a row that is not finite";
+        assert!(notices.iter().any(|notice| notice.starts_with(left)), "{transport:?}: {notices:?}");
+    }
+}
+
+#[test]
+fn a_worker_with_a_broken_update_now_and_then_goes_on() {
+    let faults: [(Fault, PayloadFormat); 3] = [
+        (|count, values, _| values[5] = if count % 4 == 3 { f32::NAN } else { values[5] }, PayloadFormat::F32),
+        (|count, _, loss| *loss = if count % 4 == 3 { f64::INFINITY } else { *loss }, PayloadFormat::F32),
+        // Above the largest value of a 16-bit payload.
+        (|count, values, _| values[5] = if count % 4 == 3 { 70_000.0 } else { values[5] }, PayloadFormat::F16),
+    ];
+    for (transport, scheme) in KINDS {
+        // Values in shared memory are not converted.
+        for (fault, payload) in faults.into_iter().take(if transport == TransportKind::Tcp { 3 } else { 2 }) {
+            let job = job(scheme, 3, "iterations=60");
+            let options = TransportOptions { payload, ..TransportOptions::default() };
+            let (result, outcome, notices) = run_with_fault(&job, transport, options, fault);
+            result.unwrap();
+            assert!(!notices.iter().any(|notice| notice.contains("left")), "{transport:?}, {scheme}: {notices:?}");
+            let summary = outcome.summary;
+            assert_eq!(summary.iterations, 60);
+            assert!(outcome.parameters.iter().all(|value| value.is_finite()));
+            if scheme == "bsp" {
+                let (committed, broken) = (summary.updates_committed, summary.updates_broken);
+                assert_eq!((committed, broken), (165, 15), "{transport:?}: every fourth of the last worker");
+                assert_eq!((summary.samples_used, summary.samples_lost), (165 * 16, 15 * 16));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_run_whose_updates_are_all_broken_ends() {
+    for transport in [TransportKind::Shared, TransportKind::Tcp] {
+        let mut job = job("bsp", 2, "iterations=200");
+        job.workload = Arc::new(FaultyWorkload(job.workload.clone(), |count, values, _| {
+            if count > 5 {
+                values[0] = f32::NAN;
+            }
+        }));
+        let outcome = run(&job, &[transport; 2], 1.0, TransportOptions::default(), &mut ());
+        assert_eq!(outcome.summary.stopped_by, "the loss is no longer finite");
+        assert_eq!((outcome.summary.iterations, outcome.summary.updates_broken), (8, 6));
     }
 }
 
@@ -108,7 +163,9 @@ fn a_worker_with_a_non_finite_gradient_is_dismissed_and_the_run_continues() {
 fn a_worker_whose_model_panics_leaves_at_once() {
     for transport in [TransportKind::Shared, TransportKind::Tcp] {
         let good = job("bsp", 2, "iterations=12");
-        let broken = Arc::new(FaultyWorkload(good.workload.clone(), |_| panic!("a panic for a test")));
+        let broken = Arc::new(FaultyWorkload(good.workload.clone(), |count, _, _| {
+            assert!(count < 3, "a panic for a test");
+        }));
         let bad = Job { workload: broken, ..good.clone() };
         let (server, mut notices) = (server(TransportOptions::default()), NoticeLog::default());
         let outcome = thread::scope(|scope| {

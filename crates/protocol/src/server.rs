@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use paceline_core::{
-    Action, Aggregate, CommitStep, Decision, DriveError, Event, Executor, Ledger, LedgerError, LocalLength, Share,
+    Action, CommitOutcome, CommitStep, Decision, DriveError, Event, Executor, Ledger, LedgerError, LocalLength, Share,
     Span, TaskId, Time, WorkerId,
 };
 use paceline_store::OptimizerSpec;
@@ -115,7 +115,7 @@ pub trait ServerHost {
     ///
     /// # Errors
     /// If the run can't continue.
-    fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Result<Option<Aggregate>, Self::Error>;
+    fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Result<CommitOutcome, Self::Error>;
 
     /// An event led to these decisions, which are carried out next.
     ///
@@ -803,12 +803,12 @@ impl<H: ServerHost> Executor for HostExecutor<'_, H> {
                 self.changed.push(task.worker);
             }
             Event::Left { worker } => self.changed.push(worker),
-            Event::Joined { .. } | Event::Committed { .. } | Event::Timer => {}
+            Event::Joined { .. } | Event::Committed { .. } | Event::Broken { .. } | Event::Timer => {}
         }
         self.host.begin_turn(at, event, decisions)
     }
 
-    fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Result<Option<Aggregate>, H::Error> {
+    fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Result<CommitOutcome, H::Error> {
         for Share { task, .. } in updates {
             if let Some((_, session)) = self.session(task.worker) {
                 session.committed = Some(task.number);

@@ -43,7 +43,7 @@ impl ActivityLine {
                     work.running = work.queued.take();
                 }
             }
-            Event::Committed { .. } | Event::Timer => {}
+            Event::Committed { .. } | Event::Broken { .. } | Event::Timer => {}
         }
         for decision in decisions {
             match &decision.action {

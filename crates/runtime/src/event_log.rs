@@ -370,7 +370,9 @@ mod tests {
         let aggregate =
             Aggregate { loss: f64::NAN, rate: 1.0, sum_of_squares: f64::INFINITY, square_of_sum: f64::NEG_INFINITY };
         let committed = Event::Committed { version: Version(1), aggregate: Some(aggregate) };
-        for event in [Event::Joined { worker: WorkerId(0) }, Event::Joined { worker: WorkerId(1) }, report, committed] {
+        let broken = Event::Broken { task: TaskId { worker: WorkerId(1), number: 0 } };
+        let [first, second] = [0, 1].map(|worker| Event::Joined { worker: WorkerId(worker) });
+        for event in [first, second, report, committed, broken] {
             let decisions = ledger.handle(Time(9), event).unwrap();
             log.on_turn(Time(9), &event, decisions);
         }
@@ -382,7 +384,7 @@ mod tests {
     fn a_recorded_log_replays() {
         let replayed = replay(recorded().as_bytes()).unwrap();
         // Two first assignments; then the commit and both workers' next work.
-        assert_eq!((replayed.events, replayed.decisions), (4, 5));
+        assert_eq!((replayed.events, replayed.decisions), (5, 5));
         let mut again = Vec::new();
         let header =
             EventLogHeader::new("backup:k=1".parse().unwrap(), &Setup { workers: 2, batch: 4, dispatch: None });
@@ -405,8 +407,10 @@ mod tests {
         assert!(matches!(replay(&b""[..]), Err(ReplayError::Empty)));
         let state = ReplayState::read(stream.as_bytes(), 2).unwrap();
         assert_eq!((state.workers.len(), state.ledger.live(), state.now), (2, 2, Time(9)));
-        let short = ReplayState::read(stream.as_bytes(), 5).err().map(|error| error.to_string());
-        assert_eq!(short.as_deref(), Some("the event log has 4 events; expected at least 5"));
+        let state = ReplayState::read(stream.as_bytes(), 5).unwrap();
+        assert_eq!((state.ledger.samples().used, state.ledger.samples().dropped), (0, 4), "the update was broken");
+        let short = ReplayState::read(stream.as_bytes(), 6).err().map(|error| error.to_string());
+        assert_eq!(short.as_deref(), Some("the event log has 5 events; expected at least 6"));
         let twice: Vec<&str> = stream.lines().take(2).chain(stream.lines().nth(1)).collect();
         assert!(replay(twice.join("\n").as_bytes()).unwrap_err().to_string().contains("line 3: event refused"));
     }
@@ -415,7 +419,7 @@ mod tests {
     fn an_incomplete_last_line_is_left_out() {
         let stream = recorded();
         let replayed = replay(&stream.as_bytes()[..stream.len() - 9]).unwrap();
-        assert_eq!((replayed.events, replayed.cut_short), (3, true));
+        assert_eq!((replayed.events, replayed.cut_short), (4, true));
         // Only its end of line is missing.
         assert!(!replay(stream.trim_end().as_bytes()).unwrap().cut_short);
         let cut = stream.lines().next().unwrap();

@@ -3,6 +3,7 @@
 //! During a run:
 //! - [`Job`]: what a server trains, how, and until when; [`Goals`]: when it ends.
 //! - [`Trainer`] and its [`Stepper`]: what a commit does to the model.
+//! - [`BrokenUpdates`]: what follows from updates that are not finite.
 //! - [`LocalReplica`]: what a worker's local iterations do to its replica.
 //! - [`Monitor`]: a run's metrics; an [`Observer`] follows a run as it goes, a [`ServerObserver`] one on a server.
 //! - [`load_pretrained`]: what some schemes start from that was trained beforehand.
@@ -14,6 +15,7 @@
 //!
 //! What others can see: [`Status`], served over HTTP by [`serve_status`].
 
+mod broken_updates;
 mod checkpointer;
 mod event_log;
 mod goal;
@@ -30,6 +32,7 @@ mod status;
 mod tensorboard;
 mod trainer;
 
+pub use broken_updates::{BrokenUpdates, Remedy};
 pub use checkpointer::{Checkpointer, CommitLogEntry};
 pub use event_log::{EventLog, EventLogHeader, ReplayError, ReplayState, Replayed, read_events, replay};
 pub use goal::{Goal, GoalProgress, Goals, LOSS_WINDOW};
@@ -44,4 +47,4 @@ pub use run_folder::{EVENTS, MetricsRow, REPORT, RunFolder, RunFolderError, chec
 pub use server_observer::{ModelState, ServerObserver};
 pub use status::{SharedStatus, Status};
 pub use tensorboard::ScalarLog;
-pub use trainer::{Contribution, Stepper, Trainer, compensate};
+pub use trainer::{CommitResult, Contribution, Stepper, Trainer, compensate};

@@ -9,6 +9,7 @@ use paceline_workload::Evaluation;
 use serde::{Deserialize, Serialize};
 
 use crate::goal::{Goal, GoalProgress, Goals, LOSS_WINDOW};
+use crate::server_observer::Notice;
 
 /// One iteration: one step of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -65,11 +66,14 @@ pub struct Summary {
     pub updates_committed: u64,
     /// Updates that arrived and were discarded.
     pub updates_discarded: u64,
+    /// Updates that a commit left out because they were not finite.
+    #[serde(default)]
+    pub updates_broken: u64,
     /// Tasks that were interrupted.
     pub tasks_interrupted: u64,
     /// Samples in committed updates.
     pub samples_used: u64,
-    /// Samples whose work was lost: discarded or interrupted.
+    /// Samples whose work was lost: discarded, broken or interrupted.
     pub samples_lost: u64,
     /// Share of the workers' time in which they were idle.
     pub idle_share: f64,
@@ -199,6 +203,7 @@ pub struct Monitor {
     iteration_began: Time,
     committed: u64,
     discarded: u64,
+    broken: u64,
     interrupted: u64,
     losses: VecDeque<f64>,
     evaluation: Option<(u64, Evaluation)>,
@@ -261,6 +266,10 @@ impl Monitor {
             Event::Reported { task, report } => {
                 self.on_report(task.worker, now, report);
                 self.clock(task.worker).report(task.number);
+            }
+            Event::Broken { .. } => {
+                self.committed -= 1;
+                self.broken += 1;
             }
             Event::Timer => {}
         }
@@ -386,6 +395,7 @@ impl Monitor {
             accuracy: self.evaluation().map(|evaluation| evaluation.accuracy),
             updates_committed: self.committed,
             updates_discarded: self.discarded,
+            updates_broken: self.broken,
             tasks_interrupted: self.interrupted,
             samples_used: samples.used,
             samples_lost: samples.stale + samples.dropped,
@@ -423,6 +433,9 @@ pub trait Observer {
 
     /// An iteration is done.
     fn on_iteration(&mut self, _iteration: &Iteration, _monitor: &Monitor) {}
+
+    /// Membership has changed.
+    fn on_notice(&mut self, _notice: &Notice) {}
 }
 
 impl Observer for () {}
@@ -437,5 +450,8 @@ impl Observer for Vec<&mut dyn Observer> {
     }
     fn on_iteration(&mut self, iteration: &Iteration, monitor: &Monitor) {
         self.iter_mut().for_each(|observer| observer.on_iteration(iteration, monitor));
+    }
+    fn on_notice(&mut self, notice: &Notice) {
+        self.iter_mut().for_each(|observer| observer.on_notice(notice));
     }
 }

@@ -58,7 +58,22 @@ pub fn replica_at(model: &[f32], difference: &[f32]) -> Vec<f32> {
     model.iter().zip(difference).map(|(model, difference)| model - difference).collect()
 }
 
-/// The start of an elastic replica: `own`, moved towards `model` by the share `pull`.
+/// The start of an elastic replica: `own`, moved towards `model` by the share `pull`. A replica that is no longer finite
+/// starts over from the model.
 pub fn pulled_replica(model: &[f32], own: &[f32], pull: f32) -> Vec<f32> {
-    own.iter().zip(model).map(|(own, model)| own + pull * (model - own)).collect()
+    let pulled: Vec<f32> = own.iter().zip(model).map(|(own, model)| own + pull * (model - own)).collect();
+    if pulled.iter().all(|value| value.is_finite()) { pulled } else { model.to_vec() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replica_that_is_not_finite_starts_over() {
+        let model = [1.0, 2.0];
+        assert_eq!(pulled_replica(&model, &[3.0, 6.0], 0.5), [2.0, 4.0]);
+        assert_eq!(pulled_replica(&model, &[3.0, f32::NAN], 0.5), model);
+        assert_eq!(pulled_replica(&model, &[f32::INFINITY, 0.0], 0.5), model);
+    }
 }

@@ -26,9 +26,6 @@ pub trait ServerObserver: Observer {
     /// The model is in a state that the run can resume from. Called when a checkpoint is due, and at the end of the run
     /// if no update is pending then.
     fn on_checkpoint(&mut self, _state: &ModelState<'_>) {}
-
-    /// Membership has changed.
-    fn on_notice(&mut self, _notice: &Notice) {}
 }
 
 impl ServerObserver for () {}

@@ -5,7 +5,8 @@ use std::thread;
 
 use paceline_core::{Aggregate, CommitStep};
 use paceline_store::{
-    BLOCK, Layout, Norms, Optimizer, OptimizerSpec, OptimizerStep, Schedule, ShardNorms, Shards, aggregate_shard,
+    BLOCK, Layout, NextState, Norms, Optimizer, OptimizerSpec, OptimizerStep, Schedule, ShardNorms, Shards,
+    aggregate_shard,
 };
 use paceline_workload::Workload;
 
@@ -20,25 +21,37 @@ pub struct Contribution<'a> {
     pub loss: f64,
 }
 
+/// What became of a commit.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CommitResult {
+    /// Statistics of the contributions that count; `None` if all are broken.
+    pub aggregate: Option<Aggregate>,
+    /// The positions of the broken contributions, ascending: a value, the sum of squares or the loss is not finite.
+    /// They are left out whole.
+    pub broken: Vec<usize>,
+}
+
 /// Steps a model whose parameters are stored elsewhere: sums gradients and applies the sum.
 ///
-/// Both happen block by block, so that the sum of a block is applied while it is still in the processor's cache.
+/// Both happen block by block, so that the sum of a block is applied while it is still in the processor's cache. The
+/// next version is written out of place, so a step that turns out to hold a broken contribution is made again without
+/// it.
 #[derive(Debug)]
 pub struct Stepper {
     trainable: usize,
     optimizer: Optimizer,
+    next_state: NextState,
     schedule: Schedule,
     rate: f32,
     version: u64,
     shards: usize,
-    unusable: Vec<usize>,
 }
 
 impl Stepper {
     /// A stepper of models with this layout, on `shards` threads. Their number does not change the result, bit for bit.
     pub fn new(layout: &Layout, optimizer: OptimizerSpec, schedule: Schedule, rate: f32, shards: usize) -> Self {
         let optimizer = Optimizer::new(optimizer, layout.trainable());
-        Stepper { trainable: layout.trainable(), optimizer, schedule, rate, version: 0, shards, unusable: Vec::new() }
+        Stepper::resumed(optimizer, schedule, rate, shards, 0, layout)
     }
 
     /// A stepper that continues with an optimizer after `version` steps.
@@ -50,7 +63,8 @@ impl Stepper {
         version: u64,
         layout: &Layout,
     ) -> Self {
-        Stepper { trainable: layout.trainable(), optimizer, schedule, rate, version, shards, unusable: Vec::new() }
+        let (trainable, next_state) = (layout.trainable(), NextState::default());
+        Stepper { trainable, optimizer, next_state, schedule, rate, version, shards }
     }
 
     /// The optimizer with its state.
@@ -58,56 +72,75 @@ impl Stepper {
         &self.optimizer
     }
 
-    /// The positions of contributions to the last commit that were not finite. They were left out of every block of the
-    /// model in which they were not finite.
-    pub fn unusable(&self) -> &[usize] {
-        &self.unusable
-    }
-
-    /// Sums the contributions, in the order given, and changes `parameters` as a commit says. `workers` is the number of
-    /// workers. For [`Compensated`](CommitStep::Compensated), gradients are [corrected](compensate) already.
+    /// Sums the contributions, in the order given, and writes into `new` what a commit makes of the parameters `old`.
+    /// `workers` is the number of workers. For [`Compensated`](CommitStep::Compensated), gradients are
+    /// [corrected](compensate) already.
+    ///
+    /// Broken contributions are left out, and the weights of the others are raised to the same sum. If all are broken,
+    /// `new` equals `old`.
     ///
     /// # Panics
     /// If a contribution or the parameters are not as long as the layout, or the layout is empty.
     pub fn commit(
         &mut self,
         commit: CommitStep,
-        parameters: &mut [f32],
+        old: &[f32],
+        new: &mut [f32],
         contributions: &[Contribution<'_>],
         workers: usize,
-    ) -> Aggregate {
-        match commit {
-            CommitStep::Optimizer | CommitStep::Compensated { .. } => self.step(parameters, contributions, workers),
-            CommitStep::Average { rate } => self.average(parameters, contributions, rate),
+    ) -> CommitResult {
+        let is_good = |&index: &usize| contributions[index].loss.is_finite();
+        let mut good: Vec<usize> = (0..contributions.len()).filter(is_good).collect();
+        let aggregate = loop {
+            if good.is_empty() {
+                new.copy_from_slice(old);
+                break None;
+            }
+            match self.attempt(commit, old, new, &select(contributions, &good), workers) {
+                Ok(aggregate) => break Some(aggregate),
+                Err(broken) => broken.iter().rev().for_each(|&position| _ = good.remove(position)),
+            }
+        };
+        self.version += 1;
+        let broken = (0..contributions.len()).filter(|index| good.binary_search(index).is_err()).collect();
+        CommitResult { aggregate, broken }
+    }
+
+    /// Makes the step, unless some contributions are broken: then their positions are returned, and only `new` has
+    /// changed.
+    fn attempt(
+        &mut self,
+        commit: CommitStep,
+        old: &[f32],
+        new: &mut [f32],
+        contributions: &[Contribution<'_>],
+        workers: usize,
+    ) -> Result<Aggregate, Vec<usize>> {
+        let (mut plain, mut no_state);
+        let (optimizer, next, rate) = match commit {
+            CommitStep::Optimizer | CommitStep::Compensated { .. } => {
+                let rate = self.schedule.rate(self.rate, self.version, contributions.len(), workers);
+                (&mut self.optimizer, &mut self.next_state, rate)
+            }
+            // The model moves against the sum of the differences by the share `rate` (ESync (8)), statistics all the
+            // way. Plain SGD does that.
+            CommitStep::Average { rate } => {
+                plain = Optimizer::new(OptimizerSpec::Sgd { decay: 0.0 }, self.trainable);
+                no_state = NextState::default();
+                (&mut plain, &mut no_state, rate)
+            }
+        };
+        let norms = apply(optimizer.begin(rate, next), self.trainable, old, new, contributions, self.shards);
+        if !norms.broken.is_empty() {
+            return Err(norms.broken);
         }
-    }
-
-    /// Steps `parameters` by the optimizer.
-    fn step(&mut self, parameters: &mut [f32], contributions: &[Contribution<'_>], workers: usize) -> Aggregate {
-        let rate = self.schedule.rate(self.rate, self.version, contributions.len(), workers);
-        self.version += 1;
-        let norms = apply(self.optimizer.begin(rate), self.trainable, parameters, contributions, self.shards);
-        self.aggregate(norms, rate, contributions)
-    }
-
-    /// Moves `parameters` against the sum of the contributions, which are model differences, by the share `rate`
-    /// (ESync (8)). Statistics move all the way.
-    fn average(&mut self, parameters: &mut [f32], contributions: &[Contribution<'_>], rate: f32) -> Aggregate {
-        self.version += 1;
-        let mut plain = Optimizer::new(OptimizerSpec::Sgd { decay: 0.0 }, self.trainable);
-        let norms = apply(plain.begin(rate), self.trainable, parameters, contributions, self.shards);
-        self.aggregate(norms, rate, contributions)
-    }
-
-    /// What aggregating a commit showed. Records which contributions were unusable.
-    fn aggregate(&mut self, norms: Norms, rate: f32, contributions: &[Contribution<'_>]) -> Aggregate {
-        self.unusable = norms.left_out;
-        Aggregate {
+        optimizer.accept(next);
+        Ok(Aggregate {
             loss: contributions.iter().map(|one| f64::from(one.weight) * one.loss).sum(),
             rate: f64::from(rate),
             sum_of_squares: norms.sources.iter().sum(),
             square_of_sum: norms.mean,
-        }
+        })
     }
 
     /// The learning rate of a worker's local iterations on the newest version.
@@ -123,21 +156,39 @@ pub fn compensate(gradient: &mut [f32], lambda: f32, now: &[f32], then: &[f32]) 
     }
 }
 
-/// Sums the contributions and applies the optimizer's step, on several threads.
+/// The contributions at the positions `good`, their weights raised to the sum of all.
+fn select<'a>(contributions: &[Contribution<'a>], good: &[usize]) -> Vec<Contribution<'a>> {
+    if good.len() == contributions.len() {
+        return contributions.to_vec();
+    }
+    let sum = |contributions: &mut dyn Iterator<Item = &Contribution<'_>>| -> f64 {
+        contributions.map(|one| f64::from(one.weight)).sum()
+    };
+    let factor = sum(&mut contributions.iter()) / sum(&mut good.iter().map(|&index| &contributions[index]));
+    let scaled = |&index: &usize| {
+        let one = contributions[index];
+        Contribution { weight: (f64::from(one.weight) * factor) as f32, ..one }
+    };
+    good.iter().map(scaled).collect()
+}
+
+/// Sums the contributions and applies the optimizer's step to `old`, on several threads.
 fn apply(
     mut step: OptimizerStep<'_>,
     trainable: usize,
-    mut parameters: &mut [f32],
+    old: &[f32],
+    mut new: &mut [f32],
     contributions: &[Contribution<'_>],
     shards: usize,
 ) -> Norms {
+    assert_eq!(old.len(), new.len(), "old and new parameters differ in length");
     let mut parts = Vec::new();
-    for range in Shards::new(parameters.len(), shards).ranges().filter(|range| !range.is_empty()) {
-        let (front, rest) = parameters.split_at_mut(range.len());
+    for range in Shards::new(old.len(), shards).ranges().filter(|range| !range.is_empty()) {
+        let (front, rest) = new.split_at_mut(range.len());
         let after = step.split_off(range.len());
         let trainable = trainable.saturating_sub(range.start).min(range.len());
-        parts.push(Shard { start: range.start, parameters: front, trainable, step, contributions });
-        (parameters, step) = (rest, after);
+        parts.push(Shard { start: range.start, old: &old[range], new: front, trainable, step, contributions });
+        (new, step) = (rest, after);
     }
     Norms::join(&in_parallel(parts))
 }
@@ -146,7 +197,8 @@ fn apply(
 struct Shard<'a> {
     /// Where it starts in the vector.
     start: usize,
-    parameters: &'a mut [f32],
+    old: &'a [f32],
+    new: &'a mut [f32],
     trainable: usize,
     step: OptimizerStep<'a>,
     contributions: &'a [Contribution<'a>],
@@ -154,19 +206,19 @@ struct Shard<'a> {
 
 impl Shard<'_> {
     fn run(self) -> Vec<ShardNorms> {
-        let Shard { start, parameters, trainable, mut step, contributions } = self;
-        let mut sum = vec![0.0; BLOCK.min(parameters.len())];
-        let mut norms = Vec::with_capacity(parameters.len().div_ceil(BLOCK));
+        let Shard { start, old, new, trainable, mut step, contributions } = self;
+        let mut sum = vec![0.0; BLOCK.min(old.len())];
+        let mut norms = Vec::with_capacity(old.len().div_ceil(BLOCK));
         let mut sources = Vec::with_capacity(contributions.len());
-        for (index, parameters) in parameters.chunks_mut(BLOCK).enumerate() {
-            let (offset, length) = (index * BLOCK, parameters.len());
+        for (index, (old, new)) in old.chunks(BLOCK).zip(new.chunks_mut(BLOCK)).enumerate() {
+            let (offset, length) = (index * BLOCK, old.len());
             sources.clear();
             let part = start + offset..start + offset + length;
             sources.extend(contributions.iter().map(|one| (&one.gradient[part.clone()], one.weight)));
             let trainable = trainable.saturating_sub(offset).min(length);
             norms.push(aggregate_shard(&sources, trainable, &mut sum[..length]));
             let after = step.split_off(length);
-            step.apply(parameters, &sum[..length]);
+            step.apply(old, &sum[..length], new);
             step = after;
         }
         norms
@@ -191,6 +243,8 @@ fn in_parallel(shards: Vec<Shard<'_>>) -> Vec<ShardNorms> {
 #[derive(Debug)]
 pub struct Trainer {
     parameters: Vec<f32>,
+    /// Where the next version is written.
+    next: Vec<f32>,
     stepper: Stepper,
 }
 
@@ -198,7 +252,8 @@ impl Trainer {
     /// A model that starts from the workload's own initial parameters.
     pub fn new(workload: &dyn Workload, seed: u64, optimizer: OptimizerSpec, schedule: Schedule, rate: f32) -> Self {
         let stepper = Stepper::new(workload.layout(), optimizer, schedule, rate, 1);
-        Trainer { parameters: workload.initial(seed), stepper }
+        let parameters = workload.initial(seed);
+        Trainer { next: vec![0.0; parameters.len()], parameters, stepper }
     }
 
     /// The newest parameters.
@@ -207,8 +262,10 @@ impl Trainer {
     }
 
     /// Sums the contributions, in the order given, and changes the model as a commit says: see [`Stepper::commit`].
-    pub fn commit(&mut self, commit: CommitStep, contributions: &[Contribution<'_>], workers: usize) -> Aggregate {
-        self.stepper.commit(commit, &mut self.parameters, contributions, workers)
+    pub fn commit(&mut self, commit: CommitStep, contributions: &[Contribution<'_>], workers: usize) -> CommitResult {
+        let result = self.stepper.commit(commit, &self.parameters, &mut self.next, contributions, workers);
+        std::mem::swap(&mut self.parameters, &mut self.next);
+        result
     }
 
     /// The learning rate of a worker's local iterations on the newest model.
@@ -240,12 +297,14 @@ mod tests {
 
         let constant = "constant".parse().unwrap();
         for shards in [0, 1, 2, 3, 9] {
-            let mut parameters = vec![1.0; layout.len()];
-            let aggregate = Stepper::new(&layout, spec, constant, 0.1, shards).step(&mut parameters, &contributions, 5);
-            assert_eq!(parameters, expected, "{shards} shards");
+            let (old, mut new) = (vec![1.0; layout.len()], vec![0.0; layout.len()]);
+            let mut stepper = Stepper::new(&layout, spec, constant, 0.1, shards);
+            let result = stepper.commit(CommitStep::Optimizer, &old, &mut new, &contributions, 5);
+            assert_eq!(new, expected, "{shards} shards");
+            let aggregate = result.aggregate.unwrap();
             assert_eq!(aggregate.square_of_sum, norms.mean);
             assert_eq!(aggregate.sum_of_squares, norms.sources.iter().sum::<f64>());
-            assert!((aggregate.loss - 1.5).abs() < 1e-6);
+            assert!((aggregate.loss - 1.5).abs() < 1e-6 && result.broken.is_empty());
         }
     }
 
@@ -257,35 +316,73 @@ mod tests {
         let contributions = differences.each_ref().map(|gradient| Contribution { gradient, weight: 0.5, loss: 1.0 });
         let spec = "adam".parse().unwrap();
         let mut stepper = Stepper::new(&layout, spec, "constant".parse().unwrap(), 0.1, 1);
-        let mut parameters = [2.0, 2.0];
-        stepper.average(&mut parameters, &contributions, 1.0);
-        assert_eq!(parameters, [4.0, 6.0]);
-        let mut parameters = [2.0, 2.0];
-        stepper.average(&mut parameters, &contributions, 2.0);
-        assert_eq!(parameters, [6.0, 6.0]);
+        for (rate, expected) in [(1.0, [4.0, 6.0]), (2.0, [6.0, 6.0])] {
+            let mut new = [0.0; 2];
+            stepper.commit(CommitStep::Average { rate }, &[2.0, 2.0], &mut new, &contributions, 2);
+            assert_eq!(new, expected);
+        }
+        assert_eq!(stepper.optimizer().steps(), 0);
+    }
+
+    /// Gradients of a layout of several blocks; with one value of some replaced.
+    fn gradients(length: usize, count: usize, bad: &[(usize, usize, f32)]) -> Vec<Vec<f32>> {
+        let value = |source: usize, index: usize| ((index * 7 + source * 13) % 101) as f32 * 0.01 - 0.4;
+        let mut gradients: Vec<Vec<f32>> =
+            (0..count).map(|source| (0..length).map(|index| value(source, index)).collect()).collect();
+        bad.iter().for_each(|&(source, index, value)| gradients[source][index] = value);
+        gradients
     }
 
     #[test]
-    fn blocks_that_are_not_finite_are_left_out_and_reported() {
-        let layout = Layout::new([("w", vec![BLOCK + 3])], []);
-        let good = vec![1.0; layout.len()];
-        let mut bad = good.clone();
-        bad[BLOCK + 1] = f32::NAN;
-        let spec: OptimizerSpec = "momentum:0.9".parse().unwrap();
-        let one = |gradient| Contribution { gradient, weight: 0.5, loss: 1.0 };
-        let mut stepper = Stepper::new(&layout, spec, "constant".parse().unwrap(), 1.0, 2);
-        let mut parameters = vec![0.0; layout.len()];
-        let aggregate = stepper.step(&mut parameters, &[one(&good), one(&bad)], 2);
-        assert_eq!(stepper.unusable(), [1]);
-        assert_eq!(aggregate.sum_of_squares, (good.len() + BLOCK) as f64);
-        // Its finite block counts, the other does not.
-        assert_eq!((parameters[0], parameters[BLOCK + 1]), (-1.0, -0.5));
+    fn broken_contributions_are_left_out_whole_and_the_others_weigh_more() {
+        let layout = Layout::new([("w", vec![2 * BLOCK + 3])], [("mean", vec![7])]);
+        let length = layout.len();
+        // A value, one whose square overflows, a statistic and a loss are broken.
+        let bad = [(1, BLOCK + 1, f32::NAN), (2, 5, 1e20), (5, length - 1, f32::INFINITY)];
+        let gradients = gradients(length, 6, &bad);
+        let weights = [0.1, 0.2, 0.2, 0.3, 0.1, 0.1];
+        let losses = [1.0, 2.0, 3.0, 4.0, f64::NAN, 5.0];
+        let one = |index: usize, weight| Contribution { gradient: &gradients[index], weight, loss: losses[index] };
+        let all: Vec<_> = (0..6).map(|index| one(index, weights[index])).collect();
+        let total: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
+        let rest = f64::from(weights[0]) + f64::from(weights[3]);
+        let good = [0, 3].map(|index| one(index, (f64::from(weights[index]) * (total / rest)) as f32));
 
-        // Alone, too: nothing that is not finite enters the model.
-        stepper.step(&mut parameters, &[one(&bad)], 2);
-        assert_eq!(stepper.unusable(), [0]);
-        assert!(parameters.iter().all(|value| value.is_finite()));
-        stepper.step(&mut parameters, &[one(&good), one(&good)], 2);
-        assert!(stepper.unusable().is_empty());
+        let schedule: Schedule = "constant:proportional".parse().unwrap();
+        for (optimizer, step) in [
+            ("sgd", CommitStep::Optimizer),
+            ("momentum", CommitStep::Optimizer),
+            ("adam", CommitStep::Optimizer),
+            ("adam", CommitStep::Average { rate: 0.5 }),
+        ] {
+            for shards in [1, 2, 3] {
+                let stepper = || Stepper::new(&layout, optimizer.parse().unwrap(), schedule, 0.1, shards);
+                let (mut stepper, mut expected) = (stepper(), stepper());
+                let (mut old, mut new, mut other) = (vec![0.5; length], vec![0.0; length], vec![0.0; length]);
+                for _ in 0..3 {
+                    let result = stepper.commit(step, &old, &mut new, &all, 6);
+                    assert_eq!(result.broken, [1, 2, 4, 5]);
+                    let without = expected.commit(step, &old, &mut other, &good, 6);
+                    assert_eq!(result.aggregate, without.aggregate);
+                    assert_eq!((&new, stepper.optimizer()), (&other, expected.optimizer()), "{optimizer}");
+                    std::mem::swap(&mut old, &mut new);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_commit_of_broken_contributions_changes_nothing_but_the_version() {
+        let layout = Layout::new([("w", vec![BLOCK + 3])], []);
+        let bad = gradients(layout.len(), 2, &[(0, 0, f32::NAN), (1, BLOCK, f32::INFINITY)]);
+        let one = |gradient| Contribution { gradient, weight: 0.5, loss: 1.0 };
+        let schedule = "cosine:10".parse().unwrap();
+        let mut stepper = Stepper::new(&layout, "momentum:0.9".parse().unwrap(), schedule, 1.0, 2);
+        let (old, mut new) = (vec![0.25; layout.len()], vec![0.0; layout.len()]);
+        let before = (stepper.optimizer().clone(), stepper.local_rate());
+        let result = stepper.commit(CommitStep::Optimizer, &old, &mut new, &[one(&bad[0]), one(&bad[1])], 2);
+        assert_eq!(result, CommitResult { aggregate: None, broken: vec![0, 1] });
+        assert_eq!((&new, stepper.optimizer()), (&old, &before.0));
+        assert!(stepper.local_rate() < before.1, "the schedule follows the version");
     }
 }

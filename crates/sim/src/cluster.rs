@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use paceline_core::{
-    Action, Aggregate, Assignment, CommitStep, LocalLength, LocalWork, ReplicaStart, Report, Share, Span, TaskId, Time,
-    Work, WorkerId,
+    Action, Assignment, CommitStep, LocalLength, LocalWork, ReplicaStart, Report, Share, Span, TaskId, Time, Work,
+    WorkerId,
 };
-use paceline_runtime::{Trainer, pulled_replica, replica_at};
+use paceline_runtime::{CommitResult, Trainer, pulled_replica, replica_at};
 use paceline_workload::{Draw, Evaluation};
 
 use crate::event_queue::EventQueue;
@@ -305,7 +305,7 @@ impl<'a> SimulatedCluster<'a> {
     }
 
     /// Steps the model; `live` is the number of workers in the run.
-    pub(crate) fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Option<Aggregate> {
+    pub(crate) fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Option<CommitResult> {
         self.model.as_ref()?;
         let mut pending = Vec::with_capacity(updates.len());
         for share in updates {

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use paceline_core::{
-    Action, Decision, Event, Ledger, LedgerError, Scheme, SchemeError, SchemeSpec, Setup, Time, WorkerId,
+    Action, Decision, Event, Ledger, LedgerError, Scheme, SchemeError, SchemeSpec, Setup, TaskId, Time, WorkerId,
 };
-use paceline_runtime::{Goal, Goals, Monitor, Observer, RunInfo, Summary};
+use paceline_runtime::{BrokenUpdates, Goal, Goals, Monitor, Notice, Observer, Remedy, RunInfo, Summary};
 use paceline_store::{OptimizerSpec, Schedule};
 use paceline_workload::Workload;
 use thiserror::Error;
@@ -110,7 +110,8 @@ impl Simulation {
     pub fn run(&self, observer: &mut dyn Observer) -> Result<SimulationOutcome, SimulationError> {
         let cluster = SimulatedCluster::new(self);
         let ledger = Ledger::new(build(&self.scheme, &self.setup, cluster.under_way.clone())?);
-        Engine { ledger, monitor: Monitor::default(), cluster, simulation: self, observer }.run()
+        let (monitor, broken_updates) = (Monitor::default(), BrokenUpdates::default());
+        Engine { ledger, monitor, broken_updates, cluster, simulation: self, observer }.run()
     }
 
     /// Checks whether a scheme can be simulated with a setup.
@@ -132,6 +133,7 @@ fn build(scheme: &SchemeSpec, setup: &Setup, under_way: Arc<TasksUnderWay>) -> R
 struct Engine<'a> {
     ledger: Ledger,
     monitor: Monitor,
+    broken_updates: BrokenUpdates,
     cluster: SimulatedCluster<'a>,
     simulation: &'a Simulation,
     observer: &'a mut dyn Observer,
@@ -244,7 +246,8 @@ impl Engine<'_> {
 
     /// Passes an event to the scheme, carries out the decisions, and confirms commits until none is left.
     fn feed(&mut self, now: Time, event: Event) -> Result<Option<StopCondition>, SimulationError> {
-        let mut stop = None;
+        let (mut stop, mut diverged) = (None, false);
+        let mut dismissed = Vec::new();
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             let live = self.ledger.live();
@@ -253,8 +256,17 @@ impl Engine<'_> {
             let iteration = self.monitor.observe(now, &event, decisions);
             for Decision { action, .. } in decisions {
                 if let Action::Commit { version, updates, step } = action {
-                    let aggregate = self.cluster.commit(updates, *step, live);
+                    let result = self.cluster.commit(updates, *step, live);
+                    let (aggregate, broken) = result.map_or((None, Vec::new()), |result| {
+                        (result.aggregate, result.broken.into_iter().map(|index| updates[index].task).collect())
+                    });
                     events.push_back(Event::Committed { version: *version, aggregate });
+                    events.extend(broken.iter().map(|&task| Event::Broken { task }));
+                    match self.broken_updates.on_commit(updates.iter().map(|share| share.task), &broken, live) {
+                        Remedy::Continue => {}
+                        Remedy::Dismiss(tasks) => dismissed.extend(tasks),
+                        Remedy::Diverged => diverged = true,
+                    }
                 } else {
                     self.cluster.carry_out(now, action);
                 }
@@ -266,11 +278,24 @@ impl Engine<'_> {
                 self.observer.on_iteration(&iteration, &self.monitor);
                 let met = self.monitor.met(&self.simulation.goals, now, &self.ledger.samples());
                 stop = stop.or(met.map(StopCondition::Goal));
-                if iteration.loss.is_some_and(|loss| !loss.is_finite()) {
-                    stop = stop.or(Some(StopCondition::Diverged));
-                }
             }
         }
+        for task in dismissed {
+            stop = stop.or(self.dismiss(now, task)?);
+        }
+        Ok(stop.or(diverged.then_some(StopCondition::Diverged)))
+    }
+
+    /// Removes the worker of an update that was broken once too often.
+    fn dismiss(&mut self, now: Time, task: TaskId) -> Result<Option<StopCondition>, SimulationError> {
+        let worker = task.worker;
+        let before = self.ledger.samples().dropped;
+        self.cluster.leave(worker);
+        self.broken_updates.on_left(worker);
+        let stop = self.feed(now, Event::Left { worker })?;
+        let (lost, remaining) = (self.ledger.samples().dropped - before, self.ledger.live());
+        let reason = BrokenUpdates::reason(task);
+        self.observer.on_notice(&Notice::Left { worker, reason, lost, remaining });
         Ok(stop)
     }
 
@@ -280,7 +305,7 @@ impl Engine<'_> {
         }
         let (met, otherwise) = match stop {
             Some(StopCondition::Goal(goal)) => (Some(goal), ""),
-            Some(StopCondition::Diverged) => (None, "the loss is no longer finite"),
+            Some(StopCondition::Diverged) => (None, BrokenUpdates::DIVERGED),
             None => (None, "no worker left"),
         };
         let scheme = self.simulation.scheme.to_string();

@@ -34,12 +34,13 @@ const _: () = assert!(BLOCK.is_multiple_of(TILE) && TILE.is_multiple_of(LANES));
 /// A component whose square overflows `f32` (above about 1.8e19) counts as infinite.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Norms {
-    /// ‖gⱼ‖² of each source, unweighted, in the order given. Shards that the source is left out of count as zero.
+    /// ‖gⱼ‖² of each source, unweighted, in the order given.
     pub sources: Vec<f64>,
     /// ‖Σ wⱼ·gⱼ‖² of the result. If the weights add up to one, the result is the mean.
     pub mean: f64,
-    /// Indices of the sources that are left out of at least one shard, because they are not finite there.
-    pub left_out: Vec<usize>,
+    /// Indices of the broken sources: a value, or the sum of squares, is not finite. If there are any, the result and
+    /// the norms are of no use.
+    pub broken: Vec<usize>,
 }
 
 /// The contribution of one shard to [`Norms`].
@@ -48,7 +49,7 @@ pub struct ShardNorms {
     /// One row per block: the sum of squares of each source, then of the result.
     sums: Vec<f64>,
     columns: usize,
-    left_out: Vec<usize>,
+    broken: Vec<usize>,
 }
 
 impl Norms {
@@ -59,10 +60,10 @@ impl Norms {
     pub fn join(shards: &[ShardNorms]) -> Self {
         let columns = shards[0].columns;
         let mut sources = vec![0.0; columns];
-        let mut left_out = BTreeSet::new();
+        let mut broken = BTreeSet::new();
         for shard in shards {
             assert_eq!(shard.columns, columns, "the shards have different numbers of sources");
-            left_out.extend(&shard.left_out);
+            broken.extend(&shard.broken);
             for row in shard.sums.chunks_exact(columns) {
                 for (sum, block) in sources.iter_mut().zip(row) {
                     *sum += block;
@@ -70,7 +71,7 @@ impl Norms {
             }
         }
         let mean = sources.pop().expect("the last column belongs to the result");
-        Norms { sources, mean, left_out: left_out.into_iter().collect() }
+        Norms { sources, mean, broken: broken.into_iter().collect() }
     }
 }
 
@@ -87,23 +88,9 @@ pub fn aggregate(sources: &[(&[f32], f32)], trainable: usize, out: &mut [f32]) -
 
 /// [`aggregate`] for one shard: all slices cover the range of the shard, and `trainable` counts from its start.
 ///
-/// A source that is not finite in this range is left out of this shard; the other weights stay as they are.
-///
 /// # Panics
 /// In the same cases as [`aggregate`].
 pub fn aggregate_shard(sources: &[(&[f32], f32)], trainable: usize, out: &mut [f32]) -> ShardNorms {
-    let all = sum_shard(sources, trainable, out);
-    if all.left_out.is_empty() {
-        return all;
-    }
-    let zeros = vec![0.0; out.len()];
-    let mut rest = sources.to_vec();
-    all.left_out.iter().for_each(|&index| rest[index].0 = &zeros);
-    ShardNorms { left_out: all.left_out, ..sum_shard(&rest, trainable, out) }
-}
-
-/// Sums all sources, and lists those that are not finite in `left_out`.
-fn sum_shard(sources: &[(&[f32], f32)], trainable: usize, out: &mut [f32]) -> ShardNorms {
     for (source, _) in sources {
         assert_eq!(source.len(), out.len(), "a gradient differs in length from the output");
     }
@@ -120,9 +107,9 @@ fn sum_shard(sources: &[(&[f32], f32)], trainable: usize, out: &mut [f32]) -> Sh
         add_tile(sources, trainable + tile * TILE, out, &mut sums[blocks * columns..]);
     }
     let is_finite = |&index: &usize| sums.iter().skip(index).step_by(columns).all(|sum| sum.is_finite());
-    let left_out = (0..sources.len()).filter(|index| !is_finite(index)).collect();
+    let broken = (0..sources.len()).filter(|index| !is_finite(index)).collect();
     sums.truncate(blocks * columns);
-    ShardNorms { sums, columns, left_out }
+    ShardNorms { sums, columns, broken }
 }
 
 /// Sums one tile of all sources, from `start`, into `out`, and adds the squares to `sums`.
@@ -325,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_is_not_finite_is_left_out_of_its_shard() {
+    fn a_source_that_is_not_finite_is_named() {
         let (trainable, len) = (3, 5);
         let good = [1.0; 5];
         let with = |index: usize, value: f32| {
@@ -333,14 +320,11 @@ mod tests {
             gradient[index] = value;
             gradient
         };
+        let mut out = [f32::NAN; 5];
+        assert!(aggregate(&[(&good, 0.5), (&good, 0.5)], trainable, &mut out).broken.is_empty());
         for bad in [with(1, f32::NAN), with(0, f32::INFINITY), with(2, 1e20), with(len - 1, f32::NAN)] {
-            let mut out = [f32::NAN; 5];
-            let norms = aggregate(&[(&good, 0.5), (&bad, 0.25), (&good, 0.25)], trainable, &mut out);
-            assert_eq!(out, [0.75; 5]);
-            assert_eq!((norms.sources, norms.left_out), (vec![3.0, 0.0, 3.0], vec![1]));
-            assert_eq!(norms.mean, 3.0 * 0.75 * 0.75);
-            assert_eq!(aggregate(&[(&bad, 1.0)], trainable, &mut out).left_out, [0]);
-            assert_eq!(out, [0.0; 5]);
+            let norms = aggregate(&[(&good, 0.25), (&bad, 0.25), (&good, 0.25), (&bad, 0.25)], trainable, &mut out);
+            assert_eq!(norms.broken, [1, 3]);
         }
     }
 

@@ -22,7 +22,7 @@ pub use checkpoint::{
     Checkpoint, CheckpointError, CheckpointFolder, CheckpointView, LatestCheckpoint, export_model, load_checkpoint,
 };
 pub use layout::{Layout, TensorEntry};
-pub use optimizer::{Moments, Optimizer, OptimizerSpec, OptimizerStep};
+pub use optimizer::{Moments, NextState, Optimizer, OptimizerSpec, OptimizerStep};
 pub use paceline_spec::SpecError;
 pub use schedule::{Schedule, ScheduleShape};
 pub use shards::{BLOCK, Shards};

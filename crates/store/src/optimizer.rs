@@ -1,5 +1,6 @@
 //! Optimizers: how an aggregated gradient changes the parameters.
 
+use std::array;
 use std::fmt;
 use std::str::FromStr;
 
@@ -193,93 +194,174 @@ impl Optimizer {
         names.zip(self.state.iter().map(Vec::as_slice))
     }
 
-    /// Takes one step against `gradient` with learning rate `rate`.
+    /// Takes one step against `gradient` with learning rate `rate`, in place.
     ///
     /// # Panics
     /// If the slices differ in length or are shorter than the trainable part.
     pub fn step(&mut self, parameters: &mut [f32], gradient: &[f32], rate: f32) {
-        self.begin(rate).apply(parameters, gradient);
+        assert_eq!(parameters.len(), gradient.len(), "gradient and parameters differ in length");
+        self.steps += 1;
+        let (parameters, statistics) = parameters.split_at_mut(self.trainable);
+        let (gradient, differences) = gradient.split_at(self.trainable);
+        for (statistic, difference) in statistics.iter_mut().zip(differences) {
+            *statistic -= difference;
+        }
+        let state = self.state.iter_mut().map(Vec::as_mut_slice).collect();
+        let step = StepRule { spec: self.spec, steps: self.steps, rate };
+        step.apply(InPlace { parameters, gradient, state });
     }
 
     /// Begins a step with learning rate `rate`, which can be [split](OptimizerStep::split_off) and applied range by
-    /// range.
-    ///
-    /// The step counts as taken from here on; apply it to every range.
-    pub fn begin(&mut self, rate: f32) -> OptimizerStep<'_> {
+    /// range. It writes the state after the step into `next`. The optimizer changes only when the step is
+    /// [accepted](Optimizer::accept).
+    pub fn begin<'a>(&'a self, rate: f32, next: &'a mut NextState) -> OptimizerStep<'a> {
+        next.0.resize_with(self.state.len(), || vec![0.0; self.trainable]);
+        OptimizerStep {
+            rule: StepRule { spec: self.spec, steps: self.steps + 1, rate },
+            trainable: self.trainable,
+            old: self.state.iter().map(Vec::as_slice).collect(),
+            new: next.0.iter_mut().map(Vec::as_mut_slice).collect(),
+        }
+    }
+
+    /// Takes the step whose ranges were all applied. `next` holds the last state then, and can be used again.
+    pub fn accept(&mut self, next: &mut NextState) {
         self.steps += 1;
-        let state = self.state.iter_mut().map(Vec::as_mut_slice).collect();
-        OptimizerStep { spec: self.spec, steps: self.steps, rate, trainable: self.trainable, state }
+        std::mem::swap(&mut self.state, &mut next.0);
     }
 }
+
+/// Where a step writes the optimizer's next state: as many vectors as the optimizer has, none for `sgd`.
+#[derive(Debug, Default)]
+pub struct NextState(Vec<Vec<f32>>);
 
 /// One step of an [`Optimizer`] on a range of the vector. Ranges are independent: the result is the same in any order
 /// and on any threads.
 #[derive(Debug)]
 pub struct OptimizerStep<'a> {
-    spec: OptimizerSpec,
-    steps: u64,
-    rate: f32,
+    rule: StepRule,
     trainable: usize,
-    state: Vec<&'a mut [f32]>,
+    old: Vec<&'a [f32]>,
+    new: Vec<&'a mut [f32]>,
 }
 
 impl<'a> OptimizerStep<'a> {
     /// Splits the range: `self` keeps its first `at` values, the rest is returned.
     pub fn split_off(&mut self, at: usize) -> OptimizerStep<'a> {
         let kept = at.min(self.trainable);
-        let cut = |vector: &mut &'a mut [f32]| {
-            let (front, rest) = std::mem::take(vector).split_at_mut(kept);
-            *vector = front;
-            rest
-        };
-        let state = self.state.iter_mut().map(cut).collect();
-        let trainable = self.trainable - kept;
+        let old = self.old.iter_mut().map(|vector| vector.split_off(kept..).expect("state is as long as `trainable`"));
+        let new = self.new.iter_mut().map(|vector| vector.split_off_mut(kept..).expect("as long as the old state"));
+        let rest =
+            OptimizerStep { rule: self.rule, trainable: self.trainable - kept, old: old.collect(), new: new.collect() };
         self.trainable = kept;
-        OptimizerStep { spec: self.spec, steps: self.steps, rate: self.rate, trainable, state }
+        rest
     }
 
-    /// Applies the step. Both slices cover its range of the vector.
+    /// Applies the step to the parameters `old` and writes the result into `new`. All slices cover its range of the
+    /// vector.
     ///
     /// # Panics
     /// If the slices differ in length or are shorter than the trainable part of the range.
-    pub fn apply(mut self, parameters: &mut [f32], gradient: &[f32]) {
-        assert_eq!(parameters.len(), gradient.len(), "gradient and parameters differ in length");
-        let rate = self.rate;
-        let (parameters, statistics) = parameters.split_at_mut(self.trainable);
+    pub fn apply(self, old: &[f32], gradient: &[f32], new: &mut [f32]) {
+        assert_eq!(old.len(), gradient.len(), "gradient and parameters differ in length");
+        assert_eq!(old.len(), new.len(), "old and new parameters differ in length");
+        let (old, old_statistics) = old.split_at(self.trainable);
+        let (new, new_statistics) = new.split_at_mut(self.trainable);
         let (gradient, differences) = gradient.split_at(self.trainable);
-        for (statistic, difference) in statistics.iter_mut().zip(differences) {
-            *statistic -= difference;
+        for ((new, old), difference) in new_statistics.iter_mut().zip(old_statistics).zip(differences) {
+            *new = old - difference;
         }
-        let pairs = parameters.iter_mut().zip(gradient);
-        match (self.spec, self.state.as_mut_slice()) {
-            (OptimizerSpec::Sgd { decay }, _) => {
+        self.rule.apply(OutOfPlace { old, new, gradient, old_state: self.old, new_state: self.new });
+    }
+}
+
+/// How one step changes parameters.
+#[derive(Debug, Clone, Copy)]
+struct StepRule {
+    spec: OptimizerSpec,
+    /// The number of this step, from 1.
+    steps: u64,
+    rate: f32,
+}
+
+impl StepRule {
+    fn apply(self, vectors: impl Vectors) {
+        let StepRule { spec, steps, rate } = self;
+        match spec {
+            OptimizerSpec::Sgd { decay } => {
                 let decay = decay as f32;
-                for (p, g) in pairs {
-                    *p -= rate * (g + decay * *p);
-                }
+                vectors.change(|p, g, []| (p - rate * (g + decay * p), []));
             }
-            (OptimizerSpec::Momentum { momentum, decay }, [velocity]) => {
+            OptimizerSpec::Momentum { momentum, decay } => {
                 let (momentum, decay) = (momentum as f32, decay as f32);
-                for ((p, g), m) in pairs.zip(velocity.iter_mut()) {
-                    *m = momentum * *m + (g + decay * *p);
-                    *p -= rate * *m;
-                }
+                vectors.change(|p, g, [m]| {
+                    let m = momentum * m + (g + decay * p);
+                    (p - rate * m, [m])
+                });
             }
-            (OptimizerSpec::Nesterov { momentum, decay }, [velocity]) => {
+            OptimizerSpec::Nesterov { momentum, decay } => {
                 let (momentum, decay) = (momentum as f32, decay as f32);
-                for ((p, g), m) in pairs.zip(velocity.iter_mut()) {
-                    let g = g + decay * *p;
-                    *m = momentum * *m + g;
-                    *p -= rate * (g + momentum * *m);
-                }
+                vectors.change(|p, g, [m]| {
+                    let g = g + decay * p;
+                    let m = momentum * m + g;
+                    (p - rate * (g + momentum * m), [m])
+                });
             }
-            (OptimizerSpec::Adam(moments), [mean, square]) => {
-                AdamStep::new(moments, rate, 0.0, self.steps).apply(parameters, gradient, mean, square);
-            }
-            (OptimizerSpec::AdamW { decay, moments }, [mean, square]) => {
-                AdamStep::new(moments, rate, decay, self.steps).apply(parameters, gradient, mean, square);
-            }
-            _ => unreachable!("the state has one vector per state name"),
+            OptimizerSpec::Adam(moments) => AdamStep::new(moments, rate, 0.0, steps).apply(vectors),
+            OptimizerSpec::AdamW { decay, moments } => AdamStep::new(moments, rate, decay, steps).apply(vectors),
+        }
+    }
+}
+
+/// The vectors of a step: parameters, gradient and state, in one place or in two.
+trait Vectors {
+    /// Changes every parameter and its `N` state values by `rule`, which gets them with the gradient.
+    fn change<const N: usize>(self, rule: impl Fn(f32, f32, [f32; N]) -> (f32, [f32; N]));
+}
+
+/// The state vectors cut to one length, which spares the checks of their bounds.
+fn cut<const N: usize, V>(vectors: Vec<V>, to: impl Fn(V) -> V) -> [V; N] {
+    let vectors: Vec<V> = vectors.into_iter().map(to).collect();
+    vectors.try_into().unwrap_or_else(|_| unreachable!("the state has one vector per state name"))
+}
+
+/// Every vector is changed where it is.
+struct InPlace<'a> {
+    parameters: &'a mut [f32],
+    gradient: &'a [f32],
+    state: Vec<&'a mut [f32]>,
+}
+
+impl Vectors for InPlace<'_> {
+    fn change<const N: usize>(self, rule: impl Fn(f32, f32, [f32; N]) -> (f32, [f32; N])) {
+        let len = self.parameters.len();
+        let mut state: [&mut [f32]; N] = cut(self.state, |vector| &mut vector[..len]);
+        for (index, (p, g)) in self.parameters.iter_mut().zip(self.gradient).enumerate() {
+            let (parameter, values) = rule(*p, *g, array::from_fn(|k| state[k][index]));
+            *p = parameter;
+            (0..N).for_each(|k| state[k][index] = values[k]);
+        }
+    }
+}
+
+/// Every vector is read in one place and written in another.
+struct OutOfPlace<'a> {
+    old: &'a [f32],
+    new: &'a mut [f32],
+    gradient: &'a [f32],
+    old_state: Vec<&'a [f32]>,
+    new_state: Vec<&'a mut [f32]>,
+}
+
+impl Vectors for OutOfPlace<'_> {
+    fn change<const N: usize>(self, rule: impl Fn(f32, f32, [f32; N]) -> (f32, [f32; N])) {
+        let len = self.new.len();
+        let old_state: [&[f32]; N] = cut(self.old_state, |vector| &vector[..len]);
+        let mut new_state: [&mut [f32]; N] = cut(self.new_state, |vector| &mut vector[..len]);
+        for (index, ((new, old), g)) in self.new.iter_mut().zip(self.old).zip(self.gradient).enumerate() {
+            let (parameter, values) = rule(*old, *g, array::from_fn(|k| old_state[k][index]));
+            *new = parameter;
+            (0..N).for_each(|k| new_state[k][index] = values[k]);
         }
     }
 }
@@ -313,12 +395,12 @@ impl AdamStep {
         }
     }
 
-    fn apply(&self, parameters: &mut [f32], gradient: &[f32], mean: &mut [f32], square: &mut [f32]) {
-        for (((p, g), m), v) in parameters.iter_mut().zip(gradient).zip(mean).zip(square) {
-            *m = self.keep_mean * *m + self.add_mean * g;
-            *v = self.keep_square * *v + self.add_square * g * g;
-            *p = self.shrink * *p - self.size * *m / (v.sqrt() * self.root + self.epsilon);
-        }
+    fn apply(&self, vectors: impl Vectors) {
+        vectors.change(|p, g, [m, v]| {
+            let m = self.keep_mean * m + self.add_mean * g;
+            let v = self.keep_square * v + self.add_square * g * g;
+            (self.shrink * p - self.size * m / (v.sqrt() * self.root + self.epsilon), [m, v])
+        });
     }
 }
 
@@ -330,7 +412,7 @@ mod tests {
     fn descend(text: &str) -> [f64; 3] {
         let mut optimizer = Optimizer::new(text.parse().expect("a valid optimizer"), 1);
         let mut parameters = [1.0_f32];
-        std::array::from_fn(|_| {
+        array::from_fn(|_| {
             let gradient = [2.0 * parameters[0]];
             optimizer.step(&mut parameters, &gradient, 0.1);
             f64::from(parameters[0])
@@ -390,20 +472,24 @@ mod tests {
     }
 
     #[test]
-    fn a_split_step_gives_the_same_bits() {
+    fn a_step_in_parts_out_of_place_gives_the_bits_of_one_in_place() {
         let gradient: Vec<f32> = (0..10).map(|index| (index as f32).sin()).collect();
         for text in ["sgd", "momentum", "nesterov", "adam", "adamw"] {
             let mut whole = Optimizer::new(text.parse().expect(text), 7);
             let mut split = whole.clone();
+            let mut next = NextState::default();
             let (mut expected, mut parameters) = (vec![0.5; 10], vec![0.5; 10]);
             for _ in 0..3 {
                 whole.step(&mut expected, &gradient, 0.1);
-                let mut front = split.begin(0.1);
+                let (old, before) = (parameters.clone(), split.clone());
+                let mut front = split.begin(0.1, &mut next);
                 let mut middle = front.split_off(3);
                 let back = middle.split_off(6);
-                back.apply(&mut parameters[9..], &gradient[9..]);
-                middle.apply(&mut parameters[3..9], &gradient[3..9]);
-                front.apply(&mut parameters[..3], &gradient[..3]);
+                back.apply(&old[9..], &gradient[9..], &mut parameters[9..]);
+                middle.apply(&old[3..9], &gradient[3..9], &mut parameters[3..9]);
+                front.apply(&old[..3], &gradient[..3], &mut parameters[..3]);
+                assert_eq!(split, before, "nothing changes before the step is accepted");
+                split.accept(&mut next);
             }
             assert_eq!(parameters, expected, "{text}");
             assert_eq!(split, whole, "{text}");

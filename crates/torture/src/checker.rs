@@ -16,6 +16,8 @@ pub(crate) struct LawChecker {
     open: BTreeMap<TaskId, (Assignment, u32)>,
     /// Reported updates that are neither committed nor discarded.
     arrived: BTreeMap<TaskId, SampleRange>,
+    /// The latest commits' updates. Some of them may turn out to be broken.
+    committed: BTreeMap<TaskId, SampleRange>,
     /// The samples in the model, in the order of their commits.
     applied: Vec<SampleRange>,
     /// The same samples by worker and start: no sample may enter the model twice.
@@ -43,6 +45,9 @@ impl LawChecker {
 
     /// Checks an event and the decisions on it; the error says which law is broken.
     pub(crate) fn observe(&mut self, event: &Event, decisions: &[Decision]) -> Result<(), String> {
+        if !matches!(event, Event::Committed { .. } | Event::Broken { .. }) {
+            self.committed.clear();
+        }
         match *event {
             Event::Joined { worker } => {
                 self.present.insert(worker);
@@ -68,6 +73,7 @@ impl LawChecker {
             Event::Asked { task, iterations, .. } => {
                 self.open.get_mut(&task).ok_or(format!("{task} asks, but was not assigned"))?.1 = iterations;
             }
+            Event::Broken { task } => self.take_out(task)?,
             Event::Committed { .. } | Event::Timer => {}
         }
         decisions.iter().try_for_each(|decision| self.carry_out(&decision.action))
@@ -84,6 +90,7 @@ impl LawChecker {
                     let task = share.task;
                     let range = self.arrived.remove(&task).ok_or(format!("{task} is committed, but has no update"))?;
                     self.apply(range)?;
+                    self.committed.insert(task, range);
                 }
             }
             Action::Discard { task } => {
@@ -120,6 +127,16 @@ impl LawChecker {
         for (_, (assignment, _)) in self.open.range_mut(first..).take_while(|(task, _)| task.worker == worker) {
             assignment.queued = false;
         }
+    }
+
+    /// The commit of this update left it out.
+    fn take_out(&mut self, task: TaskId) -> Result<(), String> {
+        let range = self.committed.remove(&task).ok_or(format!("{task} is broken, but was not just committed"))?;
+        let (worker, start, end) = range;
+        self.applied.retain(|applied| *applied != range);
+        self.by_start.remove(&(worker, start));
+        self.used -= end - start;
+        Ok(())
     }
 
     fn apply(&mut self, range: SampleRange) -> Result<(), String> {

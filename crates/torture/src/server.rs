@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use paceline_core::{
-    Aggregate, CommitStep, Decision, DriveError, Event, Ledger, LedgerError, Scheme, Setup, Share, Span, TaskId, Time,
+    Aggregate, CommitOutcome, CommitStep, Decision, DriveError, Event, Ledger, LedgerError, Scheme, Setup, Share, Span, TaskId, Time,
     WorkerId,
 };
 use paceline_protocol::{
@@ -117,12 +117,12 @@ impl ServerHost for TortureHost {
         self.arrived.remove(&task);
     }
 
-    fn commit(&mut self, updates: &[Share], _: CommitStep, _: usize) -> Result<Option<Aggregate>, TortureFailure> {
+    fn commit(&mut self, updates: &[Share], _: CommitStep, _: usize) -> Result<CommitOutcome, TortureFailure> {
         for Share { task, .. } in updates {
             let has_arrived = self.arrived.remove(task);
             self.check(has_arrived, || format!("{task} is committed, but its update is not there"))?;
         }
-        Ok(mock_aggregate(self.checker.version + 1))
+        Ok(mock_outcome(self.checker.version + 1, updates))
     }
 
     fn begin_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) -> Result<(), TortureFailure> {
@@ -370,11 +370,15 @@ fn failure(error: DriveError<TortureFailure>) -> TortureFailure {
     }
 }
 
-/// The aggregate of a commit: `None` for every seventh, otherwise values that make dynamic schemes change their
-/// decisions.
-fn mock_aggregate(version: u64) -> Option<Aggregate> {
+/// What becomes of a commit: no aggregate for every seventh, a broken update in every eleventh, otherwise values that
+/// make dynamic schemes change their decisions.
+fn mock_outcome(version: u64, updates: &[Share]) -> CommitOutcome {
     let wave = (version as f64 * 1.7).sin();
     let aggregate =
         Aggregate { loss: 1.0 + 0.5 * wave, rate: 0.1, sum_of_squares: 8.0 + 6.0 * wave, square_of_sum: 1.0 };
-    (!version.is_multiple_of(7)).then_some(aggregate)
+    let broken = updates.first().filter(|_| version.is_multiple_of(11)).map(|share| share.task);
+    CommitOutcome {
+        aggregate: (!version.is_multiple_of(7)).then_some(aggregate),
+        broken: broken.into_iter().collect(),
+    }
 }

@@ -131,6 +131,9 @@ pub enum Refusal {
         /// What was expected.
         expected: &'static str,
     },
+    /// The update is not part of the last confirmed commit, or was left out of it already.
+    #[error("the update of {0} is not part of the last commit")]
+    NotCommitted(TaskId),
     /// A task that asks reports only after its update is collected.
     #[error("{0} reported before its update was collected")]
     NotCollected(TaskId),

@@ -26,7 +26,8 @@ enum HistoryLine {
 ///
 /// Call [`handle`](Ledger::handle) with one event after another and carry out the decisions it returns, in order.
 /// After an [`Action::Commit`] the next event must be its [`Event::Committed`]; several commits of one turn are
-/// confirmed one by one. At [`next_timer`](Ledger::next_timer) feed [`Event::Timer`].
+/// confirmed one by one. Each confirmation is followed by an [`Event::Broken`] for every update that the commit left
+/// out. At [`next_timer`](Ledger::next_timer) feed [`Event::Timer`].
 pub struct Ledger {
     scheme: Box<dyn Scheme>,
     state: LedgerState,
@@ -60,6 +61,8 @@ impl Ledger {
         }
         match (self.unconfirmed.front(), &event) {
             (Some(expected), Event::Committed { version, .. }) if version == expected => {}
+            // It belongs to the last confirmed commit, whatever follows.
+            (_, Event::Broken { .. }) => {}
             (Some(&expected), _) => {
                 return Err(Refusal::OutOfTurn { expected: ExpectedEvent::Confirmation(expected) }.into());
             }
@@ -90,8 +93,10 @@ impl Ledger {
             }
             Event::Committed { ref aggregate, .. } => {
                 self.unconfirmed.pop_front();
+                turn.state.confirm();
                 self.scheme.on_committed(&mut turn, aggregate.as_ref());
             }
+            Event::Broken { task } => turn.state.leave_out(task)?,
             Event::Timer => {
                 turn.state.timer(now);
                 self.scheme.on_timer(&mut turn);

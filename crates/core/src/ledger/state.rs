@@ -14,7 +14,7 @@ pub struct SampleCounts {
     pub used: u64,
     /// In updates that arrived too late to be used.
     pub stale: u64,
-    /// Lost to interruptions, discarded updates and workers that left.
+    /// Lost to interruptions, discarded and broken updates and workers that left.
     pub dropped: u64,
     /// Assigned again, because work on them had not started or was stopped to send an earlier result.
     pub reissued: u64,
@@ -101,6 +101,10 @@ pub(super) struct LedgerState {
     working: usize,
     pub(super) version: Version,
     pub(super) samples: SampleCounts,
+    /// The updates of commits that are not confirmed yet, oldest first, with their samples.
+    unconfirmed: VecDeque<Vec<(TaskId, u64)>>,
+    /// The updates of the last confirmed commit that are not broken, with their samples.
+    confirmed: Vec<(TaskId, u64)>,
     commit_waiters: Vec<WorkerId>,
     timer_waiters: Vec<WorkerId>,
     pub(super) timers: BTreeSet<Time>,
@@ -232,6 +236,20 @@ impl LedgerState {
         running.filter(|running| running.assignment.task == task).ok_or(Refusal::NotRunning(task))
     }
 
+    /// The oldest unconfirmed commit was carried out.
+    pub(super) fn confirm(&mut self) {
+        self.confirmed = self.unconfirmed.pop_front().unwrap_or_default();
+    }
+
+    /// The last confirmed commit left this update out.
+    pub(super) fn leave_out(&mut self, task: TaskId) -> Result<(), Refusal> {
+        let position = self.confirmed.iter().position(|&(committed, _)| committed == task);
+        let (_, samples) = self.confirmed.swap_remove(position.ok_or(Refusal::NotCommitted(task))?);
+        self.samples.used -= samples;
+        self.samples.dropped += samples;
+        Ok(())
+    }
+
     pub(super) fn timer(&mut self, now: Time) {
         while self.timers.first().is_some_and(|&at| at <= now) {
             self.timers.pop_first();
@@ -348,6 +366,7 @@ impl LedgerState {
         }
         let mut total = 0_u64;
         let mut taken = Vec::with_capacity(tasks.len());
+        let mut used = Vec::with_capacity(tasks.len());
         for &task in tasks {
             let ArrivedUpdate { update, withheld } = self.take_arrived(task)?;
             if withheld {
@@ -360,7 +379,9 @@ impl LedgerState {
             total += u64::from(update.samples);
             self.samples.used += update_samples(&update);
             taken.push((task, update.samples));
+            used.push((task, update_samples(&update)));
         }
+        self.unconfirmed.push_back(used);
         taken.sort_unstable_by_key(|&(task, _)| task);
         self.version.0 += 1;
         let waiters = std::mem::take(&mut self.commit_waiters);

@@ -22,7 +22,7 @@ impl LocalPolicy for AdaptiveIterations {
     }
 
     fn on_averaged(&mut self, now: Time, aggregate: Option<&Aggregate>) {
-        let Some(loss) = aggregate.map(|aggregate| aggregate.loss) else { return };
+        let Some(loss) = aggregate.map(|aggregate| aggregate.loss).filter(|loss| loss.is_finite()) else { return };
         let first_loss = *self.first_loss.get_or_insert(loss);
         if now < self.next {
             return;
@@ -56,7 +56,10 @@ mod tests {
             policy.on_averaged(Time(now), Some(&aggregate));
             policy.iterations
         };
+        assert_eq!(after(3, f64::NAN), 16);
+        assert_eq!(after(4, f64::INFINITY), 16);
         assert_eq!(after(5, 4.0), 16);
+        assert_eq!(after(10, f64::NAN), 16, "no change without a loss");
         assert_eq!(after(10, 1.0), 8);
         assert_eq!(after(15, 0.01), 8, "the interval is not over");
         assert_eq!(after(20, 1.0), 4);

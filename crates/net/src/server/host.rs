@@ -11,7 +11,8 @@ use paceline_core::{
 };
 use paceline_protocol::{GradientLocation, Notice, ServerHost, SessionId, ToWorker};
 use paceline_runtime::{
-    Contribution, Goal, Iteration, Job, ModelState, Monitor, RunInfo, ServerObserver, Stepper, compensate,
+    BrokenUpdates, Contribution, Goal, Iteration, Job, ModelState, Monitor, Remedy, RunInfo, ServerObserver, Stepper,
+    compensate,
 };
 use paceline_workload::Evaluation;
 
@@ -78,6 +79,9 @@ pub(super) struct NetHost<'a> {
     closing: HashMap<SessionId, Link>,
     /// Updates that are not committed yet.
     arrived: HashMap<TaskId, UncommittedUpdate>,
+    broken_updates: BrokenUpdates,
+    /// The last tasks of workers that are to be dismissed for broken updates.
+    pub(super) to_dismiss: Vec<TaskId>,
     /// The gradient that came with the message at hand.
     pub(super) received: Option<Region>,
     /// Tasks that were withdrawn before they were sent.
@@ -115,6 +119,8 @@ impl<'a> NetHost<'a> {
             links: HashMap::new(),
             closing: HashMap::new(),
             arrived: HashMap::new(),
+            broken_updates: BrokenUpdates::default(),
+            to_dismiss: Vec::new(),
             received: None,
             withdrawn: Vec::new(),
             emulated: BTreeMap::new(),
@@ -199,7 +205,7 @@ impl<'a> NetHost<'a> {
 
     /// Passes the model to the observer if the run could resume from this state.
     pub(super) fn offer_checkpoint(&mut self, ledger: &Ledger) {
-        if ledger.is_settled() {
+        if !self.broken_updates.suspect_model(ledger.live()) && ledger.is_settled() {
             self.observer.on_checkpoint(&ModelState {
                 version: ledger.version().0,
                 parameters: self.parameter_ring.newest().region.values(),
@@ -295,7 +301,7 @@ impl ServerHost for NetHost<'_> {
         lost.into_iter().for_each(|task| self.discard(task));
     }
 
-    fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Result<Option<Aggregate>, ServerError> {
+    fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Result<CommitOutcome, ServerError> {
         let mut gradients = Vec::with_capacity(updates.len());
         let mut corrected = Vec::new();
         for Share { task, .. } in updates {
@@ -317,14 +323,23 @@ impl ServerHost for NetHost<'_> {
             Ok(Contribution { gradient, weight: share.weight, loss: *loss })
         });
         let contributions = contributions.collect::<Result<Vec<_>, ServerError>>()?;
-        let commit = |parameters: &mut [f32]| self.stepper.commit(step, parameters, &contributions, live);
-        let aggregate = self.parameter_ring.advance(commit).map_err(no_memory(self.context.length))?;
+        let commit = |old: &[f32], new: &mut [f32]| self.stepper.commit(step, old, new, &contributions, live);
+        let result = self.parameter_ring.advance(commit).map_err(no_memory(self.context.length))?;
         drop(contributions);
         gradients.into_iter().for_each(|(gradient, _)| self.recycle(gradient));
-        Ok(Some(aggregate))
+        let broken: Vec<TaskId> = result.broken.into_iter().map(|index| updates[index].task).collect();
+        match self.broken_updates.on_commit(updates.iter().map(|share| share.task), &broken, live) {
+            Remedy::Continue => {}
+            Remedy::Dismiss(tasks) => self.to_dismiss.extend(tasks),
+            Remedy::Diverged => self.stop = Some(StopReason::Other(BrokenUpdates::DIVERGED.into())),
+        }
+        Ok(CommitOutcome { aggregate: result.aggregate, broken })
     }
 
     fn begin_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) -> Result<(), ServerError> {
+        if let Event::Left { worker } = event {
+            self.broken_updates.on_left(*worker);
+        }
         self.observer.on_turn(now, event, decisions);
         self.iteration = self.monitor.observe(now, event, decisions);
         Ok(())

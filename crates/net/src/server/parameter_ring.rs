@@ -13,9 +13,8 @@ pub(super) struct ParameterBuffer {
     pub(super) region: Region,
 }
 
-/// A ring of parameter buffers. A commit steps the newest version in place if it has no reader, else in a free buffer,
-/// else in a new one. A reader thus never sees its vector change, and the ring holds at most two more buffers than
-/// there are readers.
+/// A ring of parameter buffers. A commit writes the next version into a buffer that has no reader, or into a new one.
+/// A reader thus never sees its vector change, and the ring holds at most two more buffers than there are readers.
 #[derive(Debug)]
 pub(super) struct ParameterRing {
     buffers: Vec<Arc<ParameterBuffer>>,
@@ -44,25 +43,21 @@ impl ParameterRing {
         &self.buffers[self.newest]
     }
 
-    /// Makes the next version by applying `step` to the newest.
-    pub(super) fn advance<T>(&mut self, step: impl FnOnce(&mut [f32]) -> T) -> io::Result<T> {
-        let newest = self.newest;
-        if let Some(unread) = Arc::get_mut(&mut self.buffers[newest]) {
-            return Ok(step(unread.region.values_mut()));
-        }
-        // Held, so that the newest is not taken for a free buffer if its last reader drops it just now.
-        let old = self.newest().clone();
+    /// Makes the next version: `step` gets the newest and writes the next.
+    pub(super) fn advance<T>(&mut self, step: impl FnOnce(&[f32], &mut [f32]) -> T) -> io::Result<T> {
+        // Held, so that the newest is not taken for a free buffer.
+        let newest = self.newest().clone();
         let free = match self.buffers.iter_mut().position(|buffer| Arc::get_mut(buffer).is_some()) {
             Some(free) => free,
             None => {
-                self.grow(old.region.values().len())?;
+                self.grow(newest.region.values().len())?;
                 self.buffers.len() - 1
             }
         };
         let next = Arc::get_mut(&mut self.buffers[free]).expect("a free buffer has no reader");
-        next.region.values_mut().copy_from_slice(old.region.values());
+        let result = step(newest.region.values(), next.region.values_mut());
         self.newest = free;
-        Ok(step(next.region.values_mut()))
+        Ok(result)
     }
 }
 
@@ -70,30 +65,32 @@ impl ParameterRing {
 mod tests {
     use super::*;
 
-    fn increment(values: &mut [f32]) {
-        values.iter_mut().for_each(|value| *value += 1.0);
+    fn increment(old: &[f32], new: &mut [f32]) {
+        new.iter_mut().zip(old).for_each(|(new, old)| *new = old + 1.0);
     }
 
     #[test]
     fn readers_keep_their_version_and_free_buffers_are_reused() {
         let mut ring = ParameterRing::new(&[0.0; 4], false).unwrap();
-        ring.advance(increment).unwrap();
-        assert_eq!(ring.buffers.len(), 1, "no reader: stepped in place");
+        for _ in 0..3 {
+            ring.advance(increment).unwrap();
+        }
+        assert_eq!(ring.buffers.len(), 2, "no reader: two buffers take turns");
 
         let first = ring.newest().clone();
         ring.advance(increment).unwrap();
         let second = ring.newest().clone();
         ring.advance(increment).unwrap();
-        assert_eq!(first.region.values(), [1.0; 4]);
-        assert_eq!(second.region.values(), [2.0; 4]);
-        assert_eq!(ring.newest().region.values(), [3.0; 4]);
+        assert_eq!(first.region.values(), [3.0; 4]);
+        assert_eq!(second.region.values(), [4.0; 4]);
+        assert_eq!(ring.newest().region.values(), [5.0; 4]);
         assert_eq!(ring.buffers.len(), 3);
 
         drop(first);
         let third = ring.newest().clone();
         ring.advance(increment).unwrap();
         assert_eq!(ring.buffers.len(), 3, "the first reader's buffer is reused");
-        assert_eq!(third.region.values(), [3.0; 4]);
-        assert_eq!(ring.newest().region.values(), [4.0; 4]);
+        assert_eq!(third.region.values(), [5.0; 4]);
+        assert_eq!(ring.newest().region.values(), [6.0; 4]);
     }
 }

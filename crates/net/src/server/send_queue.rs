@@ -322,7 +322,7 @@ mod tests {
                 send_queue.assign(version, &message, Version(version), ring.newest());
                 send_queue.assign(version, &message, Version(version), ring.newest());
                 send_queue.send(&ToWorker::Collect { number: version });
-                ring.advance(|values| values.fill(version as f32 + 1.0)).unwrap();
+                ring.advance(|_, next| next.fill(version as f32 + 1.0)).unwrap();
             }
             assert!(!send_queue.withdraw(0), "sent already");
             assert!(send_queue.withdraw(MODELS - 1), "still queued");

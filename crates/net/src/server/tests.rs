@@ -44,13 +44,13 @@ fn job(scheme: &str, workers: usize, iterations: u64) -> Job {
 /// Sends notices to the test.
 struct NoticeSender(mpsc::Sender<String>);
 
-impl Observer for NoticeSender {}
-
-impl ServerObserver for NoticeSender {
+impl Observer for NoticeSender {
     fn on_notice(&mut self, notice: &Notice) {
         self.0.send(notice.to_string()).unwrap();
     }
 }
+
+impl ServerObserver for NoticeSender {}
 
 /// Stops the run if the test thread panics.
 struct StopOnPanic(Stopper);

@@ -215,6 +215,7 @@ mod tests {
             accuracy: Some(0.9),
             updates_committed: 400,
             updates_discarded: 0,
+            updates_broken: 0,
             tasks_interrupted: 0,
             samples_used: 25_600,
             samples_lost: 0,

@@ -212,7 +212,7 @@ impl Observer for Timeline {
             }
             Event::Asked { task, report, .. } => self.on_report(task.worker, now, report),
             Event::Reported { task, report } => self.on_task_reported(*task, now, report),
-            Event::Committed { .. } | Event::Timer => {}
+            Event::Committed { .. } | Event::Broken { .. } | Event::Timer => {}
         }
         decisions.iter().for_each(|decision| self.on_decision(now, decision));
     }
