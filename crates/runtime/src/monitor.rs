@@ -5,11 +5,11 @@ use std::collections::VecDeque;
 use paceline_core::{
     Action, Assignment, Decision, Event, LocalLength, Reason, Report, SampleCounts, Span, TaskId, Time, WorkerId,
 };
+use paceline_protocol::Notice;
 use paceline_workload::Evaluation;
 use serde::{Deserialize, Serialize};
 
 use crate::goal::{Goal, GoalProgress, Goals, LOSS_WINDOW};
-use crate::server_observer::Notice;
 
 /// One iteration: one step of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]

@@ -1,6 +1,5 @@
 //! What follows a run on a server: membership, and states of the model that can be checkpointed.
 
-use paceline_protocol::Notice;
 use paceline_store::Optimizer;
 
 use crate::Observer;

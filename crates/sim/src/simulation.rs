@@ -1,12 +1,13 @@
 //! The simulation: a virtual clock that drives a scheme.
 
-use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use paceline_core::{
-    Action, Decision, Event, Ledger, LedgerError, Scheme, SchemeError, SchemeSpec, Setup, TaskId, Time, WorkerId,
+    Action, CommitOutcome, CommitStep, Decision, DriveError, Event, Executor, Ledger, LedgerError, Scheme, SchemeError,
+    SchemeSpec, Setup, Share, TaskId, Time, WorkerId,
 };
-use paceline_runtime::{BrokenUpdates, Goal, Goals, Monitor, Notice, Observer, Remedy, RunInfo, Summary};
+use paceline_runtime::{BrokenUpdates, Goal, Goals, Iteration, Monitor, Notice, Observer, Remedy, RunInfo, Summary};
 use paceline_store::{OptimizerSpec, Schedule};
 use paceline_workload::Workload;
 use thiserror::Error;
@@ -111,7 +112,10 @@ impl Simulation {
         let cluster = SimulatedCluster::new(self);
         let ledger = Ledger::new(build(&self.scheme, &self.setup, cluster.under_way.clone())?);
         let (monitor, broken_updates) = (Monitor::default(), BrokenUpdates::default());
-        Engine { ledger, monitor, broken_updates, cluster, simulation: self, observer }.run()
+        let (iteration, to_dismiss, stop) = (None, Vec::new(), None);
+        let run =
+            SimulatedRun { monitor, broken_updates, cluster, simulation: self, observer, iteration, to_dismiss, stop };
+        Engine { ledger, run }.run()
     }
 
     /// Checks whether a scheme can be simulated with a setup.
@@ -132,11 +136,21 @@ fn build(scheme: &SchemeSpec, setup: &Setup, under_way: Arc<TasksUnderWay>) -> R
 
 struct Engine<'a> {
     ledger: Ledger,
+    run: SimulatedRun<'a>,
+}
+
+/// Everything that the scheme's decisions act on.
+struct SimulatedRun<'a> {
     monitor: Monitor,
     broken_updates: BrokenUpdates,
     cluster: SimulatedCluster<'a>,
     simulation: &'a Simulation,
     observer: &'a mut dyn Observer,
+    /// The iteration that the event at hand completes.
+    iteration: Option<Iteration>,
+    /// The last tasks of workers that are to be dismissed for broken updates.
+    to_dismiss: Vec<TaskId>,
+    stop: Option<StopCondition>,
 }
 
 /// The next event of the simulation.
@@ -157,13 +171,13 @@ impl Engine<'_> {
     fn run(mut self) -> Result<SimulationOutcome, SimulationError> {
         let mut now = Time::START;
         let mut stop = None;
-        for worker in 0..self.simulation.setup.workers as u32 {
+        for worker in 0..self.run.simulation.setup.workers as u32 {
             self.feed(now, Event::Joined { worker: WorkerId(worker) })?;
         }
         let mut script = 0;
         while stop.is_none() {
             let Some((at, next)) = self.next(script) else { break };
-            if let Some(limit) = self.simulation.goals.time_limit().filter(|&limit| at > limit) {
+            if let Some(limit) = self.run.simulation.goals.time_limit().filter(|&limit| at > limit) {
                 now = limit;
                 stop = Some(StopCondition::Goal(Goal::Time(limit.since(Time::START))));
                 break;
@@ -172,9 +186,9 @@ impl Engine<'_> {
             stop = match next {
                 NextEvent::Script(step) => {
                     script = step + 1;
-                    self.change(now, &self.simulation.script.steps()[step].1)?
+                    self.change(now, &self.run.simulation.script.steps()[step].1)?
                 }
-                NextEvent::Message => match self.cluster.deliver(now) {
+                NextEvent::Message => match self.run.cluster.deliver(now) {
                     Some(event) => self.on_worker_event(now, event)?,
                     None => None,
                 },
@@ -188,9 +202,9 @@ impl Engine<'_> {
     /// The earliest event. At equal times the script comes first, then short messages, then workers by rank, then
     /// timers.
     fn next(&self, script: usize) -> Option<(Time, NextEvent)> {
-        let step = self.simulation.script.steps().get(script).map(|&(at, _)| (at, NextEvent::Script(script)));
-        let message = self.cluster.next_message().map(|at| (at, NextEvent::Message));
-        let worker = self.cluster.next_worker().map(|(at, worker)| (at, NextEvent::Worker(worker)));
+        let step = self.run.simulation.script.steps().get(script).map(|&(at, _)| (at, NextEvent::Script(script)));
+        let message = self.run.cluster.next_message().map(|at| (at, NextEvent::Message));
+        let worker = self.run.cluster.next_worker().map(|(at, worker)| (at, NextEvent::Worker(worker)));
         let timer = self.ledger.next_timer().map(|at| (at, NextEvent::Timer));
         [step, message, worker, timer].into_iter().flatten().min_by_key(|&(at, _)| at)
     }
@@ -199,25 +213,25 @@ impl Engine<'_> {
         let mut stop = None;
         match change {
             Change::Slow(ranks, factor) => {
-                ranks.workers().for_each(|worker| self.cluster.slow_down(worker, *factor));
+                ranks.workers().for_each(|worker| self.run.cluster.slow_down(worker, *factor));
             }
             Change::Link(ranks, factor) => {
-                ranks.workers().for_each(|worker| self.cluster.slow_link(worker, *factor));
+                ranks.workers().for_each(|worker| self.run.cluster.slow_link(worker, *factor));
             }
             Change::Join(ranks) => {
                 for worker in ranks.workers() {
-                    self.cluster.join(worker);
+                    self.run.cluster.join(worker);
                     stop = stop.or(self.feed(now, Event::Joined { worker })?);
                 }
             }
             Change::Leave(ranks) => {
                 for worker in ranks.workers() {
-                    self.cluster.leave(worker);
+                    self.run.cluster.leave(worker);
                     stop = stop.or(self.feed(now, Event::Left { worker })?);
                 }
             }
             Change::Crash(ranks, noticed) => {
-                ranks.workers().for_each(|worker| self.cluster.crash(worker, now + *noticed));
+                ranks.workers().for_each(|worker| self.run.cluster.crash(worker, now + *noticed));
             }
         }
         Ok(stop)
@@ -225,9 +239,9 @@ impl Engine<'_> {
 
     /// Carries out the worker's due event.
     fn act(&mut self, now: Time, worker: WorkerId) -> Result<Option<StopCondition>, SimulationError> {
-        let progress = self.cluster.act(now, worker);
+        let progress = self.run.cluster.act(now, worker);
         if let Some((task, compute)) = progress.computed {
-            self.observer.on_task(task, compute);
+            self.run.observer.on_task(task, compute);
         }
         match progress.event {
             Some(event) => self.on_worker_event(now, event),
@@ -244,80 +258,94 @@ impl Engine<'_> {
         self.feed(now, event)
     }
 
-    /// Passes an event to the scheme, carries out the decisions, and confirms commits until none is left.
+    /// Passes an event to the scheme and carries out what follows.
     fn feed(&mut self, now: Time, event: Event) -> Result<Option<StopCondition>, SimulationError> {
-        let (mut stop, mut diverged) = (None, false);
-        let mut dismissed = Vec::new();
-        let mut events = VecDeque::from([event]);
-        while let Some(event) = events.pop_front() {
-            let live = self.ledger.live();
-            let decisions = self.ledger.handle(now, event)?;
-            self.observer.on_turn(now, &event, decisions);
-            let iteration = self.monitor.observe(now, &event, decisions);
-            for Decision { action, .. } in decisions {
-                if let Action::Commit { version, updates, step } = action {
-                    let result = self.cluster.commit(updates, *step, live);
-                    let (aggregate, broken) = result.map_or((None, Vec::new()), |result| {
-                        (result.aggregate, result.broken.into_iter().map(|index| updates[index].task).collect())
-                    });
-                    events.push_back(Event::Committed { version: *version, aggregate });
-                    events.extend(broken.iter().map(|&task| Event::Broken { task }));
-                    match self.broken_updates.on_commit(updates.iter().map(|share| share.task), &broken, live) {
-                        Remedy::Continue => {}
-                        Remedy::Dismiss(tasks) => dismissed.extend(tasks),
-                        Remedy::Diverged => diverged = true,
-                    }
-                } else {
-                    self.cluster.carry_out(now, action);
-                }
-            }
-            if let Some(iteration) = iteration {
-                if let Some(evaluation) = self.cluster.evaluate_if_due(self.monitor.iterations()) {
-                    self.monitor.evaluated(evaluation);
-                }
-                self.observer.on_iteration(&iteration, &self.monitor);
-                let met = self.monitor.met(&self.simulation.goals, now, &self.ledger.samples());
-                stop = stop.or(met.map(StopCondition::Goal));
-            }
+        match self.ledger.drive(now, event, &mut self.run) {
+            Ok(()) => {}
+            Err(DriveError::Ledger(error)) => return Err(error.into()),
+            Err(DriveError::Executor(never)) => match never {},
         }
-        for task in dismissed {
-            stop = stop.or(self.dismiss(now, task)?);
+        for task in std::mem::take(&mut self.run.to_dismiss) {
+            self.dismiss(now, task)?;
         }
-        Ok(stop.or(diverged.then_some(StopCondition::Diverged)))
+        Ok(self.run.stop.take())
     }
 
     /// Removes the worker of an update that was broken once too often.
-    fn dismiss(&mut self, now: Time, task: TaskId) -> Result<Option<StopCondition>, SimulationError> {
+    fn dismiss(&mut self, now: Time, task: TaskId) -> Result<(), SimulationError> {
         let worker = task.worker;
         let before = self.ledger.samples().dropped;
-        self.cluster.leave(worker);
-        self.broken_updates.on_left(worker);
-        let stop = self.feed(now, Event::Left { worker })?;
+        self.run.cluster.leave(worker);
+        self.run.stop = self.feed(now, Event::Left { worker })?;
         let (lost, remaining) = (self.ledger.samples().dropped - before, self.ledger.live());
         let reason = BrokenUpdates::reason(task);
-        self.observer.on_notice(&Notice::Left { worker, reason, lost, remaining });
-        Ok(stop)
+        self.run.observer.on_notice(&Notice::Left { worker, reason, lost, remaining });
+        Ok(())
     }
 
     fn outcome(mut self, now: Time, stop: Option<StopCondition>) -> SimulationOutcome {
-        if let Some(evaluation) = self.cluster.evaluate() {
-            self.monitor.evaluated(evaluation);
+        if let Some(evaluation) = self.run.cluster.evaluate() {
+            self.run.monitor.evaluated(evaluation);
         }
         let (met, otherwise) = match stop {
             Some(StopCondition::Goal(goal)) => (Some(goal), ""),
             Some(StopCondition::Diverged) => (None, BrokenUpdates::DIVERGED),
             None => (None, "no worker left"),
         };
-        let scheme = self.simulation.scheme.to_string();
+        let scheme = self.run.simulation.scheme.to_string();
         let run = RunInfo {
             scheme: &scheme,
-            seed: self.simulation.seed,
-            workers: self.simulation.setup.workers,
-            goals: &self.simulation.goals,
+            seed: self.run.simulation.seed,
+            workers: self.run.simulation.setup.workers,
+            goals: &self.run.simulation.goals,
             otherwise,
         };
-        let summary = self.monitor.summary(&run, now, met, &self.ledger.samples(), self.cluster.bytes);
-        let parameters = self.cluster.parameters().map(<[f32]>::to_vec);
+        let summary = self.run.monitor.summary(&run, now, met, &self.ledger.samples(), self.run.cluster.bytes);
+        let parameters = self.run.cluster.parameters().map(<[f32]>::to_vec);
         SimulationOutcome { summary, parameters }
+    }
+}
+
+impl Executor for SimulatedRun<'_> {
+    type Error = Infallible;
+
+    fn begin_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) -> Result<(), Infallible> {
+        if let Event::Left { worker } = event {
+            self.broken_updates.on_left(*worker);
+        }
+        self.observer.on_turn(now, event, decisions);
+        self.iteration = self.monitor.observe(now, event, decisions);
+        Ok(())
+    }
+
+    fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Result<CommitOutcome, Infallible> {
+        let Some(result) = self.cluster.commit(updates, step, live) else { return Ok(CommitOutcome::default()) };
+        let broken: Vec<TaskId> = result.broken.into_iter().map(|index| updates[index].task).collect();
+        match self.broken_updates.on_commit(updates.iter().map(|share| share.task), &broken, live) {
+            Remedy::Continue => {}
+            Remedy::Dismiss(tasks) => self.to_dismiss.extend(tasks),
+            Remedy::Diverged => self.stop = Some(StopCondition::Diverged),
+        }
+        Ok(CommitOutcome { aggregate: result.aggregate, broken })
+    }
+
+    fn carry_out(&mut self, now: Time, action: &Action) -> Result<(), Infallible> {
+        self.cluster.carry_out(now, action);
+        Ok(())
+    }
+
+    fn end_turn(&mut self, now: Time, _: &Event, ledger: &Ledger) -> Result<(), Infallible> {
+        if let Some(iteration) = self.iteration.take() {
+            if let Some(evaluation) = self.cluster.evaluate_if_due(self.monitor.iterations()) {
+                self.monitor.evaluated(evaluation);
+            }
+            self.observer.on_iteration(&iteration, &self.monitor);
+            if let Some(goal) = self.monitor.met(&self.simulation.goals, now, &ledger.samples())
+                && self.stop.is_none()
+            {
+                self.stop = Some(StopCondition::Goal(goal));
+            }
+        }
+        Ok(())
     }
 }

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use paceline_core::{
-    Aggregate, CommitOutcome, CommitStep, Decision, DriveError, Event, Ledger, LedgerError, Scheme, Setup, Share, Span, TaskId, Time,
-    WorkerId,
+    Aggregate, CommitOutcome, CommitStep, Decision, DriveError, Event, Ledger, LedgerError, Scheme, Setup, Share, Span,
+    TaskId, Time, WorkerId,
 };
 use paceline_protocol::{
     Fingerprint, GradientLocation, Notice, PayloadFormat, PeerTrust, ServerConfig, ServerHost, ServerProtocol,
@@ -377,8 +377,5 @@ fn mock_outcome(version: u64, updates: &[Share]) -> CommitOutcome {
     let aggregate =
         Aggregate { loss: 1.0 + 0.5 * wave, rate: 0.1, sum_of_squares: 8.0 + 6.0 * wave, square_of_sum: 1.0 };
     let broken = updates.first().filter(|_| version.is_multiple_of(11)).map(|share| share.task);
-    CommitOutcome {
-        aggregate: (!version.is_multiple_of(7)).then_some(aggregate),
-        broken: broken.into_iter().collect(),
-    }
+    CommitOutcome { aggregate: (!version.is_multiple_of(7)).then_some(aggregate), broken: broken.into_iter().collect() }
 }

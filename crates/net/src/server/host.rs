@@ -7,7 +7,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::Scope;
 
 use paceline_core::{
-    Aggregate, CommitStep, Decision, Event, Ledger, SampleCounts, Share, Span, TaskId, Time, WorkerId,
+    CommitOutcome, CommitStep, Decision, Event, Ledger, SampleCounts, Share, Span, TaskId, Time, WorkerId,
 };
 use paceline_protocol::{GradientLocation, Notice, ServerHost, SessionId, ToWorker};
 use paceline_runtime::{

@@ -196,10 +196,10 @@ mod tests {
         assign(&mut link, &ring, 1);
         assert_eq!(assigned_buffer(&mut worker), 0);
         link.release(1);
-        ring.advance(|values| values.fill(2.0)).unwrap();
+        ring.advance(|_, values| values.fill(2.0)).unwrap();
         // The link is closed, but the worker may still read: its model stays as it is.
         link.close(&ToWorker::Interrupt { number: 0 });
-        ring.advance(|values| values.fill(3.0)).unwrap();
+        ring.advance(|_, values| values.fill(3.0)).unwrap();
         assert_eq!(model.upgrade().unwrap().region.values(), [1.0; 8]);
         drop(link);
         assert!(model.upgrade().is_some(), "the ring still has it");
