@@ -3,10 +3,11 @@
 //! - [`Server`]: accepts workers and feeds their events to a scheme. The schemes are those that the simulator runs;
 //!   time comes from the system clock.
 //! - [`Worker`]: computes gradients and local iterations for a server.
+//! - [`LocalWorkers`]: worker processes on the server's machine.
 //! - [`Address`]: where a server listens. It also selects the transport: `local:NAME` is shared memory on one host,
 //!   `HOST:PORT` is TCP. One run can use both.
 //!
-//! The modules below these two, from the bottom up:
+//! The modules below these, from the bottom up:
 //!
 //! - `frame`: the wire format, with a checksum and a length limit per frame.
 //! - `message`: the messages of the protocol, from the handshake to the end of the run.
@@ -32,6 +33,7 @@ mod connection;
 mod fingerprint;
 mod frame;
 mod keys;
+mod local_workers;
 mod message;
 mod payload;
 mod server;
@@ -49,6 +51,7 @@ pub mod fuzzing {
 pub use address::{Address, AddressError, DEFAULT_PORT};
 pub use frame::PROTOCOL_VERSION;
 pub use keys::{Keys, KeysError};
+pub use local_workers::LocalWorkers;
 pub use payload::PayloadFormat;
 pub use server::{MAX_CONNECTIONS, RunOutcome, Server, ServerError, Stopper, TransportOptions};
 pub use worker::{Emulation, Worker, WorkerError, WorkerNotice, WorkerOutcome};

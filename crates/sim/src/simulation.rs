@@ -6,7 +6,7 @@ use std::sync::Arc;
 use paceline_core::{
     Action, Decision, Event, Ledger, LedgerError, Scheme, SchemeError, SchemeSpec, Setup, Time, WorkerId,
 };
-use paceline_runtime::{Goal, Goals, Monitor, Observer, RunInfo, Summary};
+use paceline_runtime::{Goal, Goals, INTERRUPTED, Monitor, NO_WORKERS, Observer, RunInfo, Summary, is_interrupted};
 use paceline_store::{OptimizerSpec, Schedule};
 use paceline_workload::Workload;
 use thiserror::Error;
@@ -103,7 +103,7 @@ impl Simulation {
         }
     }
 
-    /// Runs until a goal is reached.
+    /// Runs until a goal is reached, or until the user interrupts it.
     ///
     /// # Errors
     /// If the scheme does not support the setup, or breaks a law.
@@ -149,6 +149,7 @@ enum NextEvent {
 enum StopCondition {
     Goal(Goal),
     Diverged,
+    Interrupted,
 }
 
 impl Engine<'_> {
@@ -160,6 +161,10 @@ impl Engine<'_> {
         }
         let mut script = 0;
         while stop.is_none() {
+            if is_interrupted() {
+                stop = Some(StopCondition::Interrupted);
+                break;
+            }
             let Some((at, next)) = self.next(script) else { break };
             if let Some(limit) = self.simulation.goals.time_limit().filter(|&limit| at > limit) {
                 now = limit;
@@ -281,7 +286,8 @@ impl Engine<'_> {
         let (met, otherwise) = match stop {
             Some(StopCondition::Goal(goal)) => (Some(goal), ""),
             Some(StopCondition::Diverged) => (None, "the loss is no longer finite"),
-            None => (None, "no worker left"),
+            Some(StopCondition::Interrupted) => (None, INTERRUPTED),
+            None => (None, NO_WORKERS),
         };
         let scheme = self.simulation.scheme.to_string();
         let run = RunInfo {
