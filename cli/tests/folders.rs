@@ -53,7 +53,9 @@ fn a_finished_run_is_trained_on_only_with_another_goal() {
     json(&[&["train", "--json", "--until", "iterations=20", "--out", path], &QUICK[..]].concat());
     let before = content(&out);
     assert!(refused(&["train", "--resume", path]).contains("is over: iterations=20 ended it after 20 iterations"));
-    assert!(refused(&["train", "--resume", path, "--until", "iterations=15"]).contains("give another goal with --until"));
+    assert!(
+        refused(&["train", "--resume", path, "--until", "iterations=15"]).contains("give another goal with --until")
+    );
     assert_eq!(content(&out), before);
     let resumed = json(&["train", "--resume", path, "--until", "iterations=30", "--json"]);
     assert_eq!(resumed[0]["iterations"], 30);
