@@ -65,6 +65,22 @@ fn an_interrupted_comparison_ranks_the_runs_that_are_complete() {
 }
 
 #[test]
+fn an_interrupted_experiment_prints_the_runs_that_are_complete() {
+    let folder = tempdir().unwrap();
+    let out = folder.path().join("figures");
+    let options = ["lbbsp-fig8", "--seeds", "1", "--threads", "1", "--out", out.to_str().unwrap()];
+    let run = PacelineProcess::start(&[&["reproduce"], &options[..]].concat());
+    // A run of the first level takes a fraction of a second, all of them take many.
+    thread::sleep(std::time::Duration::from_secs(1));
+    run.signal("INT");
+    let (code, table, errors) = run.end();
+    assert_eq!(code, Some(130), "{errors:?}");
+    let complete = table.contains("Only the runs that were complete count");
+    assert!(complete != errors.contains(&"no run is complete".to_string()), "{table}{errors:?}");
+    assert!(!out.exists(), "a figure of a part of the runs would mislead");
+}
+
+#[test]
 fn an_interrupted_training_of_a_predictor_writes_the_best_so_far() {
     let folder = tempdir().unwrap();
     let [times, model] = ["times.csv", "cluster.model"].map(|name| folder.path().join(name).display().to_string());

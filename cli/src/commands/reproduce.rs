@@ -55,7 +55,11 @@ impl ReproduceArgs {
         self.check(&figures).map_err(Failure::Input)?;
         interrupt::listen_for_result()?;
         let findings = run(&self.conditions)?;
-        // An interrupted experiment has a table of the runs that are done, and no figure.
+        if is_interrupted() && findings.records.is_empty() {
+            eprintln!("no run is complete");
+            return interrupt::check();
+        }
+        // An interrupted experiment has a table of the runs that are complete, and no figure.
         let panels = if is_interrupted() { Vec::new() } else { findings.panels };
         if self.json {
             for record in &findings.records {
@@ -63,6 +67,9 @@ impl ReproduceArgs {
             }
         } else {
             say(findings.text);
+            if is_interrupted() {
+                say("\nOnly the runs that were complete count; NaN stands for a mean of none.");
+            }
         }
         if !panels.is_empty() {
             make_folder(&self.out).map_err(Failure::Run)?;

@@ -16,7 +16,11 @@ pub fn paceline(arguments: &[&str]) -> Output {
 /// Runs `paceline` and reads its standard output, one JSON object per line. A run may miss its target or diverge.
 pub fn json(arguments: &[&str]) -> Vec<Value> {
     let output = paceline(arguments);
-    assert!(matches!(output.status.code(), Some(0 | 3 | 4)), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        matches!(output.status.code(), Some(0 | 3 | 4)),
+        "{arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let text = String::from_utf8(output.stdout).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
