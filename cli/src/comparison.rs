@@ -2,13 +2,14 @@
 
 use anyhow::bail;
 use clap::Arg;
-use paceline_config::{PreparedScenario, Scenario, parallel};
+use paceline_config::{Failure, PreparedScenario, Scenario, parallel};
 use paceline_core::SchemeSpec;
 use paceline_report::comparison::{RunResult, SchemeRuns};
 use paceline_report::page;
-use paceline_runtime::{Goals, Iteration, Monitor, Observer, RunFolder};
+use paceline_runtime::{Goals, Iteration, Monitor, Observer, RunFolder, is_interrupted};
 use paceline_sim::Simulation;
 
+use crate::interrupt;
 use crate::live_table::LiveTable;
 
 /// The defaults of a comparison: a model and a target that take seconds. The learning rate is proportional to the
@@ -48,7 +49,7 @@ pub fn check_target(scenario: &Scenario) -> anyhow::Result<()> {
 }
 
 /// Simulates every scheme with every seed, several runs at once. `folder` creates a run's folder, for the runs that get
-/// one.
+/// one. After an interrupt, the results are those of the complete runs.
 pub fn simulate(
     prepared: &PreparedScenario<'_>,
     schemes: &[SchemeSpec],
@@ -70,13 +71,27 @@ pub fn simulate(
         let mut observers: Vec<&mut dyn Observer> = vec![&mut observer, &mut curve];
         observers.extend(folder.as_mut().map(|folder| folder as &mut dyn Observer));
         let outcome = simulation.run(&mut observers)?;
-        if let Some(folder) = folder {
-            let layout = simulation.training.as_ref().map(|training| training.workload.layout());
-            page::finish_run_folder(folder, &outcome.summary, layout.zip(outcome.parameters.as_deref()))?;
+        match folder {
+            Some(folder) if is_interrupted() => folder.discard()?,
+            Some(folder) => page::finish_run_folder(folder, &outcome.summary, outcome.parameters.as_deref())?,
+            None => {}
         }
-        live.finish_run(scheme, &outcome.summary);
+        if !is_interrupted() {
+            live.finish_run(scheme, &outcome.summary);
+        }
         Ok((scheme, RunResult { summary: outcome.summary, curve: curve.0 }))
     };
-    parallel::run(&jobs, at_once, work, |(scheme, result)| results[scheme].runs.push(result))?;
+    let each = |(scheme, result): (usize, RunResult)| results[scheme].runs.push(result);
+    parallel::run(&jobs, at_once, parallel::Unfinished::Drop, work, each)?;
     Ok(results)
+}
+
+/// Leaves out schemes without a complete run, of which there are some after an interrupt. Tells how many runs are done.
+pub fn complete(mut results: Vec<SchemeRuns>, seeds: usize) -> Result<Vec<SchemeRuns>, Failure> {
+    if is_interrupted() {
+        let (done, all) = (results.iter().map(|scheme| scheme.runs.len()).sum::<usize>(), results.len() * seeds);
+        eprintln!("{done} of {all} runs are done");
+        results.retain(|scheme| !scheme.runs.is_empty());
+    }
+    if results.is_empty() { interrupt::check().map(|()| results) } else { Ok(results) }
 }

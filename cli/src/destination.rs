@@ -1,38 +1,27 @@
-//! Checks of output files and folders, made before a run starts.
+//! Checks of output files and folders, made before anything is computed.
 
-use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow};
+use paceline_config::ForceOption;
 use paceline_report::plot;
+use paceline_store::{create_folder, try_file};
 use paceline_trace::Trace;
 
-/// Refuses the file of a flag if it is a folder, or if its folder does not exist.
-pub fn check_file(flag: &str, file: &Path) -> anyhow::Result<()> {
-    if file.is_dir() {
-        bail!("{flag} {}: is a folder; expected a file", file.display());
-    }
-    match file.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => {
-            bail!("{flag} {}: folder {} does not exist", file.display(), folder.display())
-        }
-        _ => Ok(()),
-    }
-}
-
-/// The same for a picture, whose format follows from its name.
-pub fn check_picture(flag: &str, file: &Path) -> anyhow::Result<()> {
+/// Checks a picture, whose format follows from its name.
+pub fn check_picture(flag: &str, file: &Path, force: ForceOption, inputs: &[&Path]) -> anyhow::Result<()> {
     plot::check_format(file).map_err(|error| anyhow!("{flag} {error}"))?;
-    check_file(flag, file)
+    force.check(flag, file, inputs)
 }
 
-/// The same for a trace, whose format follows from its name.
-pub fn check_trace(flag: &str, file: &Path) -> anyhow::Result<()> {
+/// Checks a trace, whose format follows from its name.
+pub fn check_trace(flag: &str, file: &Path, force: ForceOption, inputs: &[&Path]) -> anyhow::Result<()> {
     Trace::check_format(file).map_err(|error| anyhow!("{flag} {error}"))?;
-    check_file(flag, file)
+    force.check(flag, file, inputs)
 }
 
-/// Creates the folder of `--out`.
+/// Creates the folder of `--out`, and tries whether it can be written.
 pub fn make_folder(folder: &Path) -> anyhow::Result<()> {
-    fs::create_dir_all(folder).with_context(|| format!("--out {}", folder.display()))
+    let tried = create_folder(folder).and_then(|()| try_file(&folder.join("paceline")));
+    tried.with_context(|| format!("--out {}", folder.display()))
 }

@@ -9,6 +9,7 @@
 mod commands;
 mod comparison;
 mod destination;
+mod interrupt;
 mod live_table;
 mod logs;
 mod options;
@@ -41,6 +42,10 @@ Examples:
   paceline simulate --help                 all schemes and options
   paceline race                            which scheme reaches the target first, and why
   paceline whatif times.csv                which scheme suits these recorded times";
+
+/// What every command tells the shell.
+const EXIT_CODES: &str = "\
+Exit codes: 0 success, 1 error, 2 wrong usage, 3 target missed, 4 diverged, 5 no workers left, 130 interrupted";
 
 #[derive(Subcommand)]
 enum Command {
@@ -91,19 +96,11 @@ fn main() -> ExitCode {
 /// Prints why a command failed, and returns the exit code.
 fn report(failure: &Failure) -> ExitCode {
     match failure {
-        Failure::Help(text) => {
-            output::exit_unless_written(text.print());
-            ExitCode::SUCCESS
-        }
-        Failure::Input(_) => {
-            eprintln!("error: {failure}");
-            ExitCode::from(2)
-        }
-        Failure::Run(_) => {
-            eprintln!("error: {failure}");
-            ExitCode::FAILURE
-        }
+        Failure::Help(text) => output::exit_unless_written(text.print()),
+        Failure::Ended(_) => eprintln!("{failure}"),
+        Failure::Input(_) | Failure::Run(_) => eprintln!("error: {failure}"),
     }
+    ExitCode::from(failure.exit_code())
 }
 
 /// Accepts negative numbers as values, so that the flag refuses them by name instead of clap by an unknown flag.
@@ -113,9 +110,15 @@ fn with_negative_numbers(command: clap::Command) -> clap::Command {
     command.mut_subcommands(with_negative_numbers)
 }
 
+/// Adds the exit codes to the help of every command.
+fn with_exit_codes(command: clap::Command) -> clap::Command {
+    let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    command.after_help(format!("{EXIT_CODES}\n\n{help}")).mut_subcommands(with_exit_codes)
+}
+
 /// Reads the arguments, after those of a configuration file, and returns the command and its full configuration.
 fn parse() -> Result<(Cli, Configuration), Failure> {
-    let matches = file::matches(with_negative_numbers(Cli::command()), std::env::args_os().collect())?;
+    let matches = file::matches(with_negative_numbers(with_exit_codes(Cli::command())), std::env::args_os().collect())?;
     let configuration = Configuration::of(&Cli::command(), &matches);
     let cli = Cli::from_arg_matches(&matches).map_err(Failure::from)?;
     Ok((cli, configuration))
@@ -149,6 +152,6 @@ mod tests {
 
     #[test]
     fn every_command_has_examples_that_can_be_typed() {
-        check(&Cli::command(), "");
+        check(&with_exit_codes(Cli::command()), "");
     }
 }

@@ -7,22 +7,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use paceline_config::Failure;
 use paceline_config::file::Configuration;
+use paceline_config::{Failure, ForceOption};
 use paceline_core::{Decision, Event, Span, TaskId, Time};
-use paceline_net::{Address, RunOutcome, Server};
+use paceline_net::{Address, RunOutcome, Server, Stopper};
 use paceline_report::page;
 use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::{table, workers_table};
 use paceline_runtime::{
-    Checkpointer, EventLogHeader, Iteration, Job, ModelState, Monitor, Notice, Observer, ResumePoint, RunFolder,
-    ServerObserver, SharedStatus, Summary, check_free, next_free, serve_status,
+    Checkpointer, EventLogHeader, FolderLock, INTERRUPTED, Iteration, Job, ModelState, Monitor, Notice, Observer,
+    ResumePoint, RunEnding, RunFolder, ServerObserver, SharedStatus, Summary, check_unfinished, next_free,
+    serve_status,
 };
 use paceline_trace::Recorder;
 use serde::Serialize;
 use serde_json::json;
 
 use crate::destination::check_trace;
+use crate::interrupt;
 use crate::logs::{self, NoticeLogger};
 use crate::options::ConfigFile;
 use crate::output::say;
@@ -55,29 +57,21 @@ pub struct ServingOutput {
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
 
+    #[command(flatten)]
+    pub force: ForceOption,
+
     /// Print one JSON object instead of tables
     #[arg(long)]
     pub json: bool,
 }
 
 impl ServingOutput {
-    /// The run folder: the one given, which must be new or empty, or the next in `runs/`. Checks also that `--record`
-    /// can be written.
-    pub fn folder(&self) -> anyhow::Result<PathBuf> {
+    /// Checks that `--record` can be written, and that `--http` is not readable from other machines unless `--open`
+    /// allows it.
+    fn check(&self, open: bool) -> anyhow::Result<()> {
         if let Some(record) = &self.record {
-            check_trace("--record", record)?;
+            check_trace("--record", record, self.force, &[])?;
         }
-        if let Some(folder) = &self.resume {
-            return Ok(folder.clone());
-        }
-        match &self.out {
-            Some(out) => Ok(check_free(out).map(|()| out.clone())?),
-            None => Ok(next_free("")),
-        }
-    }
-
-    /// Refuses an HTTP address that other machines can read, unless `--open` allows it.
-    pub fn check_http(&self, open: bool) -> anyhow::Result<()> {
         match &self.http {
             Some(http) if !open && !http.is_loopback() => {
                 bail!(
@@ -86,11 +80,6 @@ impl ServingOutput {
             }
             _ => Ok(()),
         }
-    }
-
-    /// Where the run resumes, with `--resume`.
-    pub fn resume_point(&self, job: &Job) -> anyhow::Result<Option<ResumePoint>> {
-        Ok(self.resume.as_ref().map(|folder| ResumePoint::load(folder, job)).transpose()?)
     }
 }
 
@@ -127,8 +116,9 @@ impl Observer for RunFollower {
         for Decision { action, reason } in decisions {
             tracing::debug!("{now}: {action:?} ({reason})");
         }
-        let warnings = self.checkpointer.on_decisions(decisions).into_iter().chain(self.checkpointer.poll());
-        warnings.for_each(|warning| tracing::warn!("{warning}"));
+        if let Some(warning) = self.checkpointer.poll() {
+            tracing::warn!("{warning}");
+        }
         self.status.lock().checkpoint = self.checkpointer.saved();
     }
 
@@ -171,64 +161,117 @@ struct ServedSummary<'a> {
     folder: &'a Path,
 }
 
-/// Runs or resumes a job on a server until it ends. Sets `started` after the first iteration.
-pub fn run(
+/// A run that can start: all input is read, all output is tried, the run folder is locked.
+pub struct PreparedRun<'a> {
+    job: &'a Job,
+    output: &'a ServingOutput,
     server: Server,
-    job: &Job,
-    output: &ServingOutput,
-    configuration: &Configuration,
     resume_point: Option<ResumePoint>,
-    started: Arc<AtomicBool>,
-) -> Result<(), Failure> {
-    let path = output.folder().map_err(Failure::Input)?;
-    let http = output.http.as_ref().map(listen).transpose().map_err(Failure::Input)?;
-    let interval = Duration::from_secs_f64(output.checkpoint_every);
-    let stopper = server.stopper();
-    // Setting a second handler would fail; this is the program's only one.
-    ctrlc::set_handler(move || stopper.stop("interrupted")).map_err(Failure::run)?;
-    let header = EventLogHeader::new(job.scheme.clone(), &job.setup);
-    let bars = bars();
-    logs::install(&bars);
-    let status = SharedStatus::default();
-    (status.lock().scheme, status.lock().expected_workers) = (job.scheme.to_string(), job.setup.workers);
-    if let Some(listener) = http {
-        let address = serve_status(listener, status.clone()).map_err(Failure::run)?;
-        tracing::info!("status at http://{address}/status");
-    }
-    let folder = match &resume_point {
-        None => RunFolder::create(&path, &configuration.to_string(), &header),
-        Some(point) => RunFolder::resume(&path, point.events, point.checkpoint.version),
-    };
-    let folder = folder.map_err(Failure::input)?;
-    let mut follower = RunFollower {
-        progress: RunBar::live(&bars, job.scheme.to_string(), &job.goals),
-        folder,
-        recorder: Recorder::default(),
-        checkpointer: Checkpointer::new(&path, job.workload.clone(), interval).map_err(Failure::run)?,
-        status,
-        started,
-    };
-    let outcome = match resume_point {
-        None => server.run(job, &mut follower),
-        Some(point) => {
-            point.skipped.iter().for_each(|problem| tracing::warn!("{problem}; using an older checkpoint"));
-            let entry = follower.checkpointer.resumed(point.checkpoint.version).map_err(Failure::run)?;
-            tracing::info!("{entry}");
-            server.resume(job, point, &mut follower)
+    follower: RunFollower,
+}
+
+impl<'a> PreparedRun<'a> {
+    /// Prepares a run, or resumes one. Nothing is changed by an error. `open` is `--open` of `serve`.
+    pub fn new(
+        server: Server,
+        job: &'a Job,
+        output: &'a ServingOutput,
+        configuration: &Configuration,
+        open: bool,
+    ) -> Result<Self, Failure> {
+        output.check(open).map_err(Failure::Input)?;
+        let resumed = output.resume.as_ref().map(|folder| {
+            check_unfinished(folder, &job.goals)?;
+            let lock = FolderLock::acquire(folder)?;
+            ResumePoint::load(&lock, job).map(|point| (lock, point))
+        });
+        let resumed = resumed.transpose().map_err(Failure::input)?;
+        let http = output.http.as_ref().map(listen).transpose().map_err(Failure::Input)?;
+        let bars = bars();
+        logs::install(&bars);
+        let (config, layout) = (configuration.to_string(), job.workload.layout());
+        let (folder, resume_point) = match resumed {
+            None => {
+                let path = output.out.clone().unwrap_or_else(|| next_free(""));
+                let header = EventLogHeader::new(job.scheme.clone(), &job.setup);
+                (RunFolder::create(&path, &config, &header, Some(layout)).map_err(Failure::input)?, None)
+            }
+            Some((lock, point)) => {
+                let (folder, lost) = RunFolder::resume(lock, &config, &point, layout).map_err(Failure::input)?;
+                point.skipped.iter().for_each(|problem| tracing::warn!("{problem}; using an older checkpoint"));
+                tracing::info!("{}", resumption(point.checkpoint.version, lost));
+                (folder, Some(point))
+            }
+        };
+        let interval = Duration::from_secs_f64(output.checkpoint_every);
+        let checkpointer = Checkpointer::new(folder.path(), job.workload.clone(), interval);
+        let mut checkpointer = checkpointer.map_err(Failure::run)?;
+        if let Some(point) = &resume_point {
+            checkpointer.resumed(point.checkpoint.version);
         }
-    };
-    let outcome = outcome.map_err(Failure::run)?;
-    let RunFollower { folder, recorder, progress, checkpointer, .. } = follower;
-    drop(progress);
-    if let Some(warning) = checkpointer.finish() {
-        tracing::warn!("{warning}");
+        let status = SharedStatus::default();
+        (status.lock().scheme, status.lock().expected_workers) = (job.scheme.to_string(), job.setup.workers);
+        if let Some(listener) = http {
+            let address = serve_status(listener, status.clone()).map_err(Failure::run)?;
+            tracing::info!("status at http://{address}/status");
+        }
+        let follower = RunFollower {
+            progress: RunBar::live(&bars, job.scheme.to_string(), &job.goals),
+            folder,
+            recorder: Recorder::default(),
+            checkpointer,
+            status,
+            started: Arc::new(AtomicBool::new(false)),
+        };
+        Ok(PreparedRun { job, output, server, resume_point, follower })
     }
-    let model = Some((job.workload.layout(), outcome.parameters.as_slice()));
-    page::finish_run_folder(folder, &outcome.summary, model).map_err(Failure::run)?;
-    if let Some(record) = &output.record {
-        recorder.finish().write(record).map_err(|error| Failure::Run(anyhow::Error::new(error).context("--record")))?;
+
+    /// The addresses that the server listens on.
+    pub fn addresses(&self) -> &[Address] {
+        self.server.addresses()
     }
-    show(&outcome, &path, output.json).map_err(Failure::Run)
+
+    /// A handle that stops the run.
+    pub fn stopper(&self) -> Stopper {
+        self.server.stopper()
+    }
+
+    /// Becomes true after the first iteration.
+    pub fn started(&self) -> Arc<AtomicBool> {
+        self.follower.started.clone()
+    }
+
+    /// Runs the job until it ends. The result is printed first, then the model is written, then everything else.
+    pub fn run(self) -> Result<(), Failure> {
+        let PreparedRun { job, output, server, resume_point, mut follower } = self;
+        let stopper = server.stopper();
+        interrupt::listen(move || stopper.stop(INTERRUPTED))?;
+        let outcome = match resume_point {
+            None => server.run(job, &mut follower),
+            Some(point) => server.resume(job, point, &mut follower),
+        };
+        let outcome = outcome.map_err(Failure::run)?;
+        let RunFollower { folder, recorder, progress, checkpointer, .. } = follower;
+        drop(progress);
+        show(&outcome, folder.path(), output.json).map_err(Failure::Run)?;
+        if let Some(warning) = checkpointer.finish() {
+            tracing::warn!("{warning}");
+        }
+        let finished = page::finish_run_folder(folder, &outcome.summary, Some(&outcome.parameters));
+        let recorded = output.record.as_ref().map(|record| recorder.finish().write(record).context("--record"));
+        finished.map_err(Failure::run)?;
+        recorded.transpose().map_err(Failure::Run)?;
+        Failure::unless_reached(RunEnding::of(&outcome.summary))
+    }
+}
+
+fn resumption(version: u64, lost: Option<u64>) -> String {
+    match lost {
+        None => format!("resumed from version {version}; nothing was lost"),
+        Some(last) => {
+            format!("resumed from version {version}; versions {} to {last} were lost and are repeated", version + 1)
+        }
+    }
 }
 
 fn show(outcome: &RunOutcome, folder: &Path, as_json: bool) -> anyhow::Result<()> {

@@ -84,7 +84,8 @@ fn models_and_traces_that_do_not_fit_are_refused() {
     assert!(other.contains("the model was trained for 6 workers: expected 8"), "{other}");
 
     let uneven = record(folder.path(), "7", "cutoff");
-    let message = refused(&train(&uneven, &model));
+    let new = folder.path().join("new").display().to_string();
+    let message = refused(&train(&uneven, &new));
     assert!(message.contains("7.csv: not of a fully synchronous run: worker"), "{message}");
     let lost = refused(&train(&trace, "no/such/folder/model"));
     assert!(lost.contains("--out no/such/folder/model: folder no/such/folder does not exist"), "{lost}");

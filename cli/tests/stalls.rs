@@ -6,7 +6,8 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
-use common::PacelineProcess;
+use common::process::PacelineProcess;
+use serde_json::Value;
 use tempfile::tempdir;
 
 const MODEL: [&str; 8] = ["--model", "softmax", "--data", "digits:600,200", "--batch", "16", "--lr", "0.05"];
@@ -16,6 +17,13 @@ fn train(scheme: &str, times: &str, until: &str, transport: &str, folder: &str) 
     let run = ["--workers", "3", "--scheme", scheme, "--emulate", times, "--until", until];
     let rest = ["--transport", transport, "--out", folder, "--json"];
     PacelineProcess::start(&[&["train"], &MODEL[..], &run, &rest].concat())
+}
+
+/// Waits for a successful exit. Returns the summary and all lines of standard error.
+fn finish(server: PacelineProcess) -> (Value, Vec<String>) {
+    let (code, text, lines) = server.end();
+    assert_eq!(code, Some(0), "{lines:?}");
+    (serde_json::from_str(&text).unwrap(), lines)
 }
 
 /// Stops a server for four seconds, then for twenty. Its workers go on meanwhile, and their reports lie in its sockets.
@@ -31,7 +39,7 @@ fn stop_the_server(scheme: &str, transport: &str) {
         server.signal("CONT");
         server.await_line("the server stood still for ");
     }
-    let (summary, lines) = server.finish_with_lines();
+    let (summary, lines) = finish(server);
     assert!(!lines.iter().any(|line| line.contains("left: ")), "{scheme}, {transport}: {lines:?}");
     // Under `dbw` updates are late by design.
     if scheme != "dbw" {
@@ -62,7 +70,7 @@ fn a_worker_that_becomes_five_times_slower_stays_and_is_named() {
     let emulated = format!("0-2=trace:{}", times.display());
     let out = folder.path().join("run");
     let server = train("bsp", &emulated, "iterations=16,time=300", "shared-memory", out.to_str().unwrap());
-    let (summary, lines) = server.finish_with_lines();
+    let (summary, lines) = finish(server);
     assert_eq!(summary["iterations"], 16);
     assert_eq!(summary["samples_lost"], 0, "{summary}");
     assert!(!lines.iter().any(|line| line.contains("left: ")), "{lines:?}");

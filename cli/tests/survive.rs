@@ -4,13 +4,15 @@ mod common;
 
 use std::io::{Read, Write};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 use std::{fs, thread};
 
+use serde_json::Value;
 use tempfile::tempdir;
 
-use common::{PacelineProcess, json, refused};
+use common::process::PacelineProcess;
+use common::{json, refused};
 
 fn await_file(path: &Path, server: &mut PacelineProcess, is_ready: impl Fn(&Path) -> bool) {
     while !is_ready(path) {
@@ -60,7 +62,6 @@ fn check_faults(scheme: &str) {
     [first, second, third].into_iter().for_each(PacelineProcess::kill);
     let replayed = json(&["replay", out.join("events.jsonl").to_str().unwrap(), "--json"]);
     assert!(replayed[0]["events"].as_u64() > run["iterations"].as_u64(), "{scheme}: {replayed:?}");
-    assert!(fs::read_to_string(out.join("commits.jsonl")).unwrap().starts_with("{\"resumed\":{\"from\":"));
     let metrics = fs::read_to_string(out.join("metrics.csv")).unwrap();
     assert_eq!(
         metrics.lines().count() as u64,
@@ -109,9 +110,9 @@ fn workers_without_the_keys_are_refused_and_counted() {
     let listen = ["serve", "--listen", "127.0.0.1:0", "--keys", &ours, "--http", "127.0.0.1:0", "--workers", "1"];
     let rest = ["--until", "time=300", "--out", &out];
     let server = PacelineProcess::start(&[&listen[..], &QUICK, &rest].concat());
-    let address = server.await_line("waiting for 1 worker on ").rsplit(' ').next().unwrap().to_string();
     let http = server.await_line("status at http://");
     let http = http.trim_start_matches("status at http://").trim_end_matches("/status");
+    let address = server.await_line("waiting for 1 worker on ").rsplit(' ').next().unwrap().to_string();
     assert!(get(http, "/healthz").ends_with("waiting for workers\n"));
     let join = ["work", "--join", &address, "--join-timeout", "0", "--quiet"];
     let without_keys = common::paceline(&join);
@@ -194,7 +195,7 @@ fn damaged_checkpoints_are_skipped_and_failed_ones_do_not_stop_training() {
     fs::create_dir(&checkpoints).unwrap();
     run.await_line("checkpoints are written again");
     run.signal("INT");
-    assert!(run.child.wait().unwrap().success());
+    assert_eq!(run.child.wait().unwrap().code(), Some(130));
 
     assert!(refused(&["train", "--resume", "nowhere"]).contains("nowhere/config.toml"));
     assert!(refused(&["train", "--resume", out, "--scheme", "asp"]).contains("the run has scheme bsp, 2 workers"));
@@ -203,4 +204,51 @@ fn damaged_checkpoints_are_skipped_and_failed_ones_do_not_stop_training() {
         fs::write(checkpoint.unwrap().path(), "truncated").unwrap();
     }
     assert!(refused(&["train", "--resume", out]).contains("no checkpoint can be read: "));
+}
+
+/// The processes that `train` has started, by rank.
+fn worker_process(train: &PacelineProcess, rank: &str) -> Option<u32> {
+    let children = format!("/proc/{0}/task", train.child.id());
+    let tasks = fs::read_dir(children).ok()?.flatten();
+    let all: String = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok()).collect();
+    let is_worker = |pid: &u32| {
+        let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&arguments).contains(&format!("\0--rank\0{rank}\0"))
+    };
+    all.split_whitespace().filter_map(|pid| pid.parse().ok()).find(is_worker)
+}
+
+fn kill_worker(train: &mut PacelineProcess, rank: &str) {
+    let pid = loop {
+        assert!(train.child.try_wait().unwrap().is_none(), "the run has ended");
+        if let Some(pid) = worker_process(train, rank) {
+            break pid;
+        }
+        thread::yield_now();
+    };
+    assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn train_restarts_a_worker_that_died_and_ends_when_none_is_left() {
+    let folder = tempdir().unwrap();
+    let out = folder.path().join("run");
+    let options = ["--workers", "1", "--until", "time=300", "--out", out.to_str().unwrap()];
+    let mut run = PacelineProcess::start(&[&["train"], &QUICK[..], &options].concat());
+    run.await_line("worker 0 joined");
+    await_file(&out.join("metrics.csv"), &mut run, |path| fs::read(path).is_ok_and(|text| text.len() > 500));
+    for attempt in 1..=3 {
+        kill_worker(&mut run, "0");
+        let line = run.await_line("worker 0 was killed by signal 9; it is restarted in ");
+        assert!(line.ends_with(&format!("(attempt {attempt} of 3)")), "{line}");
+        run.await_line("worker 0 joined");
+    }
+    kill_worker(&mut run, "0");
+    run.await_line("worker 0 was killed by signal 9; it is not restarted");
+    let (code, table, errors) = run.end();
+    assert_eq!(code, Some(5), "{errors:?}");
+    assert!(table.contains("no worker left"), "{table}");
+    // It can be resumed.
+    let run = json(&["train", "--resume", out.to_str().unwrap(), "--until", "loss<1.5", "--json"]);
+    assert_eq!(run[0]["reached"], true, "{run:?}");
 }

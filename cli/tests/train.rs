@@ -87,7 +87,7 @@ fn an_interrupted_run_ends_cleanly_and_resumes() {
     }
     assert!(Command::new("kill").args(["-INT", &run.id().to_string()]).status().unwrap().success());
     let output = run.wait_with_output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(String::from_utf8(output.stdout).unwrap().contains("interrupted"));
     assert!(out.join("model.safetensors").exists());
 

@@ -8,9 +8,13 @@ use paceline_core::{CommitStep, Reason, SampleCounts, Time};
 use paceline_models::ModelKind;
 use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::table;
-use paceline_runtime::{BrokenUpdates, Contribution, Goals, Monitor, Observer, RunInfo, Summary, Trainer};
+use paceline_runtime::{
+    BrokenUpdates, Contribution, Goals, INTERRUPTED, Monitor, Observer, RunEnding, RunInfo, Summary, Trainer,
+    is_interrupted,
+};
 use paceline_workload::{Draw, Workload};
 
+use crate::interrupt;
 use crate::options::ConfigFile;
 use crate::output::say;
 
@@ -52,13 +56,15 @@ impl FitArgs {
     pub fn run(self) -> Result<(), Failure> {
         let data = self.training.load().map_err(Failure::Input)?;
         let workload = self.training.workload(self.model, &data, 1, self.seed).map_err(Failure::Input)?;
+        interrupt::listen_for_result()?;
         let summary = self.train(workload.as_ref());
+        let ending = RunEnding::of(&summary);
         if self.json {
             say(serde_json::to_string(&summary).map_err(Failure::run)?);
         } else {
             say(table(&[summary]));
         }
-        Ok(())
+        Failure::unless_reached(ending)
     }
 
     fn train(&self, workload: &dyn Workload) -> Summary {
@@ -84,9 +90,10 @@ impl FitArgs {
             }
             progress.on_iteration(&iteration, &monitor);
             let met = monitor.met(&goals, now, &samples);
-            if met.is_some() || result.aggregate.is_none() {
+            let diverged = result.aggregate.is_none();
+            if met.is_some() || diverged || is_interrupted() {
                 monitor.evaluated(replica.evaluate(trainer.parameters()));
-                let otherwise = BrokenUpdates::DIVERGED;
+                let otherwise = if diverged { BrokenUpdates::DIVERGED } else { INTERRUPTED };
                 let run = RunInfo { scheme: "fit", seed: self.seed, workers: 1, goals: &goals, otherwise };
                 return monitor.summary(&run, now, met, &samples, 0);
             }

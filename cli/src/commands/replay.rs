@@ -1,7 +1,6 @@
 //! `paceline replay`: feed an event log to its scheme again.
 
 use std::fs::File;
-use std::io::BufReader;
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -31,7 +30,7 @@ impl ReplayArgs {
         let path = if self.file.is_dir() { self.file.join(EVENTS) } else { self.file };
         let named = || path.display().to_string();
         let file = File::open(&path).with_context(named).map_err(Failure::Input)?;
-        let replayed = replay(BufReader::new(file)).map_err(|error| {
+        let replayed = replay(file).map_err(|error| {
             let bad_input = !matches!(error, ReplayError::Differs { .. });
             let error = anyhow::Error::new(error).context(named());
             if bad_input { Failure::Input(error) } else { Failure::Run(error) }

@@ -1,15 +1,15 @@
 //! `paceline report`: an HTML page about one run or several.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
-use paceline_config::Failure;
+use paceline_config::{Failure, ForceOption};
 use paceline_report::numbers::counted;
 use paceline_report::{page, plot};
 use paceline_runtime::REPORT;
 use serde_json::json;
 
-use crate::destination::{check_file, check_picture};
+use crate::destination::check_picture;
 use crate::output::say;
 
 /// Write one self-contained HTML page about a run, or comparing several
@@ -32,6 +32,9 @@ pub struct ReportArgs {
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
 
+    #[command(flatten)]
+    force: ForceOption,
+
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -40,13 +43,17 @@ pub struct ReportArgs {
 impl ReportArgs {
     pub fn run(self) -> Result<(), Failure> {
         let folders = page::run_folders(&self.runs).map_err(Failure::input)?;
-        let out = self.out.unwrap_or_else(|| match folders.as_slice() {
-            [folder] => folder.join(REPORT),
-            _ => REPORT.into(),
-        });
-        check_file("--out", &out).map_err(Failure::Input)?;
+        let inputs: Vec<PathBuf> = folders.iter().flat_map(|folder| page::inputs(folder)).collect();
+        let inputs: Vec<&Path> = inputs.iter().map(PathBuf::as_path).collect();
+        // A run folder's own report is written again; no other file is replaced.
+        let (out, force) = match (self.out, folders.as_slice()) {
+            (Some(out), _) => (out, self.force),
+            (None, [folder]) => (folder.join(REPORT), ForceOption { force: true }),
+            (None, _) => (REPORT.into(), self.force),
+        };
+        force.check("--out", &out, &inputs).map_err(Failure::Input)?;
         if let Some(picture) = &self.picture {
-            check_picture("--picture", picture).map_err(Failure::Input)?;
+            check_picture("--picture", picture, self.force, &inputs).map_err(Failure::Input)?;
         }
         if let (Some(file), Some(folder)) = (&self.picture, folders.first()) {
             let figure = page::timeline_figure(folder).map_err(Failure::input)?;

@@ -1,14 +1,18 @@
 //! `paceline reproduce`: run the papers' experiments.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use paceline_config::Failure;
+use paceline_config::{Failure, ForceOption};
 use paceline_experiments::{Conditions, EXPERIMENTS, Experiment};
 use paceline_report::plot;
+use paceline_runtime::is_interrupted;
+use paceline_store::try_file;
 
+use crate::destination::make_folder;
+use crate::interrupt;
 use crate::output::say;
 
 /// Run a paper's experiment; print its table, and write its figure
@@ -25,6 +29,9 @@ pub struct ReproduceArgs {
     /// Folder for the figures
     #[arg(long, value_name = "DIR", default_value = "reproduced")]
     out: PathBuf,
+
+    #[command(flatten)]
+    force: ForceOption,
 
     /// Print one JSON object per record instead of a table
     #[arg(long)]
@@ -43,22 +50,45 @@ impl ReproduceArgs {
     pub fn run(self) -> Result<(), Failure> {
         let chosen = EXPERIMENTS.iter().find(|experiment| experiment.name == self.experiment);
         let Experiment { name, run, .. } = chosen.expect("clap accepts only names of experiments");
+        let figures = plot::FORMATS.iter().map(|ending| self.out.join(name).with_extension(ending));
+        let figures: Vec<PathBuf> = figures.collect();
+        self.check(&figures).map_err(Failure::Input)?;
+        interrupt::listen_for_result()?;
         let findings = run(&self.conditions)?;
+        if is_interrupted() && findings.records.is_empty() {
+            eprintln!("no run is complete");
+            return interrupt::check();
+        }
+        // An interrupted experiment has a table of the runs that are complete, and no figure.
+        let panels = if is_interrupted() { Vec::new() } else { findings.panels };
         if self.json {
             for record in &findings.records {
                 say(record);
             }
         } else {
             say(findings.text);
+            if is_interrupted() {
+                say("\nOnly the runs that were complete count; NaN stands for a mean of none.");
+            }
         }
-        if !findings.panels.is_empty() {
-            std::fs::create_dir_all(&self.out).with_context(|| self.out.display().to_string()).map_err(Failure::Run)?;
-            for ending in plot::FORMATS {
-                let path = self.out.join(name).with_extension(ending);
-                plot::save(&path, &findings.panels).map_err(Failure::run)?;
+        if !panels.is_empty() {
+            make_folder(&self.out).map_err(Failure::Run)?;
+            for path in &figures {
+                plot::save(path, &panels).map_err(Failure::run)?;
                 eprintln!("wrote {}", path.display());
             }
         }
-        Ok(())
+        interrupt::check()
+    }
+
+    /// Tries the figures before the experiment, which may take hours, and leaves no folder behind: not every experiment
+    /// has a figure.
+    fn check(&self, figures: &[PathBuf]) -> anyhow::Result<()> {
+        let existing = self.out.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("."));
+        if existing == self.out {
+            return figures.iter().try_for_each(|file| self.force.check("--out", file, &[]));
+        }
+        let above = if existing.as_os_str().is_empty() { Path::new(".") } else { existing };
+        try_file(&above.join("paceline")).with_context(|| format!("--out {}", self.out.display()))
     }
 }

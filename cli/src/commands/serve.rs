@@ -1,8 +1,6 @@
 //! `paceline serve`: a parameter server for workers on any machine.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use paceline_config::Failure;
@@ -11,7 +9,7 @@ use paceline_net::{Address, Keys, Server, TransportOptions};
 use paceline_report::numbers::counted;
 
 use crate::options::JobOptions;
-use crate::serving::{self, ServingOutput};
+use crate::serving::{PreparedRun, ServingOutput};
 
 /// Run a parameter server that workers on any machine can join
 #[derive(Args)]
@@ -42,15 +40,12 @@ pub struct ServeArgs {
 impl ServeArgs {
     pub fn run(self, configuration: &Configuration) -> Result<(), Failure> {
         let job = self.job.load().map_err(Failure::Input)?;
-        let resume_point = self.output.resume_point(&job).map_err(Failure::Input)?;
         let keys = self.keys.as_deref().map(Keys::read).transpose().map_err(Failure::input)?;
-        // Checked before workers can join.
-        self.output.folder().map_err(Failure::Input)?;
-        self.output.check_http(self.open).map_err(Failure::Input)?;
         let transport = TransportOptions { keys, open: self.open, ..self.job.transport() };
         let server = Server::bind(&self.listen, transport).map_err(Failure::input)?;
-        let addresses: Vec<String> = server.addresses().iter().map(Address::to_string).collect();
+        let run = PreparedRun::new(server, &job, &self.output, configuration, self.open)?;
+        let addresses: Vec<String> = run.addresses().iter().map(Address::to_string).collect();
         eprintln!("waiting for {} on {}", counted(job.setup.workers, "worker"), addresses.join(" and "));
-        serving::run(server, &job, &self.output, configuration, resume_point, Arc::new(AtomicBool::new(false)))
+        run.run()
     }
 }

@@ -6,17 +6,20 @@ use anyhow::{Context, bail};
 use clap::Args;
 use indicatif::MultiProgress;
 use paceline_config::file::Configuration;
-use paceline_config::{Failure, PreparedScenario, Scenario, Seeds, parallel, scheme, whole};
+use paceline_config::{Cluster, Failure, ForceOption, PreparedScenario, Scenario, Seeds, parallel, scheme, whole};
 use paceline_core::{CATALOGUE, SchemeSpec};
 use paceline_report::page;
 use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::table;
-use paceline_runtime::{EventLogHeader, Iteration, Monitor, Observer, RunFolder, Summary, check_free};
-use paceline_sim::Simulation;
+use paceline_runtime::{
+    EventLogHeader, Iteration, Monitor, Observer, RunEnding, RunFolder, Summary, check_free, is_interrupted, set_aside,
+};
+use paceline_sim::{Simulation, TimesSpec};
 use paceline_trace::Recorder;
 use serde::Serialize;
 
 use crate::destination::{check_trace, make_folder};
+use crate::interrupt;
 use crate::logs::NoticeLogger;
 use crate::options::ConfigFile;
 use crate::output::say;
@@ -58,6 +61,9 @@ struct SimulateOutput {
     /// Record every worker's run-times to a trace that --times trace:FILE reads (.csv); one seed only
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
+
+    #[command(flatten)]
+    force: ForceOption,
 
     /// Print one JSON object per run instead of a table
     #[arg(long)]
@@ -107,28 +113,54 @@ impl Observer for IterationLines {
     }
 }
 
+/// The result of one seed.
+struct SeedOutcome {
+    /// The iterations as lines of JSON, with `--trace`.
+    lines: String,
+    summary: Summary,
+    /// Whether its files could be written. The result is printed in any case.
+    files: anyhow::Result<()>,
+}
+
 impl SimulateArgs {
     pub fn run(self, configuration: &Configuration) -> Result<(), Failure> {
         let prepared = self.prepare().map_err(Failure::Input)?;
         let threads = parallel::threads(self.threads);
         let at_once = threads.min(self.seeds.0.len());
         let bars = bars();
-        let mut summaries = Vec::new();
+        interrupt::listen_for_result()?;
+        let (mut summaries, mut written) = (Vec::new(), Ok(()));
         let outcome = parallel::run(
             &self.seeds.0,
             at_once,
+            parallel::Unfinished::Keep,
             |&seed| self.run_seed(&prepared, configuration, seed, threads / at_once, &bars),
-            |(lines, summary)| {
+            |SeedOutcome { lines, summary, files }| {
                 if self.output.json {
                     say(lines + &serde_json::to_string(&summary).unwrap_or_default());
                 }
                 summaries.push(summary);
+                written = std::mem::replace(&mut written, Ok(())).and(files);
             },
         );
         if !self.output.json && !summaries.is_empty() {
             say(table(&summaries));
         }
-        outcome.map_err(Failure::Run)
+        outcome.and(written).map_err(Failure::Run)?;
+        if is_interrupted()
+            && let Some(out) = &self.output.out
+        {
+            let aside = set_aside(out).map_err(Failure::run)?;
+            eprintln!("the results so far are in {}", aside.display());
+        }
+        Failure::unless_reached(summaries.iter().map(RunEnding::of).max().unwrap_or(RunEnding::Interrupted))
+    }
+
+    /// The files that are read.
+    fn inputs(&self) -> Vec<&Path> {
+        let Cluster { times, script, .. } = &self.scenario.cluster;
+        let trace = if let TimesSpec::Trace { path } = times { Some(path) } else { None };
+        trace.into_iter().chain(script).chain(self.output.config.path()).map(PathBuf::as_path).collect()
     }
 
     /// Reads and checks all input before the first run.
@@ -143,7 +175,7 @@ impl SimulateArgs {
             );
         }
         if let Some(record) = &self.output.record {
-            check_trace("--record", record)?;
+            check_trace("--record", record, self.output.force, &self.inputs())?;
         }
         if let Some(out) = &self.output.out {
             check_free(out)?;
@@ -159,14 +191,15 @@ impl SimulateArgs {
         seed: u64,
         threads: usize,
         bars: &MultiProgress,
-    ) -> anyhow::Result<(String, Summary)> {
+    ) -> anyhow::Result<SeedOutcome> {
         let simulation = prepared.simulation(&self.scheme, seed, threads)?;
         let workers = simulation.setup.workers;
         let mut folder = match &self.output.out {
             Some(out) => {
                 let header = EventLogHeader::new(self.scheme.clone(), &simulation.setup);
                 let configuration = configuration.clone().with("seeds", seed).with("workers", workers);
-                Some(RunFolder::create(&self.folder(out, seed), &configuration.to_string(), &header)?)
+                let layout = simulation.training.as_ref().map(|training| training.workload.layout());
+                Some(RunFolder::create(&self.folder(out, seed), &configuration.to_string(), &header, layout)?)
             }
             None => None,
         };
@@ -180,14 +213,14 @@ impl SimulateArgs {
         observers.extend(recorder.as_mut().map(|recorder| recorder as &mut dyn Observer));
         let outcome = simulation.run(&mut observers)?;
 
-        if let Some(folder) = folder {
-            let layout = simulation.training.as_ref().map(|training| training.workload.layout());
-            page::finish_run_folder(folder, &outcome.summary, layout.zip(outcome.parameters.as_deref()))?;
-        }
-        if let (Some(path), Some(recorder)) = (&self.output.record, recorder) {
-            recorder.finish().write(path).context("--record")?;
-        }
-        Ok((lines.map_or(String::new(), |lines| lines.text), outcome.summary))
+        let finish = |folder| page::finish_run_folder(folder, &outcome.summary, outcome.parameters.as_deref());
+        let finished = folder.map_or(Ok(()), finish).map_err(anyhow::Error::from);
+        let recorded = match (&self.output.record, recorder) {
+            (Some(path), Some(recorder)) => recorder.finish().write(path).context("--record"),
+            _ => Ok(()),
+        };
+        let lines = lines.map_or(String::new(), |lines| lines.text);
+        Ok(SeedOutcome { lines, summary: outcome.summary, files: finished.and(recorded) })
     }
 
     fn folder(&self, out: &Path, seed: u64) -> PathBuf {

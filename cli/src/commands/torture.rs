@@ -13,11 +13,13 @@ use paceline_core::{SchemeSpec, Setup};
 use paceline_torture::{FaultSchedule, TortureReport, schemes, shrink, torture};
 use serde_json::json;
 
+use crate::interrupt;
 use crate::output::say;
 use paceline_config::Failure;
 use paceline_config::{scheme, whole};
 use paceline_report::numbers::{counted, time};
 use paceline_report::progress::bars;
+use paceline_runtime::is_interrupted;
 
 /// The largest number of workers that a scheme's settings may require.
 const MAX_WORKERS: usize = 64;
@@ -71,13 +73,15 @@ impl TortureArgs {
         for scheme in &self.scheme {
             fitting(scheme, FaultSchedule::from_seed(0)).map_err(Failure::Input)?;
         }
+        interrupt::listen_for_result()?;
         let range = self.seed.map_or(0..self.seeds, |seed| seed..seed.saturating_add(1));
         let bar = bars().add(ProgressBar::new(range.end - range.start));
         let style = ProgressStyle::with_template("{bar:24} {pos}/{len} seeds [{elapsed}, {eta} left]");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         // A panic of a scheme is reported as its failure, so the hook prints nothing.
         panic::set_hook(Box::new(|_| {}));
-        let (next, totals) = (AtomicU64::new(range.start), Mutex::new(CampaignTotals::default()));
+        let (next, done) = (AtomicU64::new(range.start), AtomicU64::new(0));
+        let totals = Mutex::new(CampaignTotals::default());
         let threads =
             self.threads.map_or_else(|| thread::available_parallelism().map_or(1, usize::from), |given| given as usize);
         thread::scope(|scope| {
@@ -86,10 +90,11 @@ impl TortureArgs {
                     loop {
                         let seed = next.fetch_add(1, Ordering::Relaxed);
                         let failed = |totals: &mut CampaignTotals| totals.failed.is_some_and(|(first, _)| first < seed);
-                        if seed >= range.end || lock(&totals, failed) {
+                        if seed >= range.end || is_interrupted() || lock(&totals, failed) {
                             break;
                         }
                         self.run_seed(seed, &totals);
+                        done.fetch_add(1, Ordering::Relaxed);
                         bar.inc(1);
                     }
                 });
@@ -101,7 +106,7 @@ impl TortureArgs {
             return Err(self.failure(seed, position));
         }
         let CampaignTotals { runs, events, versions, .. } = totals;
-        let (seeds, seconds) = (range.end - range.start, start.elapsed().as_secs_f64());
+        let (seeds, seconds) = (done.into_inner(), start.elapsed().as_secs_f64());
         if self.json {
             say(
                 json!({ "seeds": seeds, "histories": runs, "events": events, "versions": versions, "seconds": seconds }),
@@ -116,7 +121,7 @@ impl TortureArgs {
                 time(seconds)
             ));
         }
-        Ok(())
+        interrupt::check()
     }
 
     /// The schemes of a seed, each with its fault schedule.

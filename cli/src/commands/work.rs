@@ -9,8 +9,10 @@ use paceline_config::{Failure, WorkloadSpec};
 use paceline_core::WorkerId;
 use paceline_net::{Address, DEFAULT_PORT, Keys, Worker, WorkerError, WorkerNotice};
 use paceline_report::numbers::counted;
+use paceline_runtime::RunEnding;
 use serde_json::json;
 
+use crate::interrupt;
 use crate::options::DelaySpec;
 use crate::output::say;
 
@@ -99,6 +101,7 @@ impl WorkArgs {
         if let Some(parent) = self.parent {
             exit_with_parent(parent).map_err(Failure::run)?;
         }
+        interrupt::listen(|| std::process::exit(RunEnding::Interrupted.exit_code().into()))?;
         let (address, rank) = self
             .address_and_rank(&LauncherEnvironment::read(|name| std::env::var(name).ok()))
             .map_err(Failure::Input)?;

@@ -17,3 +17,10 @@ pub struct ConfigFile {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
+
+impl ConfigFile {
+    /// The file, if one is given.
+    pub fn path(&self) -> Option<&PathBuf> {
+        self.config.as_ref()
+    }
+}

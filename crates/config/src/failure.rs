@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use paceline_runtime::RunEnding;
+
 /// Why a command ends early.
 #[derive(Debug)]
 pub enum Failure {
@@ -9,6 +11,8 @@ pub enum Failure {
     Input(anyhow::Error),
     /// The input is valid, but the run failed; exit code 1.
     Run(anyhow::Error),
+    /// The run ended, but not as it should have; the exit code says how.
+    Ended(RunEnding),
     /// Help or version to print; exit code 0.
     Help(clap::Error),
 }
@@ -23,12 +27,28 @@ impl Failure {
     pub fn run(error: impl Into<anyhow::Error>) -> Self {
         Failure::Run(error.into())
     }
+
+    /// Success if a run ended as it should have.
+    pub fn unless_reached(ending: RunEnding) -> Result<(), Self> {
+        if ending == RunEnding::Reached { Ok(()) } else { Err(Failure::Ended(ending)) }
+    }
+
+    /// The exit code, as docs/exit-codes.md lists them.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Failure::Help(_) => 0,
+            Failure::Run(_) => 1,
+            Failure::Input(_) => 2,
+            Failure::Ended(ending) => ending.exit_code(),
+        }
+    }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Failure::Input(error) | Failure::Run(error) => f.write_str(&with_causes(error)),
+            Failure::Ended(ending) => write!(f, "{ending}"),
             Failure::Help(text) => write!(f, "{text}"),
         }
     }

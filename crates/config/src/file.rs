@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow, bail};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command};
+use paceline_spec::read_text;
 
 use crate::failure::Failure;
 
 /// Flags for output, which are not part of a configuration.
-const NOT_CONFIGURATION: &[&str] = &["config", "out", "resume", "json", "trace", "record", "help"];
+const NOT_CONFIGURATION: &[&str] = &["config", "out", "resume", "json", "trace", "record", "force", "help"];
 
 /// Parses the arguments, after those of a configuration file.
 pub fn matches(command: Command, arguments: Vec<OsString>) -> Result<ArgMatches, Failure> {
@@ -47,12 +48,13 @@ pub fn parse<Options: Args>(name: &str, text: &str) -> anyhow::Result<Options> {
     options.map_err(|error| match Failure::from(error) {
         Failure::Input(error) | Failure::Run(error) => error.context(name.to_string()),
         Failure::Help(error) => error.into(),
+        Failure::Ended(ending) => anyhow!("{ending}"),
     })
 }
 
 fn read(path: &Path, known: &[&Arg]) -> anyhow::Result<Vec<(String, String)>> {
     let name = path.display().to_string();
-    let text = std::fs::read_to_string(path).with_context(|| name.clone())?;
+    let text = read_text(path).with_context(|| name.clone())?;
     arguments(&name, &text, known)
 }
 

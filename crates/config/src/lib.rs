@@ -5,6 +5,7 @@
 //! - [`WorkloadSpec`]: the workload as a server describes it to its workers.
 //! - [`mod@file`]: configuration files, and the configuration that a command ran with.
 //! - [`parallel`]: several runs at once, with results in order.
+//! - [`ForceOption`]: the check of output files, before anything is computed.
 //! - [`Failure`]: why a command fails.
 
 #![allow(
@@ -13,6 +14,7 @@
 )]
 
 mod cluster;
+mod destination;
 mod failure;
 pub mod file;
 pub mod parallel;
@@ -28,6 +30,7 @@ use paceline_core::SchemeSpec;
 use paceline_runtime::load_pretrained;
 
 pub use cluster::Cluster;
+pub use destination::ForceOption;
 pub use failure::Failure;
 pub use scenario::{ModelChoice, PreparedScenario, Scenario};
 pub use scheme_list::SchemeList;

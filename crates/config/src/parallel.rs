@@ -3,16 +3,28 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use paceline_runtime::is_interrupted;
+
+/// What becomes of the results of jobs that were under way when the user interrupted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unfinished {
+    /// They are results so far.
+    Keep,
+    /// They can't be compared with those of complete jobs.
+    Drop,
+}
+
 /// The number of threads: the given one, or else one per core.
 pub fn threads(given: Option<u16>) -> usize {
     given.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from)
 }
 
 /// Runs all jobs, `at_once` at a time. Passes the results to `each` in the order of the jobs, each as soon as the
-/// earlier ones are done. After a failure, no further job is started.
+/// earlier ones are done. After a failure or an interrupt, no further job is started.
 pub fn run<Job: Sync, Done: Send>(
     jobs: &[Job],
     at_once: usize,
+    unfinished: Unfinished,
     work: impl Fn(&Job) -> anyhow::Result<Done> + Sync,
     each: impl FnMut(Done) + Send,
 ) -> anyhow::Result<()> {
@@ -20,8 +32,9 @@ pub fn run<Job: Sync, Done: Send>(
     let queue = Mutex::new(OrderedResults { done: jobs.iter().map(|_| None).collect(), delivered: 0, each });
     let failure = Mutex::new(None);
     let run_jobs = || {
-        while let Some((index, job)) = take(&next, jobs) {
+        while let Some((index, job)) = take(&next, jobs).filter(|_| !is_interrupted()) {
             match work(job) {
+                Ok(_) if is_interrupted() && unfinished == Unfinished::Drop => {}
                 Ok(done) => queue.lock().unwrap_or_else(PoisonError::into_inner).put(index, done),
                 Err(error) => {
                     failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
@@ -31,6 +44,7 @@ pub fn run<Job: Sync, Done: Send>(
         }
     };
     std::thread::scope(|scope| (0..at_once).for_each(|_| drop(scope.spawn(run_jobs))));
+    queue.into_inner().unwrap_or_else(PoisonError::into_inner).put_rest();
     failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
 
@@ -54,6 +68,11 @@ impl<Done, Each: FnMut(Done)> OrderedResults<Done, Each> {
             self.delivered += 1;
         }
     }
+
+    /// Passes on what waits for jobs that were not done.
+    fn put_rest(mut self) {
+        self.done.into_iter().flatten().for_each(&mut self.each);
+    }
 }
 
 #[cfg(test)]
@@ -66,7 +85,7 @@ mod tests {
         let jobs: Vec<u64> = (0..50).collect();
         for at_once in [1, 2, 7] {
             let mut results = Vec::new();
-            run(&jobs, at_once, |job| Ok(job * job), |done| results.push(done)).unwrap();
+            run(&jobs, at_once, Unfinished::Drop, |job| Ok(job * job), |done| results.push(done)).unwrap();
             assert_eq!(results, jobs.iter().map(|job| job * job).collect::<Vec<_>>());
         }
     }
@@ -75,7 +94,8 @@ mod tests {
     fn no_job_starts_after_a_failure() {
         let mut results = Vec::new();
         let work = |job: &u64| if *job == 3 { bail!("job 3") } else { Ok(*job) };
-        let error = run(&(0..50).collect::<Vec<_>>(), 1, work, |done| results.push(done)).unwrap_err();
+        let error =
+            run(&(0..50).collect::<Vec<_>>(), 1, Unfinished::Drop, work, |done| results.push(done)).unwrap_err();
         assert_eq!((error.to_string().as_str(), results), ("job 3", vec![0, 1, 2]));
     }
 }

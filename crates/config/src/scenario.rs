@@ -89,7 +89,14 @@ impl Scenario {
 
     /// The same, with these times.
     pub fn prepare_with(&self, times: Times) -> anyhow::Result<PreparedScenario<'_>> {
-        let goals = Goals::any(&self.until);
+        let mut goals = Goals::any(&self.until);
+        if self.model.0.is_none() {
+            // The default goals have a loss, which needs a model, and an iteration limit, which does not.
+            if goals.need_model() && goals.iteration_limit().is_none() {
+                bail!("--until {goals} needs a model, but --model is none; add iterations=N or choose a model")
+            }
+            goals = goals.limits();
+        }
         let (workers, script) = self.cluster.load(&times)?;
         let setup = Setup { workers, batch: self.training.batch, dispatch: self.dispatch };
         let model = match self.model.0 {
@@ -98,10 +105,6 @@ impl Scenario {
                 // Checks that the model fits the data.
                 self.training.workload(kind, &data, workers, 0)?;
                 Some((kind, data))
-            }
-            // The default goals have a loss, which needs a model, and an iteration limit, which does not.
-            None if goals.need_model() && goals.iteration_limit().is_none() => {
-                bail!("--until {goals} needs a model, but --model is none; add iterations=N or choose a model")
             }
             None => None,
         };

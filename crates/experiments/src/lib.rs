@@ -16,10 +16,16 @@ mod zipline_tables;
 use clap::Args;
 use paceline_config::{Failure, Seeds, whole};
 use paceline_report::plot::Figure;
+use paceline_runtime::{RunEnding, is_interrupted};
 use paceline_workload::DataSource;
 
 pub use forecast_figure::forecast_figure;
 pub use train_predictor::train_predictor;
+
+/// Ends an experiment that was interrupted before it had a complete run.
+fn check_interrupt() -> Result<(), Failure> {
+    if is_interrupted() { Err(Failure::Ended(RunEnding::Interrupted)) } else { Ok(()) }
+}
 
 /// An experiment of a paper.
 pub struct Experiment {

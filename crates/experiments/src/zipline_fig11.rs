@@ -61,7 +61,7 @@ pub(super) fn run(conditions: &Conditions) -> Result<Findings, Failure> {
         Ok((run, summary))
     };
     let at_once = parallel::threads(conditions.threads).min(jobs.len());
-    parallel::run(&jobs, at_once, work, |done| runs.push(done)).map_err(Failure::Run)?;
+    parallel::run(&jobs, at_once, parallel::Unfinished::Drop, work, |done| runs.push(done)).map_err(Failure::Run)?;
     Ok(findings(&runs))
 }
 

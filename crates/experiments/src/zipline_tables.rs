@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use paceline_config::Failure;
 use paceline_core::barrier::{Algorithm, Planner, PredictedTimes, Progression, plan};
 use paceline_report::tables::aligned;
+use paceline_runtime::is_interrupted;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde_json::json;
@@ -76,7 +77,7 @@ pub(super) fn quality(conditions: &Conditions) -> Result<Findings, Failure> {
     let mut rows = vec![head("mean wait (ms)", &SIZES_3)];
     rows[0].push("optimal".into());
     let mut records = Vec::new();
-    for algorithm in algorithms() {
+    for algorithm in algorithms().take_while(|_| !is_interrupted()) {
         let mut cells = vec![algorithm.to_string()];
         let (mut optimal, mut tried) = (0, 0);
         for (column, (count, horizon)) in SIZES_3.into_iter().enumerate() {
@@ -140,7 +141,7 @@ pub(super) fn speed(conditions: &Conditions) -> Result<Findings, Failure> {
         cells.push(record(name, size, microseconds(once).map_err(Failure::run)?, None));
     }
     rows.push(cells);
-    for algorithm in algorithms() {
+    for algorithm in algorithms().take_while(|_| !is_interrupted()) {
         let mut cells = vec![algorithm.to_string()];
         for (column, size @ (count, horizon)) in SIZES_4.into_iter().enumerate() {
             if takes_long(algorithm, count, horizon) && !conditions.full {

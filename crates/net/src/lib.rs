@@ -3,10 +3,11 @@
 //! - [`Server`]: accepts workers and feeds their events to a scheme. The schemes are those that the simulator runs;
 //!   time comes from the system clock.
 //! - [`Worker`]: computes gradients and local iterations for a server.
+//! - [`LocalWorkers`]: worker processes on the server's machine.
 //! - [`Address`]: where a server listens. It also selects the transport: `local:NAME` is shared memory on one host,
 //!   `HOST:PORT` is TCP. One run can use both.
 //!
-//! The modules below these two, from the bottom up:
+//! The modules below these, from the bottom up:
 //!
 //! - `frame`: the wire format, with a checksum and a length limit per frame.
 //! - `connection`: a connection over TCP or a Unix socket; `tls` encrypts it.
@@ -28,6 +29,7 @@ mod address;
 mod connection;
 mod frame;
 mod keys;
+mod local_workers;
 mod server;
 mod shared_memory;
 mod tls;
@@ -43,6 +45,7 @@ pub mod fuzzing {
 pub use address::{Address, AddressError, DEFAULT_PORT};
 pub use frame::PROTOCOL_VERSION;
 pub use keys::{Keys, KeysError};
+pub use local_workers::LocalWorkers;
 pub use paceline_protocol::PayloadFormat;
 pub use server::{MAX_CONNECTIONS, RunOutcome, Server, ServerError, Stopper, TransportOptions};
 pub use worker::{Emulation, Worker, WorkerError, WorkerNotice, WorkerOutcome};

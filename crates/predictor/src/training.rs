@@ -88,14 +88,15 @@ pub struct TrainedPredictor {
 /// start of the run normalizes all windows; in training any window may take its place.
 type WindowStart = (usize, usize);
 
-/// Trains a model of these run-times, and calls `on_epoch` after each epoch. Equal arguments give equal bits.
+/// Trains a model of these run-times, and calls `on_epoch` after each epoch, which returns whether to go on. Equal
+/// arguments give equal bits.
 ///
 /// # Errors
 /// [`RunTimesError::TooFew`] if there are too few iterations for the lag.
 pub fn train(
     times: &RunTimes,
     config: &TrainingConfig,
-    mut on_epoch: impl FnMut(&EpochReport),
+    mut on_epoch: impl FnMut(&EpochReport) -> bool,
 ) -> Result<TrainedPredictor, RunTimesError> {
     let TrainingConfig { lag, latent, hidden, seed, .. } = *config;
     let (training, validation) = times.split(lag)?;
@@ -149,7 +150,9 @@ pub fn train(
         } else if (epochs - best.number).is_multiple_of(RATE_PATIENCE) {
             rate /= 2.0;
         }
-        on_epoch(&epoch);
+        if !on_epoch(&epoch) {
+            break;
+        }
     }
     let tensors = tensors(graph.layout(), &best_parameters);
     let spread = DeepMarkov::of(size, &tensors, 1.0).ok().and_then(|model| {
@@ -348,16 +351,20 @@ mod tests {
     fn training_improves_elbo_and_gives_the_same_bits_again() {
         let times = times();
         let mut reports = Vec::new();
-        let first = train(&times, &CONFIG, |epoch| reports.push(*epoch)).unwrap();
+        let first = train(&times, &CONFIG, |epoch| {
+            reports.push(*epoch);
+            true
+        })
+        .unwrap();
         assert_eq!((reports.len(), first.epochs), (6, 6));
         assert!(
             reports[5].training > reports[0].training && reports[5].validation > reports[0].validation,
             "{reports:?}"
         );
         assert_eq!(first.best.validation, reports.iter().map(|epoch| epoch.validation).fold(f64::MIN, f64::max));
-        let second = train(&times, &CONFIG, |_| ()).unwrap();
+        let second = train(&times, &CONFIG, |_| true).unwrap();
         assert_eq!(first.pretrained, second.pretrained);
-        let other = train(&times, &TrainingConfig { seed: 2, ..CONFIG }, |_| ()).unwrap();
+        let other = train(&times, &TrainingConfig { seed: 2, ..CONFIG }, |_| true).unwrap();
         assert_ne!(first.pretrained, other.pretrained);
         let model = DeepMarkov::new(&first.pretrained).unwrap();
         assert_eq!(model.size(), size());

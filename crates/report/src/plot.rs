@@ -3,16 +3,18 @@
 //! A [`Figure`] holds the data. This module decides how all figures look: a built-in font, colours that are safe for
 //! colour-blind readers, and one colour per scheme everywhere.
 
+use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Once;
 
+use paceline_store::write_file;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 pub use plotters::style::RGBColor;
 use plotters::style::register_font;
 
-use crate::error::ReportError;
+use crate::error::{ReportError, at};
 
 /// Pixels of a panel in an SVG; a PNG has [`PNG_SCALE`] times as many.
 const PANEL: (u32, u32) = (760, 480);
@@ -139,32 +141,40 @@ pub fn save(path: &Path, panels: &[Figure]) -> Result<(), ReportError> {
     check_format(path)?;
     let size = (PANEL.0 * panels.len() as u32, PANEL.1);
     let drawn = if path.extension().is_some_and(|extension| extension == "svg") {
-        draw(&SVGBackend::new(path, size).into_drawing_area(), panels, 1)
+        svg(size, panels)
     } else {
-        save_png(path, size, panels)
+        png(size, panels)
     };
-    drawn.map_err(|problem| ReportError::Figure { path: path.into(), problem })
+    let bytes = drawn.map_err(|problem| ReportError::Figure { path: path.into(), problem })?;
+    write_file(path, |file| file.write_all(&bytes)).map_err(at(path))
+}
+
+fn svg(size: (u32, u32), panels: &[Figure]) -> Result<Vec<u8>, String> {
+    let mut text = String::new();
+    draw(&SVGBackend::with_string(&mut text, size).into_drawing_area(), panels, 1)?;
+    Ok(text.into_bytes())
 }
 
 #[cfg(feature = "png")]
-fn save_png(path: &Path, size: (u32, u32), panels: &[Figure]) -> Result<(), String> {
+fn png(size: (u32, u32), panels: &[Figure]) -> Result<Vec<u8>, String> {
     let (width, height) = (size.0 * PNG_SCALE, size.1 * PNG_SCALE);
     let mut pixels = vec![255; (width * height * 3) as usize];
     let backend = BitMapBackend::with_buffer(&mut pixels, (width, height));
     draw(&backend.into_drawing_area(), panels, PNG_SCALE)?;
     let write = || {
-        let file = std::io::BufWriter::new(std::fs::File::create(path)?);
-        let mut encoder = png::Encoder::new(file, width, height);
-        encoder.set_color(png::ColorType::Rgb);
+        let mut bytes = Vec::new();
+        let mut encoder = ::png::Encoder::new(&mut bytes, width, height);
+        encoder.set_color(::png::ColorType::Rgb);
         let mut writer = encoder.write_header()?;
         writer.write_image_data(&pixels)?;
-        writer.finish()
+        writer.finish()?;
+        Ok(bytes)
     };
-    write().map_err(|error: png::EncodingError| error.to_string())
+    write().map_err(|error: ::png::EncodingError| error.to_string())
 }
 
 #[cfg(not(feature = "png"))]
-fn save_png(_path: &Path, _size: (u32, u32), _panels: &[Figure]) -> Result<(), String> {
+fn png(_size: (u32, u32), _panels: &[Figure]) -> Result<Vec<u8>, String> {
     Err("this build does not draw PNG".into())
 }
 

@@ -1,16 +1,13 @@
-//! Writes checkpoints in the background, and a log of the commits that no checkpoint holds yet.
+//! Writes checkpoints in the background.
 
-use std::collections::VecDeque;
-use std::fmt;
-use std::fs::{self, File};
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, channel, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use paceline_core::{Action, Decision};
 use paceline_store::{CheckpointFolder, CheckpointView, Optimizer};
 use paceline_workload::Workload;
 use serde::{Deserialize, Serialize};
@@ -24,44 +21,11 @@ const KEPT: usize = 3;
 /// The folder of the checkpoints in a run folder.
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
 
-/// The log of commits in a run folder.
-const LOG: &str = "commits.jsonl";
-
 /// What a checkpoint says about the scheme: its state follows from the first events of the event log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SchemeState {
     /// How many events.
     pub events: u64,
-}
-
-/// A line of the log. Commits are written before they are carried out, and removed once a checkpoint holds them.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum CommitLogEntry {
-    /// This version consists of the updates of these tasks (worker, number).
-    Commit(u64, Vec<(u32, u64)>),
-    /// A checkpoint holds this version.
-    Checkpoint(u64),
-    /// The run resumed from this version. Later commits were lost and are repeated.
-    Resumed {
-        /// The version.
-        from: u64,
-        /// The last version that was lost, if any.
-        lost: Option<u64>,
-    },
-}
-
-impl fmt::Display for CommitLogEntry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            CommitLogEntry::Commit(version, updates) => write!(f, "version {version} has {} updates", updates.len()),
-            CommitLogEntry::Checkpoint(version) => write!(f, "a checkpoint holds version {version}"),
-            CommitLogEntry::Resumed { from, lost: None } => write!(f, "resumed from version {from}; nothing was lost"),
-            CommitLogEntry::Resumed { from, lost: Some(lost) } => {
-                write!(f, "resumed from version {from}; versions {} to {lost} were lost and are repeated", from + 1)
-            }
-        }
-    }
 }
 
 /// A copy of the model's state, to be written to disk.
@@ -79,7 +43,6 @@ type Warning = Option<String>;
 
 /// Writes the checkpoints of one run.
 pub struct Checkpointer {
-    path: PathBuf,
     interval: Duration,
     last: Instant,
     /// The version of the last checkpoint that was started.
@@ -91,10 +54,6 @@ pub struct Checkpointer {
     writer: Option<JoinHandle<()>>,
     failing: bool,
     saved: Option<u64>,
-    log: Option<File>,
-    resumptions: Vec<CommitLogEntry>,
-    /// Commits that no checkpoint holds.
-    commits: VecDeque<(u64, String)>,
 }
 
 impl Checkpointer {
@@ -104,9 +63,6 @@ impl Checkpointer {
     /// If the folder can't be written.
     pub fn new(path: &Path, workload: Arc<dyn Workload>, interval: Duration) -> Result<Self, RunFolderError> {
         let folder = CheckpointFolder::create(path.join(CHECKPOINTS), KEPT)?;
-        let log = path.join(LOG);
-        let resumptions =
-            read(&log)?.into_iter().filter(|entry| matches!(entry, CommitLogEntry::Resumed { .. })).collect();
         let (to_save, copies) = sync_channel::<PendingCheckpoint>(0);
         let (report, outcomes) = channel();
         let write_all = move || {
@@ -117,9 +73,7 @@ impl Checkpointer {
             }
         };
         let writer = thread::Builder::new().name("checkpoints".into()).spawn(write_all).map_err(at(path))?;
-        let log = File::options().create(true).append(true).open(&log).map_err(at(&log))?;
         Ok(Checkpointer {
-            path: path.into(),
             interval,
             last: Instant::now(),
             started: 0,
@@ -129,44 +83,13 @@ impl Checkpointer {
             writer: Some(writer),
             failing: false,
             saved: None,
-            log: Some(log),
-            resumptions,
-            commits: VecDeque::new(),
         })
     }
 
-    /// Records that the run resumes from `version`.
-    ///
-    /// # Errors
-    /// If the log can't be read or written.
-    pub fn resumed(&mut self, version: u64) -> Result<CommitLogEntry, RunFolderError> {
-        let lost = last_committed(&read(&self.path.join(LOG))?).filter(|&lost| lost > version);
-        let entry = CommitLogEntry::Resumed { from: version, lost };
+    /// Tells that the run resumes from `version`, which a checkpoint holds unless it is 0.
+    pub fn resumed(&mut self, version: u64) {
         self.started = version;
         self.saved = (version > 0).then_some(version);
-        self.resumptions.push(entry.clone());
-        self.trim_log(version)?;
-        Ok(entry)
-    }
-
-    /// Logs the commits that are about to be carried out.
-    pub fn on_decisions(&mut self, decisions: &[Decision]) -> Option<String> {
-        let mut warning = None;
-        for decision in decisions {
-            if let Action::Commit { version, updates, .. } = &decision.action {
-                let tasks = updates.iter().map(|share| (share.task.worker.0, share.task.number)).collect();
-                let line = line(&CommitLogEntry::Commit(version.0, tasks));
-                let written = self.log.as_mut().map_or(Ok(()), |log| log.write_all(line.as_bytes()));
-                self.commits.push_back((version.0, line));
-                if let Err(error) = written {
-                    // The next checkpoint rewrites the log.
-                    self.log = None;
-                    let path = self.path.join(LOG);
-                    warning = Some(format!("{}: {error}; training continues without this log", path.display()));
-                }
-            }
-        }
-        warning
     }
 
     /// The version of the last checkpoint on disk, if there is one.
@@ -218,9 +141,6 @@ impl Checkpointer {
             Ok(version) => {
                 self.saved = Some(version);
                 let recovered = std::mem::take(&mut self.failing);
-                if let Err(error) = self.trim_log(version) {
-                    return Some(format!("{error}; training continues"));
-                }
                 recovered.then(|| format!("checkpoints are written again; the last is of version {version}"))
             }
             Err(error) => self.failed(error),
@@ -232,21 +152,6 @@ impl Checkpointer {
         // Only the first failure in a row is reported.
         let known = std::mem::replace(&mut self.failing, true);
         (!known).then(|| format!("checkpoint failed: {error}; training continues, the last good checkpoint is kept"))
-    }
-
-    /// Removes the commits up to `version` from the log: a checkpoint holds them.
-    fn trim_log(&mut self, version: u64) -> Result<(), RunFolderError> {
-        while self.commits.front().is_some_and(|&(commit, _)| commit <= version) {
-            self.commits.pop_front();
-        }
-        let path = self.path.join(LOG);
-        let new = path.with_extension("jsonl.new");
-        let mut text: String = self.resumptions.iter().map(line).collect();
-        text += &line(&CommitLogEntry::Checkpoint(version));
-        text.extend(self.commits.iter().map(|(_, line)| line.as_str()));
-        fs::write(&new, text).and_then(|()| fs::rename(&new, &path)).map_err(at(&path))?;
-        self.log = Some(File::options().append(true).open(&path).map_err(at(&path))?);
-        Ok(())
     }
 
     /// Waits for the last checkpoint to be written. Returns a warning if that failed.
@@ -282,28 +187,6 @@ fn write(folder: &CheckpointFolder, workload: &dyn Workload, copy: &PendingCheck
     folder.save(&view).map(|_| *version).map_err(|error| error.to_string())
 }
 
-fn line(entry: &CommitLogEntry) -> String {
-    serde_json::to_string(entry).unwrap_or_default() + "\n"
-}
-
-/// The complete lines of a log. A last line without an end is about a commit that never happened.
-fn read(path: &Path) -> Result<Vec<CommitLogEntry>, RunFolderError> {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(at(path)(error)),
-    };
-    Ok(text.lines().map_while(|line| serde_json::from_str(line).ok()).collect())
-}
-
-fn last_committed(entries: &[CommitLogEntry]) -> Option<u64> {
-    let version = |entry: &CommitLogEntry| match entry {
-        CommitLogEntry::Commit(version, _) | CommitLogEntry::Checkpoint(version) => Some(*version),
-        CommitLogEntry::Resumed { .. } => None,
-    };
-    entries.iter().rev().find_map(version)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -315,7 +198,7 @@ mod tests {
         let splits = synthetic_digits(1, 100, 10).unwrap();
         let sampler = Sampler::new(splits.train().labels(), Partition::Iid, Order::Epochs, 1, 1).unwrap();
         let workload: Arc<dyn Workload> = Arc::new(SoftmaxRegression::new(splits, sampler, 0.0));
-        let parameters = workload.initial(1);
+        let (parameters, layout) = (workload.initial(1), workload.layout().clone());
         let optimizer = Optimizer::new("sgd".parse().unwrap(), workload.layout().trainable());
         let mut checkpointer = Checkpointer::new(folder.path(), workload, Duration::ZERO).unwrap();
         let stream = folder.path().join("events.jsonl");
@@ -324,23 +207,7 @@ mod tests {
             assert_eq!(checkpointer.save(&state, version, File::create(&stream)), None);
         }
         assert_eq!(checkpointer.finish(), None);
-        assert_eq!(read(&folder.path().join(LOG)).unwrap(), [CommitLogEntry::Checkpoint(20)]);
-    }
-
-    #[test]
-    fn a_log_with_an_incomplete_last_line_is_read_up_to_there() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(LOG);
-        assert_eq!(read(&path).unwrap(), []);
-        let entries = [
-            CommitLogEntry::Checkpoint(7),
-            CommitLogEntry::Commit(8, vec![(0, 3), (1, 4)]),
-            CommitLogEntry::Commit(9, vec![(0, 4)]),
-        ];
-        let text: String = entries.iter().map(line).collect();
-        fs::write(&path, &text[..text.len() - 4]).unwrap();
-        assert_eq!(read(&path).unwrap(), entries[..2]);
-        assert_eq!(last_committed(&entries), Some(9));
-        assert_eq!(last_committed(&entries[..1]), Some(7));
+        let latest = CheckpointFolder::create(folder.path().join(CHECKPOINTS), 1).unwrap().latest(&layout).unwrap();
+        assert_eq!(latest.checkpoint.map(|checkpoint| checkpoint.version), Some(20));
     }
 }

@@ -4,9 +4,10 @@
 //! followed. The same events must give the same decisions again: [`replay`] checks that.
 
 use std::collections::BTreeSet;
-use std::io::{self, BufRead, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 
 use paceline_core::{Decision, Dispatch, Event, Ledger, LedgerError, SchemeError, SchemeSpec, Setup, Time, WorkerId};
+use paceline_spec::LineLimit;
 use paceline_store::TensorFileError;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -118,13 +119,8 @@ impl<W: Write> Observer for EventLog<W> {
 #[derive(Debug, Error)]
 pub enum ReplayError {
     /// The log can't be read.
-    #[error("line {line}: {error}")]
-    Unreadable {
-        /// Counts from 1.
-        line: usize,
-        /// What is wrong.
-        error: io::Error,
-    },
+    #[error("{0}")]
+    Unreadable(#[from] io::Error),
     /// A line is not in the format.
     #[error("line {line} is not a line of an event log: {error}")]
     Malformed {
@@ -202,17 +198,17 @@ type RecordedTurn = (usize, EventLine<Event, Vec<Decision>>);
 
 /// The events of a log, one after another.
 struct TurnReader<S> {
-    stream: S,
+    stream: BufReader<LineLimit<S>>,
     /// The number of the last line read; counts from 1.
     line: usize,
     /// Whether the last line is incomplete, as in the log of a run that was killed.
     cut_short: bool,
 }
 
-impl<S: BufRead> TurnReader<S> {
+impl<S: Read> TurnReader<S> {
     /// Reads the header.
     fn open(stream: S) -> Result<(EventLogHeader, Self), ReplayError> {
-        let mut turns = TurnReader { stream, line: 0, cut_short: false };
+        let mut turns = TurnReader { stream: BufReader::new(LineLimit::new(stream)), line: 0, cut_short: false };
         let text = turns.text()?;
         if text.is_empty() {
             return Err(ReplayError::Empty);
@@ -230,8 +226,7 @@ impl<S: BufRead> TurnReader<S> {
     fn text(&mut self) -> Result<Vec<u8>, ReplayError> {
         self.line += 1;
         let mut text = Vec::new();
-        let read = self.stream.read_until(b'\n', &mut text);
-        read.map_err(|error| ReplayError::Unreadable { line: self.line, error })?;
+        self.stream.read_until(b'\n', &mut text)?;
         Ok(text)
     }
 
@@ -249,7 +244,7 @@ impl<S: BufRead> TurnReader<S> {
     }
 }
 
-impl<S: BufRead> Iterator for TurnReader<S> {
+impl<S: Read> Iterator for TurnReader<S> {
     type Item = Result<RecordedTurn, ReplayError>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -261,7 +256,7 @@ impl<S: BufRead> Iterator for TurnReader<S> {
 ///
 /// # Errors
 /// At the first line that can't be read.
-pub fn read_events(stream: impl BufRead, observer: &mut dyn Observer) -> Result<EventLogHeader, ReplayError> {
+pub fn read_events(stream: impl Read, observer: &mut dyn Observer) -> Result<EventLogHeader, ReplayError> {
     let (header, turns) = TurnReader::open(stream)?;
     for turn in turns {
         let (_, EventLine { time, event, decisions }) = turn?;
@@ -274,7 +269,7 @@ pub fn read_events(stream: impl BufRead, observer: &mut dyn Observer) -> Result<
 ///
 /// # Errors
 /// At the first line that can't be read or decision that differs.
-pub fn replay(stream: impl BufRead) -> Result<Replayed, ReplayError> {
+pub fn replay(stream: impl Read) -> Result<Replayed, ReplayError> {
     let ReplayState { header, events, decisions, cut_short, .. } = ReplayState::replay(stream, None)?;
     Ok(Replayed { scheme: header.scheme.to_string(), events, decisions, cut_short })
 }
@@ -301,7 +296,7 @@ impl ReplayState {
     ///
     /// # Errors
     /// At the first line that can't be read or decision that differs, and if there are fewer events.
-    pub fn read(stream: impl BufRead, events: u64) -> Result<ReplayState, ReplayError> {
+    pub fn read(stream: impl Read, events: u64) -> Result<ReplayState, ReplayError> {
         let state = ReplayState::replay(stream, Some(events))?;
         if state.events < events {
             return Err(ReplayError::CutShort { found: state.events, expected: events });
@@ -309,7 +304,7 @@ impl ReplayState {
         Ok(state)
     }
 
-    fn replay(stream: impl BufRead, limit: Option<u64>) -> Result<ReplayState, ReplayError> {
+    fn replay(stream: impl Read, limit: Option<u64>) -> Result<ReplayState, ReplayError> {
         let (header, mut turns) = TurnReader::open(stream)?;
         let ledger = Ledger::new(load_pretrained(header.scheme.clone())?.build(&header.setup())?);
         let (monitor, workers) = (Monitor::default(), BTreeSet::new());

@@ -69,6 +69,11 @@ impl Goals {
         Goals(several.iter().flat_map(Goals::iter).collect())
     }
 
+    /// Those that need no model: limits of time and work.
+    pub fn limits(&self) -> Self {
+        Goals(self.iter().filter(|goal| !goal.is_target()).collect())
+    }
+
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = Goal> + '_ {
         self.0.iter().copied()

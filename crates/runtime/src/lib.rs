@@ -6,20 +6,24 @@
 //! - [`BrokenUpdates`]: what follows from updates that are not finite.
 //! - [`LocalReplica`]: what a worker's local iterations do to its replica.
 //! - [`Monitor`]: a run's metrics; an [`Observer`] follows a run as it goes, a [`ServerObserver`] one on a server.
+//! - [`is_interrupted`]: whether what computes is to end with its result so far.
 //! - [`load_pretrained`]: what some schemes start from that was trained beforehand.
 //!
 //! What lasts:
 //! - [`EventLog`], [`read_events`], [`replay`] and [`ReplayState`]: the event log, and what follows from it.
-//! - [`RunFolder`]: the files of a run; [`ScalarLog`]: the one for TensorBoard.
+//! - [`RunFolder`]: the files of a run; [`FolderLock`]: who may write them; [`RunEnding`]: how a run ended; [`ScalarLog`]: the one for TensorBoard.
 //! - [`Checkpointer`] and [`ResumePoint`]: checkpoints, and resuming from one.
 //!
 //! What others can see: [`Status`], served over HTTP by [`serve_status`].
 
 mod broken_updates;
 mod checkpointer;
+mod ending;
 mod event_log;
+mod folder_lock;
 mod goal;
 mod http;
+mod interrupt;
 mod job;
 mod monitor;
 mod pretrained;
@@ -33,17 +37,22 @@ mod tensorboard;
 mod trainer;
 
 pub use broken_updates::{BrokenUpdates, Remedy};
-pub use checkpointer::{Checkpointer, CommitLogEntry};
+pub use checkpointer::Checkpointer;
+pub use ending::{INTERRUPTED, NO_WORKERS, RunEnding, check_unfinished};
 pub use event_log::{EventLog, EventLogHeader, ReplayError, ReplayState, Replayed, read_events, replay};
+pub use folder_lock::FolderLock;
 pub use goal::{Goal, GoalProgress, Goals, LOSS_WINDOW};
 pub use http::serve_status;
+pub use interrupt::{is_interrupted, request_interrupt};
 pub use job::Job;
 pub use monitor::{Iteration, Monitor, Observer, RunInfo, Summary, WorkerTimes};
 pub use paceline_protocol::Notice;
 pub use pretrained::{load_pretrained, read_pretrained, write_pretrained};
 pub use replica::{LocalReplica, pulled_replica, replica_at};
 pub use resume::ResumePoint;
-pub use run_folder::{EVENTS, MetricsRow, REPORT, RunFolder, RunFolderError, check_free, next_free, read_metrics};
+pub use run_folder::{
+    EVENTS, MetricsRow, REPORT, RunFolder, RunFolderError, check_free, next_free, read_metrics, set_aside,
+};
 pub use server_observer::{ModelState, ServerObserver};
 pub use status::{SharedStatus, Status};
 pub use tensorboard::ScalarLog;

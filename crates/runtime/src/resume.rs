@@ -1,14 +1,12 @@
 //! Where an interrupted run resumes: its last good checkpoint, and the events that led to it.
 
 use std::fs::File;
-use std::io::BufReader;
-use std::path::Path;
 
 use paceline_store::{Checkpoint, CheckpointFolder, LatestCheckpoint, Optimizer};
 
 use crate::checkpointer::{CHECKPOINTS, SchemeState};
 use crate::run_folder::{EVENTS, RunFolderError, at};
-use crate::{EventLogHeader, Job, ReplayState};
+use crate::{EventLogHeader, FolderLock, Job, ReplayState};
 
 /// Where a run resumes.
 pub struct ResumePoint {
@@ -23,11 +21,12 @@ pub struct ResumePoint {
 }
 
 impl ResumePoint {
-    /// Reads what a run folder holds. Without a checkpoint the run starts over.
+    /// Reads what a locked run folder holds. Without a checkpoint the run starts over.
     ///
     /// # Errors
     /// If no checkpoint can be read although there are some, or if the folder is of another job.
-    pub fn load(folder: &Path, job: &Job) -> Result<Self, RunFolderError> {
+    pub fn load(lock: &FolderLock, job: &Job) -> Result<Self, RunFolderError> {
+        let folder = lock.folder();
         let path = folder.join(EVENTS);
         let log = File::open(&path).map_err(at(&path))?;
         let layout = job.workload.layout();
@@ -48,7 +47,7 @@ impl ResumePoint {
             let (saved, given) = (checkpoint.optimizer.spec(), job.optimizer);
             return Err(RunFolderError::OtherOptimizer { saved, given });
         }
-        let replayed = ReplayState::read(BufReader::new(log), events)
+        let replayed = ReplayState::read(log, events)
             .map_err(|error| RunFolderError::Events { path: path.clone(), error: error.into() })?;
         if replayed.header != EventLogHeader::new(job.scheme.clone(), &job.setup) {
             return Err(RunFolderError::OtherRun { path, header: replayed.header.into() });

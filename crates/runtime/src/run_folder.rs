@@ -1,17 +1,19 @@
 //! The run folder: everything that a run leaves behind.
 
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 use paceline_core::{Decision, Event, Time};
-use paceline_store::{CheckpointError, Layout, OptimizerSpec, export_model};
+use paceline_spec::LineLimit;
+use paceline_store::{CheckpointError, Layout, OptimizerSpec, ReservedModel, create_folder, write_file};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::folder_lock::{FolderLock, LOCK};
 use crate::retrying_file::RetryingFile;
 use crate::tensorboard::ScalarLog;
-use crate::{EventLog, EventLogHeader, Iteration, Monitor, Observer, ReplayError, Summary};
+use crate::{EventLog, EventLogHeader, Goal, Iteration, Monitor, Observer, ReplayError, ResumePoint, Summary};
 
 /// TensorBoard looks for files with `tfevents` in their names.
 const SCALARS: &str = "events.out.tfevents.paceline";
@@ -22,7 +24,12 @@ pub const EVENTS: &str = "events.jsonl";
 /// The report of a run folder.
 pub const REPORT: &str = "report.html";
 
+/// The summary of a run folder. A run that has not ended has none.
+pub(crate) const SUMMARY: &str = "summary.json";
+
+const CONFIGURATION: &str = "config.toml";
 const METRICS: &str = "metrics.csv";
+const MODEL: &str = "model.safetensors";
 
 /// How much of the event log is written at a time, in bytes.
 const PORTION: usize = 64 * 1024;
@@ -43,6 +50,30 @@ pub enum RunFolderError {
     NotEmpty {
         /// The folder.
         path: PathBuf,
+    },
+    /// Another process writes the folder.
+    #[error("{} is in use: {} writes it; wait until that ends", path.display(), named(*process))]
+    InUse {
+        /// The folder.
+        path: PathBuf,
+        /// The process, if it is known.
+        process: Option<u32>,
+    },
+    /// The run ended by a goal, and is not continued by accident.
+    #[error(
+        "the run in {} is over: {ended_by} ended it after {iterations} iterations, and {goal} would end it again at \
+         once; to train on, give another goal with --until",
+        path.display()
+    )]
+    Finished {
+        /// The folder.
+        path: PathBuf,
+        /// The goal that ended it.
+        ended_by: Goal,
+        /// The iterations done.
+        iterations: u64,
+        /// The new goal that is met already.
+        goal: Goal,
     },
     /// A line of the metrics can't be written or read.
     #[error("{}: {error}", path.display())]
@@ -113,9 +144,15 @@ pub(crate) fn at(path: &Path) -> impl Fn(io::Error) -> RunFolderError + '_ {
     move |error| RunFolderError::Io { path: path.into(), error }
 }
 
+fn named(process: Option<u32>) -> String {
+    process.map_or("another process".into(), |number| format!("process {number}"))
+}
+
 /// A run folder during the run.
 pub struct RunFolder {
-    path: PathBuf,
+    lock: FolderLock,
+    /// The space of the final model; `None` without a model.
+    model: Option<ReservedModel>,
     events: EventLog<RetryingFile>,
     /// The file of the events.
     stream: File,
@@ -126,13 +163,13 @@ pub struct RunFolder {
     failed: Option<RunFolderError>,
 }
 
-/// Refuses a folder that is not empty: nothing is ever overwritten.
+/// Refuses a folder that is not empty: nothing is ever overwritten. A lock alone does not count.
 ///
 /// # Errors
 /// If it is not empty, or can't be read.
 pub fn check_free(path: &Path) -> Result<(), RunFolderError> {
     match fs::read_dir(path) {
-        Ok(mut entries) => match entries.next() {
+        Ok(mut entries) => match entries.find(|entry| entry.as_ref().is_ok_and(|entry| entry.file_name() != LOCK)) {
             Some(_) => Err(RunFolderError::NotEmpty { path: path.into() }),
             None => Ok(()),
         },
@@ -145,6 +182,20 @@ pub fn check_free(path: &Path) -> Result<(), RunFolderError> {
 pub fn next_free(prefix: &str) -> PathBuf {
     let numbered = (1u64..).map(|number| Path::new("runs").join(format!("{prefix}{number}")));
     numbered.into_iter().find(|path| !path.exists()).unwrap_or_else(|| Path::new("runs").join(prefix))
+}
+
+/// Renames the folder of an interrupted command to NAME-interrupted, so that its results stay and the same command can
+/// be run again. Returns the new name.
+///
+/// # Errors
+/// If it can't be renamed.
+pub fn set_aside(folder: &Path) -> Result<PathBuf, RunFolderError> {
+    let name = folder.file_name().unwrap_or_default().display().to_string();
+    let number = |number: u64| if number == 1 { String::new() } else { format!("-{number}") };
+    let aside = (1u64..).map(|count| folder.with_file_name(format!("{name}-interrupted{}", number(count))));
+    let aside = aside.into_iter().find(|path| !path.exists()).unwrap_or_else(|| folder.into());
+    fs::rename(folder, &aside).map_err(at(folder))?;
+    Ok(aside)
 }
 
 /// A line of a run folder's `metrics.csv`: an iteration.
@@ -172,52 +223,87 @@ pub struct MetricsRow {
 /// If it can't be read.
 pub fn read_metrics(folder: &Path) -> Result<Vec<MetricsRow>, RunFolderError> {
     let path = folder.join(METRICS);
-    let text = fs::read(&path).map_err(at(&path))?;
+    let mut text = Vec::new();
+    File::open(&path).and_then(|file| LineLimit::new(file).read_to_end(&mut text)).map_err(at(&path))?;
     let end = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
     let rows = csv::Reader::from_reader(&text[..end]).deserialize().collect::<Result<_, _>>();
     rows.map_err(|error| RunFolderError::Metrics { path, error })
 }
 
 impl RunFolder {
-    /// Creates the folder and its files. `config` is the text of its `config.toml`.
+    /// Creates the folder and its files, and locks it. `config` is the text of its `config.toml`. Space for a model with
+    /// this layout is reserved.
     ///
     /// # Errors
-    /// If a file can't be written or exists.
-    pub fn create(path: &Path, config: &str, header: &EventLogHeader) -> Result<Self, RunFolderError> {
-        fs::create_dir_all(path).map_err(at(path))?;
-        fs::write(path.join("config.toml"), config).map_err(at(path))?;
+    /// If the folder is in use or not empty, if a file can't be written, or if there is no space for the model.
+    pub fn create(
+        path: &Path,
+        config: &str,
+        header: &EventLogHeader,
+        layout: Option<&Layout>,
+    ) -> Result<Self, RunFolderError> {
+        create_folder(path).map_err(at(path))?;
+        let lock = FolderLock::acquire(path)?;
+        check_free(path)?;
+        write_configuration(path, config)?;
+        let model = layout.map(|layout| ReservedModel::new(&path.join(MODEL), layout)).transpose()?;
         let stream = File::create_new(path.join(EVENTS)).map_err(at(path))?;
         let events = stream.try_clone().and_then(|stream| RetryingFile::new(stream, PORTION)).map_err(at(path))?;
         let events = EventLog::new(events, header).map_err(at(path))?;
         let metrics = File::create_new(path.join(METRICS)).and_then(|file| RetryingFile::new(file, 1));
         let metrics = csv::Writer::from_writer(metrics.map_err(at(path))?);
         let scalars = scalars(&path.join(SCALARS)).map_err(at(path))?;
-        Ok(RunFolder { path: path.into(), events, stream, turns: 0, metrics, scalars, failed: None })
+        Ok(RunFolder { lock, model, events, stream, turns: 0, metrics, scalars, failed: None })
     }
 
-    /// Continues a folder after this number of `events` and iterations. Later lines are cut off.
+    /// Continues a folder where its run resumes. Later lines are cut off, the summary is removed. Returns also the last
+    /// version that was lost, if any.
     ///
     /// # Errors
-    /// If a file can't be read or written.
-    pub fn resume(path: &Path, events: u64, iterations: u64) -> Result<Self, RunFolderError> {
+    /// If a file can't be read or written, or if there is no space for the model.
+    pub fn resume(
+        lock: FolderLock,
+        config: &str,
+        point: &ResumePoint,
+        layout: &Layout,
+    ) -> Result<(Self, Option<u64>), RunFolderError> {
+        let path = lock.folder().to_path_buf();
+        let iterations = point.checkpoint.version;
         let cut = |name: &str, lines: u64| {
             let path = path.join(name);
             cut_after(&path, lines).map_err(at(&path))
         };
-        let retrying = |file: File, portion: usize| RetryingFile::new(file, portion).map_err(at(path));
-        let stream = cut(EVENTS, events + 1)?;
-        let log = EventLog::resumed(retrying(stream.try_clone().map_err(at(path))?, PORTION)?);
+        let retrying = |file: File, portion: usize| RetryingFile::new(file, portion).map_err(at(&path));
+        let model = Some(ReservedModel::new(&path.join(MODEL), layout)?);
+        let lost = last_iteration(&path.join(METRICS)).map_err(at(&path))?.filter(|&last| last > iterations);
+        let stream = cut(EVENTS, point.events + 1)?;
+        let events = EventLog::resumed(retrying(stream.try_clone().map_err(at(&path))?, PORTION)?);
         // Before the first iteration there is not even a line of names.
         let metrics = retrying(cut(METRICS, if iterations == 0 { 0 } else { iterations + 1 })?, 1)?;
         let metrics = csv::WriterBuilder::new().has_headers(iterations == 0).from_writer(metrics);
         // TensorBoard puts the files of a folder together.
-        let scalars = scalars(&path.join(format!("{SCALARS}.{iterations}"))).map_err(at(path))?;
-        Ok(RunFolder { path: path.into(), events: log, stream, turns: events, metrics, scalars, failed: None })
+        let scalars = scalars(&path.join(format!("{SCALARS}.{iterations}"))).map_err(at(&path))?;
+        write_configuration(&path, config)?;
+        match fs::remove_file(path.join(SUMMARY)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(&path.join(SUMMARY))(error)),
+            _ => {}
+        }
+        let turns = point.events;
+        Ok((RunFolder { lock, model, events, stream, turns, metrics, scalars, failed: None }, lost))
+    }
+
+    /// Removes the folder with all its files: its run was interrupted, and counts for nothing.
+    ///
+    /// # Errors
+    /// If it can't be removed.
+    pub fn discard(self) -> Result<(), RunFolderError> {
+        let path = self.path();
+        fs::remove_dir_all(path).map_err(at(path))
     }
 
     /// Where it is.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.lock.folder()
     }
 
     /// How many events there are, and the file that holds them all. All metrics so far are written, too.
@@ -226,23 +312,48 @@ impl RunFolder {
         (self.turns, flushed.and_then(|()| self.stream.try_clone()))
     }
 
-    /// Ends the files and adds the model and the summary.
+    /// Writes the model, then the summary, then ends the other files. A file that can't be written does not keep the
+    /// later ones from being written. The folder stays locked.
     ///
     /// # Errors
-    /// If anything could not be written.
-    pub fn finish(mut self, summary: &Summary, model: Option<(&Layout, &[f32])>) -> Result<(), RunFolderError> {
-        if let Some(error) = self.failed.take() {
-            return Err(error);
+    /// The first one.
+    pub fn finish(self, summary: &Summary, parameters: Option<&[f32]>) -> Result<FolderLock, RunFolderError> {
+        let RunFolder { lock, model, events, mut metrics, scalars, failed, .. } = self;
+        let path = lock.folder();
+        let mut outcome = Ok(());
+        if let Some((model, parameters)) = model.zip(parameters) {
+            outcome = model.write(parameters).map_err(RunFolderError::from);
         }
-        self.events.finish().map_err(at(&self.path))?;
-        self.metrics.flush().map_err(at(&self.path))?;
-        self.scalars.finish().map_err(at(&self.path))?;
-        if let Some((layout, parameters)) = model {
-            export_model(&self.path.join("model.safetensors"), layout, parameters)?;
+        let file = path.join(SUMMARY);
+        let text = serde_json::to_string_pretty(summary).map_err(|error| at(&file)(error.into()));
+        let written = text.and_then(|text| write_file(&file, |file| writeln!(file, "{text}")).map_err(at(&file)));
+        outcome = outcome.and(written);
+        outcome = outcome.and(failed.map_or(Ok(()), Err));
+        outcome = outcome.and(events.finish().map_err(at(&path.join(EVENTS))));
+        outcome = outcome.and(metrics.flush().map_err(at(&path.join(METRICS))));
+        outcome.and(scalars.finish().map_err(at(path))).map(|()| lock)
+    }
+}
+
+/// Writes `config.toml`: complete, or unchanged.
+fn write_configuration(folder: &Path, text: &str) -> Result<(), RunFolderError> {
+    let path = folder.join(CONFIGURATION);
+    write_file(&path, |file| file.write_all(text.as_bytes())).map_err(at(&path))
+}
+
+/// The number of the last complete row of the metrics.
+fn last_iteration(path: &Path) -> io::Result<Option<u64>> {
+    let mut reader = BufReader::new(File::open(path)?);
+    let mut lines = 0u64;
+    loop {
+        let bytes = reader.fill_buf()?;
+        let length = bytes.len();
+        if length == 0 {
+            // The first line is names.
+            return Ok(lines.checked_sub(1).filter(|&rows| rows > 0));
         }
-        let path = self.path.join("summary.json");
-        let text = serde_json::to_string_pretty(summary).map_err(|error| at(&path)(error.into()))?;
-        fs::write(&path, text + "\n").map_err(at(&path))
+        lines += bytes.iter().filter(|&&byte| byte == b'\n').count() as u64;
+        reader.consume(length);
     }
 }
 
@@ -283,9 +394,12 @@ impl Observer for RunFolder {
         scalars.extend(row.loss.map(|loss| ("loss", loss)));
         scalars.extend(accuracy.map(|accuracy| ("accuracy", accuracy)));
         if self.failed.is_none() {
-            let written = self.scalars.write(row.iteration, row.time, &scalars).map_err(at(&self.path));
-            let metrics = |error| RunFolderError::Metrics { path: self.path.join(METRICS), error };
+            let path = self.lock.folder();
+            let written = self.scalars.write(row.iteration, row.time, &scalars).map_err(at(path));
+            let metrics = |error| RunFolderError::Metrics { path: path.join(METRICS), error };
             self.failed = written.and_then(|()| self.metrics.serialize(&row).map_err(metrics)).err();
+            // One write per row. What can't be written now is written with a later row.
+            let _ = self.metrics.flush();
         }
     }
 }

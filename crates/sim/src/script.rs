@@ -15,6 +15,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use paceline_core::{Span, Time, WorkerId};
+use paceline_spec::read_text;
 use thiserror::Error;
 
 use crate::ranks::{Ranks, parse_factor};
@@ -66,7 +67,7 @@ impl Script {
     /// If the file can't be read, a line is malformed, an absent worker leaves or crashes, or a present worker joins.
     pub fn read(path: &Path, workers: usize) -> Result<Self, ScriptError> {
         let io_error = |error: std::io::Error| ScriptError { path: path.into(), line: 0, problem: error.to_string() };
-        let text = std::fs::read_to_string(path).map_err(io_error)?;
+        let text = read_text(path).map_err(io_error)?;
         Script::of(path, &text, workers)
     }
 

@@ -7,7 +7,10 @@ use paceline_core::{
     Action, CommitOutcome, CommitStep, Decision, DriveError, Event, Executor, Ledger, LedgerError, Scheme, SchemeError,
     SchemeSpec, Setup, Share, TaskId, Time, WorkerId,
 };
-use paceline_runtime::{BrokenUpdates, Goal, Goals, Iteration, Monitor, Notice, Observer, Remedy, RunInfo, Summary};
+use paceline_runtime::{
+    BrokenUpdates, Goal, Goals, INTERRUPTED, Iteration, Monitor, NO_WORKERS, Notice, Observer, Remedy, RunInfo,
+    Summary, is_interrupted,
+};
 use paceline_store::{OptimizerSpec, Schedule};
 use paceline_workload::Workload;
 use thiserror::Error;
@@ -104,7 +107,7 @@ impl Simulation {
         }
     }
 
-    /// Runs until a goal is reached.
+    /// Runs until a goal is reached, or until the user interrupts it.
     ///
     /// # Errors
     /// If the scheme does not support the setup, or breaks a law.
@@ -165,6 +168,7 @@ enum NextEvent {
 enum StopCondition {
     Goal(Goal),
     Diverged,
+    Interrupted,
 }
 
 impl Engine<'_> {
@@ -176,6 +180,10 @@ impl Engine<'_> {
         }
         let mut script = 0;
         while stop.is_none() {
+            if is_interrupted() {
+                stop = Some(StopCondition::Interrupted);
+                break;
+            }
             let Some((at, next)) = self.next(script) else { break };
             if let Some(limit) = self.run.simulation.goals.time_limit().filter(|&limit| at > limit) {
                 now = limit;
@@ -290,7 +298,8 @@ impl Engine<'_> {
         let (met, otherwise) = match stop {
             Some(StopCondition::Goal(goal)) => (Some(goal), ""),
             Some(StopCondition::Diverged) => (None, BrokenUpdates::DIVERGED),
-            None => (None, "no worker left"),
+            Some(StopCondition::Interrupted) => (None, INTERRUPTED),
+            None => (None, NO_WORKERS),
         };
         let scheme = self.run.simulation.scheme.to_string();
         let run = RunInfo {

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The suffix of an unfinished file. Its name also starts with a dot.
 pub(crate) const UNFINISHED: &str = ".unfinished";
@@ -21,8 +21,7 @@ pub fn write_file<T, E: From<io::Error>>(path: &Path, write: impl FnOnce(&mut Fi
     if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
         return write(&mut File::options().write(true).open(path)?);
     }
-    let name = path.file_name().ok_or_else(|| io::Error::from(io::ErrorKind::IsADirectory))?;
-    let unfinished = path.with_file_name(format!(".{}{UNFINISHED}", name.display()));
+    let unfinished = unfinished(path)?;
     let written = File::create(&unfinished).map_err(E::from).and_then(|mut file| {
         let value = write(&mut file)?;
         file.sync_all()?;
@@ -36,8 +35,44 @@ pub fn write_file<T, E: From<io::Error>>(path: &Path, write: impl FnOnce(&mut Fi
     written
 }
 
+/// Tries whether [`write_file`] could write a file, and leaves nothing behind. A pipe or a device is not tried.
+///
+/// # Errors
+/// If it could not.
+pub fn try_file(path: &Path) -> io::Result<()> {
+    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.into());
+    if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+        return Ok(());
+    }
+    let unfinished = unfinished(path)?;
+    File::create(&unfinished)?;
+    fs::remove_file(&unfinished)
+}
+
+/// The name of a file while it is being written.
+pub(crate) fn unfinished(path: &Path) -> io::Result<PathBuf> {
+    let name = path.file_name().ok_or_else(|| io::Error::from(io::ErrorKind::IsADirectory))?;
+    Ok(path.with_file_name(format!(".{}{UNFINISHED}", name.display())))
+}
+
+/// Creates a folder and those above it, and syncs them to disk, so that they survive a power cut.
+///
+/// # Errors
+/// If a folder can't be created or synced.
+pub fn create_folder(path: &Path) -> io::Result<()> {
+    let missing: Vec<&Path> = path.ancestors().take_while(|folder| !folder.exists()).collect();
+    fs::create_dir_all(path)?;
+    missing.into_iter().filter_map(Path::parent).try_for_each(sync_folder)
+}
+
+/// The folder of a file.
+pub(crate) fn folder_of(file: &Path) -> &Path {
+    file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// Syncs a folder to disk, so that renamed files survive a power cut.
 pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     // Other systems cannot open a folder as a file, and persist names without it.
     if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
 }
@@ -73,5 +108,16 @@ mod tests {
         symlink("/dev/null", &device).unwrap();
         write(&device, "nowhere").unwrap();
         assert!(fs::metadata(&device).unwrap().file_type().is_char_device());
+    }
+
+    #[test]
+    fn folders_are_created_with_those_above_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let deep = folder.path().join("a/b/c");
+        create_folder(&deep).unwrap();
+        create_folder(&deep).unwrap();
+        assert!(deep.is_dir());
+        write(&deep.join("file"), "").unwrap();
+        assert!(create_folder(&deep.join("file/d")).is_err());
     }
 }

@@ -114,7 +114,7 @@ impl CheckpointFolder {
     /// [`CheckpointError::Io`] if the folder cannot be created.
     pub fn create(path: impl Into<PathBuf>, keep: usize) -> Result<Self, CheckpointError> {
         let path = path.into();
-        fs::create_dir_all(&path).map_err(failure("create folder", &path))?;
+        atomic::create_folder(&path).map_err(failure("create folder", &path))?;
         Ok(CheckpointFolder { path, keep: keep.max(1) })
     }
 
@@ -255,18 +255,72 @@ pub fn load_checkpoint(path: &Path, layout: &Layout) -> Result<Checkpoint, Check
     })
 }
 
-/// Writes the parameters, without optimizer state, as one safetensors file. The write is atomic.
-///
-/// # Errors
-/// As for [`CheckpointFolder::save`].
-///
-/// # Panics
-/// If the parameters differ in length from the layout.
-pub fn export_model(path: &Path, layout: &Layout, parameters: &[f32]) -> Result<(), CheckpointError> {
-    let vectors = [FlatVector { prefix: String::new(), values: parameters }];
-    write_tensors(path, layout, &vectors)?;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    atomic::sync_folder(folder).map_err(failure("sync folder", folder))
+/// The final model of a run: a safetensors file whose space on the disk is reserved before the run, so that a disk that
+/// fills up does not lose the model. Until it is written it has another name; dropped unwritten, it is removed.
+#[derive(Debug)]
+pub struct ReservedModel {
+    path: PathBuf,
+    unfinished: PathBuf,
+    file: File,
+    layout: Layout,
+    header: Vec<u8>,
+}
+
+impl ReservedModel {
+    /// Reserves the space of a model with this layout. Where the file system can't reserve space, none is reserved.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`] if the disk is full or the folder is not writable, [`CheckpointError::TensorName`] if
+    /// the layout uses a name twice.
+    pub fn new(path: &Path, layout: &Layout) -> Result<Self, CheckpointError> {
+        let header = model_header(path, layout)?;
+        let unfinished = atomic::unfinished(path).map_err(failure("reserve space for", path))?;
+        let file = File::options().write(true).create(true).truncate(true).open(&unfinished);
+        let file = file.map_err(failure("reserve space for", path))?;
+        let model = ReservedModel { path: path.into(), unfinished, file, layout: layout.clone(), header };
+        let bytes = model.header.len() as u64 + size_of::<f32>() as u64 * layout.len() as u64;
+        match rustix::fs::fallocate(&model.file, rustix::fs::FallocateFlags::empty(), 0, bytes) {
+            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(model),
+            Err(error) => Err(failure("reserve space for", path)(error.into())),
+        }
+    }
+
+    /// Writes the parameters, without optimizer state, into the reserved space. The write is atomic.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`] if that fails.
+    ///
+    /// # Panics
+    /// If the parameters differ in length from the layout.
+    pub fn write(self, parameters: &[f32]) -> Result<(), CheckpointError> {
+        assert_eq!(parameters.len(), self.layout.len(), "the parameters differ in length from the layout");
+        let write = || {
+            let vectors = [FlatVector { prefix: String::new(), values: parameters }];
+            flat_tensors::write(&self.file, &self.header, &vectors)?;
+            self.file.sync_all()?;
+            fs::rename(&self.unfinished, &self.path)?;
+            atomic::sync_folder(atomic::folder_of(&self.path))
+        };
+        write().map_err(failure("write", &self.path))
+    }
+}
+
+impl Drop for ReservedModel {
+    fn drop(&mut self) {
+        // Fails if the model is written, which is the rule.
+        let _ = fs::remove_file(&self.unfinished);
+    }
+}
+
+fn model_header(path: &Path, layout: &Layout) -> Result<Vec<u8>, CheckpointError> {
+    // The header depends on the length of the values alone.
+    let values = vec![0.0; layout.len()];
+    let vectors = [FlatVector { prefix: String::new(), values: &values[..] }];
+    flat_tensors::header(layout, &vectors).map_err(named_twice(path))
+}
+
+fn named_twice(path: &Path) -> impl FnOnce(AmbiguousName) -> CheckpointError + '_ {
+    |AmbiguousName(name)| CheckpointError::TensorName { path: path.to_path_buf(), name }
 }
 
 fn vectors<'a>(view: &CheckpointView<'a>) -> Vec<FlatVector<&'a [f32]>> {
@@ -285,8 +339,7 @@ fn state_prefix(name: &str) -> String {
 
 fn write_tensors(path: &Path, layout: &Layout, vectors: &[FlatVector<&[f32]>]) -> Result<u32, CheckpointError> {
     assert_eq!(vectors[0].values.len(), layout.len(), "the parameters differ in length from the layout");
-    let header = flat_tensors::header(layout, vectors)
-        .map_err(|AmbiguousName(name)| CheckpointError::TensorName { path: path.to_path_buf(), name })?;
+    let header = flat_tensors::header(layout, vectors).map_err(named_twice(path))?;
     atomic::write_file(path, |file| flat_tensors::write(file, &header, vectors)).map_err(failure("write", path))
 }
 
@@ -465,7 +518,7 @@ mod tests {
     fn a_tensor_name_used_twice_is_rejected() {
         let layout = Layout::new([("a", vec![1]), ("a", vec![1])], []);
         let directory = tempfile::tempdir().expect("a temporary folder");
-        let error = export_model(&directory.path().join("model.safetensors"), &layout, &[0.0; 2]);
+        let error = ReservedModel::new(&directory.path().join("model.safetensors"), &layout);
         assert!(matches!(error, Err(CheckpointError::TensorName { name, .. }) if name == "a"));
     }
 
@@ -503,7 +556,7 @@ mod tests {
     fn python_reads_names_shapes_and_values() {
         let run = TestRun::new("momentum:0.9", 1, 1);
         let model = run.directory.path().join("model.safetensors");
-        export_model(&model, &run.layout, &run.parameters).expect("written");
+        ReservedModel::new(&model, &run.layout).expect("reserved").write(&run.parameters).expect("written");
         let checkpoint = run.folder.file(1, TENSORS);
         let script = "
 import sys

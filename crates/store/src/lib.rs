@@ -17,9 +17,9 @@ mod shards;
 mod tensor_file;
 
 pub use aggregate::{Norms, ShardNorms, aggregate, aggregate_shard};
-pub use atomic::write_file;
+pub use atomic::{create_folder, try_file, write_file};
 pub use checkpoint::{
-    Checkpoint, CheckpointError, CheckpointFolder, CheckpointView, LatestCheckpoint, export_model, load_checkpoint,
+    Checkpoint, CheckpointError, CheckpointFolder, CheckpointView, LatestCheckpoint, ReservedModel, load_checkpoint,
 };
 pub use layout::{Layout, TensorEntry};
 pub use optimizer::{Moments, NextState, Optimizer, OptimizerSpec, OptimizerStep};

@@ -1,7 +1,7 @@
 //! Traces from the event log of a run: the time of every worker's times_per_sample.
 
 use std::collections::HashMap;
-use std::io::BufRead;
+use std::io::Read;
 
 use paceline_core::{Action, Assignment, Decision, Event, LocalLength, Report, TaskId, Time};
 use paceline_runtime::{Observer, read_events};
@@ -53,7 +53,7 @@ impl Observer for BatchTimes {
 }
 
 /// Reads the times of the workers' batches, scaled to the batch size of the run.
-pub(super) fn read(file: impl BufRead) -> Result<Trace, TraceErrorKind> {
+pub(super) fn read(file: impl Read) -> Result<Trace, TraceErrorKind> {
     let mut batch_times = BatchTimes::default();
     let header = read_events(file, &mut batch_times).map_err(Box::new)?;
     let mut workers = batch_times.workers;

@@ -23,15 +23,19 @@ mod parquet_table {
 mod spans;
 
 use std::fs::File;
-use std::io::{self, BufReader};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use paceline_core::{Span, TaskId};
 use paceline_runtime::{Observer, ReplayError};
+use paceline_spec::LineLimit;
 use paceline_store::write_file;
 use thiserror::Error;
 
 pub use spans::PROFILER_STEP;
+
+/// The limit of a line of a `.json` trace, in bytes: profilers write a whole trace in one.
+const MAX_SPANS: u64 = 1 << 30;
 
 /// The times of each worker's tasks in seconds, in order.
 ///
@@ -163,9 +167,9 @@ impl Trace {
             let file = File::open(&path)?;
             match extension(&path).as_str() {
                 "parquet" => Ok((None, parquet_table::read(file)?.finish()?)),
-                "json" => spans::read(file, span),
-                "jsonl" => Ok((None, from_events::read(BufReader::new(file))?)),
-                _ => Ok((None, delimited::read(file)?.finish()?)),
+                "json" => spans::read(LineLimit::with_limit(file, MAX_SPANS), span),
+                "jsonl" => Ok((None, from_events::read(file)?)),
+                _ => Ok((None, delimited::read(LineLimit::new(file))?.finish()?)),
             }
         };
         read().map_err(|kind| TraceError { path: path.clone(), kind })

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use paceline_config::Failure;
+use paceline_config::{Failure, ForceOption};
 use paceline_core::barrier::{Algorithm, Barrier, PredictedTimes, plan};
 use paceline_report::plot::{self, Figure, Mark, Series, colour_of};
+use paceline_spec::read_text;
 
 use crate::destination::check_picture;
 use crate::output::say;
@@ -36,12 +37,15 @@ pub struct BarrierArgs {
     /// Draw the times and the barrier (.svg; .png with --features png)
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
+
+    #[command(flatten)]
+    force: ForceOption,
 }
 
 impl BarrierArgs {
     pub fn run(self) -> Result<(), Failure> {
         if let Some(plot) = &self.plot {
-            check_picture("--plot", plot).map_err(Failure::Input)?;
+            check_picture("--plot", plot, self.force, &[&self.file]).map_err(Failure::Input)?;
         }
         let (times, barrier) = self.plan().with_context(|| self.file.display().to_string()).map_err(Failure::Input)?;
         if let Some(path) = &self.plot {
@@ -56,7 +60,7 @@ impl BarrierArgs {
     }
 
     fn plan(&self) -> anyhow::Result<(PredictedTimes, Barrier)> {
-        let times: PredictedTimes = std::fs::read_to_string(&self.file)?.parse()?;
+        let times: PredictedTimes = read_text(&self.file)?.parse()?;
         let barrier = plan(self.algorithm, &times)?;
         Ok((times, barrier))
     }

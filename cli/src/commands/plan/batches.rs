@@ -6,6 +6,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use paceline_config::Failure;
 use paceline_core::batching::{Cost, balance};
+use paceline_spec::read_text;
 use serde::Serialize;
 
 use crate::output::say;
@@ -61,7 +62,7 @@ impl BatchesArgs {
     }
 
     fn plan(&self) -> anyhow::Result<PlannedBatches> {
-        let costs = parse(&std::fs::read_to_string(&self.file)?)?;
+        let costs = parse(&read_text(&self.file)?)?;
         if costs.is_empty() {
             bail!("no workers; expected a line per worker");
         }

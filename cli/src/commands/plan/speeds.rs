@@ -1,7 +1,6 @@
 //! `paceline plan speeds`: compare predictors of workers' speeds on a recorded run.
 
 use std::fs::File;
-use std::io::BufReader;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
@@ -68,7 +67,7 @@ impl SpeedsArgs {
 
     fn read(&self) -> anyhow::Result<ObservedSpeeds> {
         let mut observed = ObservedSpeeds::default();
-        read_events(BufReader::new(File::open(&self.file)?), &mut observed)?;
+        read_events(File::open(&self.file)?, &mut observed)?;
         let longest = observed.workers.iter().map(Vec::len).max().unwrap_or(0);
         if longest <= self.first {
             bail!("no worker did more than {longest} tasks; expected more than --first {}", self.first);

@@ -8,6 +8,7 @@ use paceline_config::{Failure, whole};
 use paceline_core::{Memory, RoundTripTable};
 use paceline_report::numbers::{number, time};
 use paceline_report::tables::aligned;
+use paceline_spec::read_text;
 use serde_json::json;
 
 use crate::output::say;
@@ -54,7 +55,7 @@ impl TimesArgs {
     }
 
     fn fit(&self) -> anyhow::Result<Vec<f64>> {
-        let samples = parse(&std::fs::read_to_string(&self.file)?)?;
+        let samples = parse(&read_text(&self.file)?)?;
         let largest = samples.iter().map(|&(_, (h, i, _))| h.max(i)).max();
         let Some(workers) = self.workers.map(usize::from).or(largest) else { bail!("no rows; expected h,i,seconds") };
         let mut table = RoundTripTable::new(workers, Memory::All)?;

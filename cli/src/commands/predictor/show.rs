@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use paceline_config::Failure;
+use paceline_config::{Failure, ForceOption};
 use paceline_core::WorkerId;
 use paceline_core::run_times::{Amortized, DeepMarkov, Forecast, RunTimePredictor, SAMPLES, Size};
 use paceline_experiments::forecast_figure;
@@ -44,6 +44,9 @@ pub struct PredictorShowArgs {
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 
+    #[command(flatten)]
+    force: ForceOption,
+
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -73,7 +76,7 @@ impl PredictorShowArgs {
 
     fn read(&self) -> anyhow::Result<(DeepMarkov, RunTimes)> {
         if let Some(plot) = &self.plot {
-            check_picture("--plot", plot)?;
+            check_picture("--plot", plot, self.force, &[&self.model, &self.trace])?;
         }
         let pretrained = read_pretrained(&self.model)?;
         let times = super::read(&self.trace)?;

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use clap::Args;
-use paceline_config::{Failure, whole};
+use paceline_config::{Failure, ForceOption, whole};
 use paceline_core::run_times::{Amortized, DeepMarkov, IndependentNormal, RunTimePredictor, SAMPLES};
 use paceline_experiments::train_predictor;
 use paceline_predictor::{Assessment, RunTimes, TrainedPredictor, TrainingConfig, assess};
@@ -15,7 +15,7 @@ use paceline_report::tables::aligned;
 use paceline_runtime::write_pretrained;
 use serde_json::json;
 
-use crate::destination::check_file;
+use crate::interrupt;
 use crate::output::say;
 
 /// Train a model of a cluster's run-times on the trace of a fully synchronous run
@@ -64,6 +64,9 @@ pub struct PredictorTrainArgs {
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
 
+    #[command(flatten)]
+    force: ForceOption,
+
     /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
@@ -72,6 +75,7 @@ pub struct PredictorTrainArgs {
 impl PredictorTrainArgs {
     pub fn run(self) -> Result<(), Failure> {
         let (times, options) = self.prepare().map_err(Failure::Input)?;
+        interrupt::listen_for_result()?;
         let start = Instant::now();
         let trained = train_predictor(&times, &options)
             .with_context(|| self.trace.display().to_string())
@@ -84,12 +88,12 @@ impl PredictorTrainArgs {
         let of_normal = assessed(&mut IndependentNormal::new(options.lag));
         write_pretrained(&self.out, &trained.pretrained).map_err(Failure::run)?;
         self.report(&times, &trained, seconds, &[("dmm", of_model), ("normal", of_normal)]);
-        Ok(())
+        interrupt::check()
     }
 
     /// Reads and checks all input before the training, which may take hours.
     fn prepare(&self) -> anyhow::Result<(RunTimes, TrainingConfig)> {
-        check_file("--out", &self.out)?;
+        self.force.check("--out", &self.out, &[&self.trace])?;
         let options = TrainingConfig {
             lag: self.lag.into(),
             latent: self.latent.into(),

@@ -10,12 +10,13 @@ use paceline_config::{Failure, Scenario, SchemeList, Seeds, parallel, whole};
 use paceline_core::{SchemeSpec, Setup};
 use paceline_report::comparison::{Ranking, SchemeRuns, panels};
 use paceline_report::{page, plot};
-use paceline_runtime::{EventLogHeader, Goals, RunFolder, check_free, next_free};
+use paceline_runtime::{EventLogHeader, Goals, RunFolder, check_free, is_interrupted, next_free, set_aside};
 use paceline_sim::Simulation;
 use serde_json::json;
 
 use crate::comparison;
 use crate::destination::make_folder;
+use crate::interrupt;
 use crate::options::{ConfigFile, StragglerSpec};
 use crate::output::say;
 
@@ -86,10 +87,17 @@ impl RaceArgs {
     pub fn run(self, configuration: &Configuration) -> Result<(), Failure> {
         comparison::check_target(&self.scenario).map_err(Failure::Input)?;
         let out = self.folder().map_err(Failure::Input)?;
+        interrupt::listen_for_result()?;
         let results =
             if self.real { real::race(&self, configuration, &out)? } else { self.simulate(configuration, &out)? };
+        let results = comparison::complete(results, self.seeds.0.len()).inspect_err(|_| {
+            // No run is complete, so there is nothing in the folder but perhaps the options. It may be in use otherwise.
+            let _ = std::fs::remove_file(out.join(real::OPTIONS)).and(std::fs::remove_dir(&out));
+        })?;
         let ranking = Ranking::new(&results, &Goals::any(&self.scenario.until));
-        self.show(&ranking, &results, &out).map_err(Failure::Run)
+        let out = self.write(&ranking, &results, out).map_err(Failure::Run)?;
+        self.show(&ranking, &out);
+        interrupt::check()
     }
 
     fn folder(&self) -> anyhow::Result<PathBuf> {
@@ -112,7 +120,9 @@ impl RaceArgs {
             let configuration =
                 configuration.clone().with("scheme", scheme).with("seeds", seed).with("workers", setup.workers);
             let header = EventLogHeader::new(scheme.clone(), setup);
-            Ok(Some(RunFolder::create(&out.join(folder_name(scheme)), &configuration.to_string(), &header)?))
+            let layout = simulation.training.as_ref().map(|training| training.workload.layout());
+            let folder = out.join(folder_name(scheme));
+            Ok(Some(RunFolder::create(&folder, &configuration.to_string(), &header, layout)?))
         };
         let threads = parallel::threads(self.threads);
         comparison::simulate(&prepared, &schemes, &self.seeds.0, threads, folder).map_err(Failure::Run)
@@ -124,27 +134,30 @@ impl RaceArgs {
         Setup { workers, batch: self.scenario.training.batch, dispatch: self.scenario.dispatch }
     }
 
-    fn show(&self, ranking: &Ranking, results: &[SchemeRuns], out: &Path) -> anyhow::Result<()> {
-        make_folder(out)?;
+    /// Writes pictures and report. Returns the folder, which has another name after an interrupt if the user named it.
+    fn write(&self, ranking: &Ranking, results: &[SchemeRuns], out: PathBuf) -> anyhow::Result<PathBuf> {
         let panels = panels(ranking, results);
         for ending in plot::FORMATS {
             plot::save(&out.join("race").with_extension(ending), &panels)?;
         }
-        page::write(&out.join("report.html"), &page::run_folders(&[out.to_path_buf()])?)?;
+        page::write(&out.join("report.html"), &page::run_folders(std::slice::from_ref(&out))?)?;
+        Ok(if is_interrupted() && self.output.out.is_some() { set_aside(&out)? } else { out })
+    }
+
+    fn show(&self, ranking: &Ranking, out: &Path) {
         if self.output.json {
             let winner = ranking.winner().map(|winner| winner.scheme.as_str());
             say(json!({ "winner": winner, "why": ranking.explanation(), "folder": out }));
             for place in &ranking.places {
                 say(json!(place));
             }
-            return Ok(());
+            return;
         }
         say(format_args!("{}\n\n{}", ranking.table(), ranking.explanation()));
         for straggler in &self.emulate {
             say(format_args!("Straggling was emulated: {straggler}"));
         }
         say(format_args!("Pictures, report and run folders: {}", out.display()));
-        Ok(())
     }
 }
 

@@ -13,13 +13,21 @@ use paceline_config::Failure;
 use paceline_config::file::Configuration;
 use paceline_core::SchemeSpec;
 use paceline_report::comparison::{RunResult, SchemeRuns};
-use paceline_runtime::{MetricsRow, Summary, read_metrics};
+use paceline_runtime::{MetricsRow, RunEnding, Summary, is_interrupted, read_metrics};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::{RaceArgs, folder_name};
+use crate::destination::make_folder;
 use crate::live_table::{LiveRow, LiveTable};
 
 /// How often the live table is updated.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
+
+/// The exit codes of a run that ended by itself.
+const ENDED: [RunEnding; 4] = [RunEnding::Reached, RunEnding::TargetMissed, RunEnding::Diverged, RunEnding::NoWorkers];
+
+/// The file with the options of all runs, in the folder of the race.
+pub const OPTIONS: &str = "train.toml";
 
 /// Options of `race` that `train` does not have.
 const RACE_ONLY: &[&str] = &["schemes", "seeds", "threads", "real", "emulate", "times", "slow", "script", "network"];
@@ -32,8 +40,8 @@ pub fn race(race: &RaceArgs, configuration: &Configuration, out: &Path) -> Resul
     let real = |scheme: &SchemeSpec| scheme.build(&setup).map(drop);
     schemes.iter().try_for_each(real).map_err(Failure::input)?;
     let configuration = configuration.clone().without(RACE_ONLY).with("workers", setup.workers);
-    std::fs::create_dir_all(out).map_err(Failure::run)?;
-    let config = out.join("train.toml");
+    make_folder(out).map_err(Failure::Input)?;
+    let config = out.join(OPTIONS);
     std::fs::write(&config, configuration.to_string()).map_err(Failure::run)?;
     let live = LiveTable::new(&schemes, race.seeds.0.len());
     let mut results = Vec::new();
@@ -43,9 +51,14 @@ pub fn race(race: &RaceArgs, configuration: &Configuration, out: &Path) -> Resul
             let name = folder_name(scheme);
             let folder = out.join(if number == 0 { name } else { format!("{name}-seed-{seed}") });
             let run = RealRun { race, config: &config, scheme, seed, folder };
+            if is_interrupted() {
+                break;
+            }
             let result = run.train(|row| live.show(index, row)).map_err(Failure::Run)?;
-            live.finish_run(index, &result.summary);
-            runs.push(result);
+            if let Some(result) = result {
+                live.finish_run(index, &result.summary);
+                runs.push(result);
+            }
         }
         results.push(SchemeRuns { scheme: scheme.clone(), runs });
     }
@@ -62,7 +75,8 @@ struct RealRun<'a> {
 }
 
 impl RealRun<'_> {
-    fn train(&self, show: impl Fn(&LiveRow)) -> anyhow::Result<RunResult> {
+    /// Trains to the end. `None` after an interrupt, which leaves no folder.
+    fn train(&self, show: impl Fn(&LiveRow)) -> anyhow::Result<Option<RunResult>> {
         let program = std::env::current_exe().context("path of this program")?;
         let mut command = Command::new(program);
         command.arg("train").arg("--json").arg("--config").arg(self.config).arg("--out").arg(&self.folder);
@@ -70,15 +84,28 @@ impl RealRun<'_> {
         for straggler in &self.race.emulate {
             command.args(["--emulate", &straggler.to_string()]);
         }
+        // Ctrl-C reaches it once: from here, not also from the terminal.
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let pid = Pid::from_child(&child);
+        let mut stopped = false;
         // A thread reads its output, so that the child never blocks on a full pipe.
         let reader = thread::spawn(|| child.wait_with_output());
         while !reader.is_finished() {
             thread::sleep(POLL_INTERVAL);
             live_row(&self.folder).iter().for_each(&show);
+            if is_interrupted() && !std::mem::replace(&mut stopped, true) {
+                // Fails only if it has just exited.
+                let _ = kill_process(pid, Signal::INT);
+            }
         }
         let output = reader.join().unwrap_or_else(|panic| resume_unwind(panic))?;
-        if !output.status.success() {
+        if is_interrupted() {
+            // Fails if the run has not created it yet.
+            let _ = std::fs::remove_dir_all(&self.folder);
+            return Ok(None);
+        }
+        if !ENDED.iter().any(|ending| output.status.code() == Some(ending.exit_code().into())) {
             let message = String::from_utf8_lossy(&output.stderr);
             bail!("{} with seed {}: {}", self.scheme, self.seed, message.trim().trim_start_matches("error: "));
         }
@@ -86,7 +113,7 @@ impl RealRun<'_> {
         let point = |line: &MetricsRow| line.accuracy.map(|accuracy| (line.time, accuracy));
         let mut curve: Vec<_> = read_metrics(&self.folder)?.iter().filter_map(point).collect();
         curve.extend(summary.final_accuracy());
-        Ok(RunResult { summary, curve })
+        Ok(Some(RunResult { summary, curve }))
     }
 }
 

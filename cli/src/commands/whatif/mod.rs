@@ -15,6 +15,7 @@ use paceline_trace::{PROFILER_STEP, Trace};
 use serde_json::json;
 
 use crate::comparison;
+use crate::interrupt;
 use crate::output::say;
 use stragglers::Analysis;
 
@@ -76,15 +77,17 @@ impl WhatifArgs {
         let prepared = self.scenario.prepare_with(Times::of_trace(trace)).map_err(Failure::Input)?;
         let schemes = self.schemes.specs(prepared.setup(), true).map_err(Failure::Input)?;
         let threads = parallel::threads(self.threads);
+        interrupt::listen_for_result()?;
         let results =
             comparison::simulate(&prepared, &schemes, &self.seeds.0, threads, |_| Ok(None)).map_err(Failure::Run)?;
+        let results = comparison::complete(results, self.seeds.0.len())?;
         let ranking = Ranking::new(&results, prepared.goals());
         if self.json {
             self.print_json(&analysis, &ranking)
         } else {
             self.print(&analysis, &ranking)
         }
-        Ok(())
+        interrupt::check()
     }
 
     fn check(&self) -> anyhow::Result<()> {

@@ -22,8 +22,8 @@ use paceline_runtime::{Iteration, Monitor, Observer};
 use paceline_trace::Recorder;
 use plotters::style::RGBColor;
 
-use crate::Conditions;
 use crate::train_predictor::train_predictor;
+use crate::{Conditions, check_interrupt};
 
 /// A file of `scenarios/cutoff/`, built into the program.
 macro_rules! file {
@@ -62,7 +62,9 @@ fn recorded(scenario: &Scenario, seed: u64) -> anyhow::Result<RunTimes> {
 fn pretrained(conditions: &Conditions) -> Result<Arc<Pretrained>, Failure> {
     let scenario = scenario(file!("recorded.toml"), conditions)?;
     let times = recorded(&scenario, TRAINING_SEED).map_err(Failure::Run)?;
+    check_interrupt()?;
     let trained = train_predictor(&times, &TrainingConfig::default()).map_err(Failure::run)?;
+    check_interrupt()?;
     Ok(Arc::new(trained.pretrained))
 }
 
@@ -129,7 +131,7 @@ fn runs(jobs: Vec<(Scenario, SchemeSpec)>, conditions: &Conditions) -> Result<Ve
     };
     let mut runs = Vec::new();
     let at_once = parallel::threads(conditions.threads).min(jobs.len());
-    parallel::run(&jobs, at_once, work, |run| runs.push(run)).map_err(Failure::Run)?;
+    parallel::run(&jobs, at_once, parallel::Unfinished::Drop, work, |run| runs.push(run)).map_err(Failure::Run)?;
     Ok(runs)
 }
 

@@ -209,7 +209,7 @@ impl Study {
         };
         let mut runs = Vec::new();
         let at_once = parallel::threads(conditions.threads).min(jobs.len());
-        parallel::run(&jobs, at_once, work, |run| runs.push(run)).map_err(Failure::Run)?;
+        parallel::run(&jobs, at_once, parallel::Unfinished::Drop, work, |run| runs.push(run)).map_err(Failure::Run)?;
         Ok(runs)
     }
 }

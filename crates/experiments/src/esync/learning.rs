@@ -83,7 +83,7 @@ fn run_all(
     };
     let at_once = parallel::threads(conditions.threads).min(jobs.len());
     let mut found = Vec::new();
-    parallel::run(&jobs, at_once, work, |done| found.push(done)).map_err(Failure::Run)?;
+    parallel::run(&jobs, at_once, parallel::Unfinished::Drop, work, |done| found.push(done)).map_err(Failure::Run)?;
     Ok(found)
 }
 

@@ -8,7 +8,7 @@ use paceline_sim::SimulationOutcome;
 use serde_json::json;
 
 use super::{CLUSTER, mean, scenario};
-use crate::{Conditions, Findings};
+use crate::{Conditions, Findings, check_interrupt};
 
 const SCHEMES: [&str; 4] = ["bsp", "asp", "esync", "esync:mode=non-blocking"];
 
@@ -23,7 +23,8 @@ fn run(scheme: &str, latency: Option<f64>, conditions: &Conditions) -> Result<Si
     let prepared = scenario.prepare().map_err(Failure::Input)?;
     let spec = scheme.parse().map_err(Failure::run)?;
     let simulation = prepared.simulation(&spec, conditions.seeds.0[0], 1).map_err(Failure::Run)?;
-    simulation.run(&mut ()).map_err(Failure::run)
+    let outcome = simulation.run(&mut ()).map_err(Failure::run)?;
+    check_interrupt().map(|()| outcome)
 }
 
 /// Fig. 4: samples and bytes per second.

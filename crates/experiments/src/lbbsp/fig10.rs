@@ -47,7 +47,7 @@ pub fn run(conditions: &Conditions) -> Result<Findings, Failure> {
     };
     let mut runs = Vec::new();
     let at_once = parallel::threads(conditions.threads).min(jobs.len());
-    parallel::run(&jobs, at_once, work, |done| runs.push(done)).map_err(Failure::Run)?;
+    parallel::run(&jobs, at_once, parallel::Unfinished::Drop, work, |done| runs.push(done)).map_err(Failure::Run)?;
 
     let time = |scheme: &str| {
         let times = runs.iter().filter(|(of, ..)| *of == scheme).map(|(_, summary, _)| summary.time_to_target);

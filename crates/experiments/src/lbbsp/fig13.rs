@@ -11,7 +11,7 @@ use paceline_sim::Script;
 use serde_json::json;
 
 use super::{CLUSTER_C, mean, scenario};
-use crate::{Conditions, Findings};
+use crate::{Conditions, Findings, check_interrupt};
 
 const SCRIPT: &str = include_str!("../../scenarios/lb-bsp/fig13.script");
 const SCHEMES: [&str; 2] = ["bsp", "lb-bsp:mode=gpu"];
@@ -65,6 +65,7 @@ pub fn run(conditions: &Conditions) -> Result<Findings, Failure> {
         simulation.script = script.clone();
         let mut recorder = LinkRecorder::default();
         simulation.run(&mut recorder).map_err(Failure::run)?;
+        check_interrupt()?;
         runs.push((scheme, recorder));
     }
     let head = ["scheme", "link", "batch of worker 0", "s per iteration", "× fast link", "× bsp"];

@@ -78,7 +78,8 @@ pub fn run(conditions: &Conditions) -> Result<Findings, Failure> {
             })
         };
         let at_once = parallel::threads(conditions.threads).min(jobs.len());
-        parallel::run(&jobs, at_once, work, |done| found.push(done)).map_err(Failure::Run)?;
+        parallel::run(&jobs, at_once, parallel::Unfinished::Drop, work, |done| found.push(done))
+            .map_err(Failure::Run)?;
     }
     Ok(findings(&found))
 }

@@ -9,7 +9,7 @@ use paceline_report::tables::aligned;
 use serde_json::json;
 
 use super::{CLUSTER_B, SteadySpeed, WARM_UP, mean, scenario};
-use crate::{Conditions, Findings};
+use crate::{Conditions, Findings, check_interrupt};
 
 /// The paper's Table 3: predictors, their errors, and iteration times relative to bsp.
 const PUBLISHED: [(&str, f64, f64); 6] = [
@@ -50,7 +50,8 @@ pub fn table3(conditions: &Conditions) -> Result<Findings, Failure> {
     };
     let mut found = Vec::new();
     let at_once = parallel::threads(conditions.threads).min(conditions.seeds.0.len());
-    parallel::run(&conditions.seeds.0, at_once, work, |rows| found.extend(rows)).map_err(Failure::Run)?;
+    parallel::run(&conditions.seeds.0, at_once, parallel::Unfinished::Drop, work, |rows| found.extend(rows))
+        .map_err(Failure::Run)?;
 
     let head = ["predictor", "RMSE", "[paper]", "× ema", "[paper]", "time × bsp", "[paper]", "× ema", "[paper]"];
     let mut rows = vec![head.map(String::from).to_vec()];
@@ -99,6 +100,7 @@ pub fn fig11(conditions: &Conditions) -> Result<Findings, Failure> {
     let scenario = scenario("cluster-b.toml", CLUSTER_B, None, conditions)?;
     let prepared = scenario.prepare().map_err(Failure::Input)?;
     let observed = observed(&prepared, conditions.seeds.0[0]).map_err(Failure::Run)?;
+    check_interrupt()?;
     // Worker 0 is an m4.2xlarge.
     let actual: Vec<f64> = observed.workers[0].iter().map(|(speed, _)| *speed).collect();
     let curve = |kind| observed.predicted(kind).workers.swap_remove(0);

@@ -9,7 +9,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use paceline_runtime::{EVENTS, REPORT, RunFolder, Summary};
-use paceline_store::{Layout, write_file};
+use paceline_store::write_file;
 use serde::Serialize;
 
 use crate::error::{ReportError, at};
@@ -56,6 +56,13 @@ pub fn run_folders(paths: &[PathBuf]) -> Result<Vec<PathBuf>, ReportError> {
     Ok(folders)
 }
 
+/// The files of a run folder that its page is made of.
+pub fn inputs(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    ["events.jsonl", "metrics.csv", "summary.json", "config.toml", "model.safetensors"]
+        .map(|name| folder.join(name))
+        .into_iter()
+}
+
 /// Writes a page about these run folders, atomically. Returns its size in bytes.
 ///
 /// # Errors
@@ -70,13 +77,9 @@ pub fn write(file: &Path, folders: &[PathBuf]) -> Result<usize, ReportError> {
 ///
 /// # Errors
 /// If anything can't be written.
-pub fn finish_run_folder(
-    folder: RunFolder,
-    summary: &Summary,
-    model: Option<(&Layout, &[f32])>,
-) -> Result<(), ReportError> {
-    let path = folder.path().to_path_buf();
-    folder.finish(summary, model)?;
+pub fn finish_run_folder(folder: RunFolder, summary: &Summary, parameters: Option<&[f32]>) -> Result<(), ReportError> {
+    let lock = folder.finish(summary, parameters)?;
+    let path = lock.folder().to_path_buf();
     write(&path.join(REPORT), &[path]).map(drop)
 }
 

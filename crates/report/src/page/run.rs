@@ -1,12 +1,12 @@
 //! The data of one run on the page.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, File};
-use std::io::BufReader;
+use std::fs::File;
 use std::path::Path;
 
 use paceline_core::{Action, Decision, Event, LocalLength, Reason, TaskId, Time, Work};
 use paceline_runtime::{EVENTS, MetricsRow, Observer, Summary, read_events, read_metrics};
+use paceline_spec::read_text;
 use serde::Serialize;
 
 use super::downsample::{bucketed, coarse};
@@ -67,7 +67,7 @@ impl ReportedRun {
         let path = folder.join(EVENTS);
         let file = File::open(&path).map_err(at(&path))?;
         let mut reader = RunReader::default();
-        let header = read_events(BufReader::new(file), &mut reader).map_err(in_log(&path))?;
+        let header = read_events(file, &mut reader).map_err(in_log(&path))?;
         let RunReader { mut timeline, mut choices } = reader;
         timeline.finish();
         let end = timeline.end.seconds();
@@ -101,7 +101,7 @@ impl ReportedRun {
             bucketed(points, MAX_POINTS)
         };
         // A run that was killed has no summary; the page shows the rest.
-        let summary = fs::read_to_string(folder.join("summary.json")).ok();
+        let summary = read_text(&folder.join("summary.json")).ok();
         let summary: Option<Summary> = summary.and_then(|text| serde_json::from_str(&text).ok());
         let mut accuracy = values(|line| line.accuracy);
         // The last evaluation comes after the last iteration, so it is not in the metrics.
@@ -114,7 +114,7 @@ impl ReportedRun {
             scheme,
             duration: end,
             summary,
-            configuration: fs::read_to_string(folder.join("config.toml")).unwrap_or_default(),
+            configuration: read_text(&folder.join("config.toml")).unwrap_or_default(),
             reasons: reasons.reasons,
             tick,
             workers,

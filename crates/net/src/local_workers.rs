@@ -1,0 +1,210 @@
+//! Worker processes on the server's machine: started, restarted when they die, and stopped after the run.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use paceline_core::WorkerId;
+use paceline_runtime::NO_WORKERS;
+use rustix::io::Errno;
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+
+use crate::Stopper;
+
+/// How long workers may take to exit after the server has.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The delays before a worker's restarts. There are no more restarts than these within [`RESTART_WINDOW`].
+const RESTART_DELAYS: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(2), Duration::from_secs(8)];
+
+/// A restart that is older than this no longer counts.
+const RESTART_WINDOW: Duration = Duration::from_secs(600);
+
+/// The exit code of a worker that was refused or dismissed for good, or can't work here at all.
+const REFUSED: i32 = 2;
+
+/// The worker processes of one run.
+pub struct LocalWorkers<'a> {
+    /// The command that starts a worker.
+    pub command: &'a (dyn Fn(WorkerId) -> Command + Sync),
+    /// Stops the run when no worker is left.
+    pub stopper: Stopper,
+    /// Whether the run has started. A worker that exits before that stops the run.
+    pub started: Arc<AtomicBool>,
+    /// Called with a line for the user.
+    pub announce: &'a (dyn Fn(&str) + Sync),
+}
+
+/// The processes at present.
+#[derive(Default)]
+struct WorkerProcesses {
+    /// Those that have not been waited for, so that their numbers are not reused.
+    running: BTreeMap<WorkerId, Child>,
+    /// How many workers run or are to be restarted.
+    remaining: usize,
+    stopping: bool,
+}
+
+/// The restarts of one worker.
+#[derive(Default)]
+struct RestartHistory(VecDeque<Instant>);
+
+impl RestartHistory {
+    /// The number of the next restart and the delay before it; `None` if there were too many.
+    fn next(&mut self, now: Instant) -> Option<(usize, Duration)> {
+        while self.0.pop_front_if(|restart| now.duration_since(*restart) > RESTART_WINDOW).is_some() {}
+        let delay = *RESTART_DELAYS.get(self.0.len())?;
+        self.0.push_back(now);
+        Some((self.0.len(), delay))
+    }
+}
+
+impl LocalWorkers<'_> {
+    /// Starts `count` workers, calls `run`, then waits for the workers to exit.
+    ///
+    /// # Errors
+    /// If a process can't be started.
+    pub fn run<T>(&self, count: u32, run: impl FnOnce() -> T) -> io::Result<T> {
+        let workers = (0..count).map(WorkerId);
+        let mut processes = WorkerProcesses { remaining: count as usize, ..WorkerProcesses::default() };
+        for worker in workers.clone() {
+            match (self.command)(worker).spawn() {
+                Ok(child) => _ = processes.running.insert(worker, child),
+                Err(error) => {
+                    // Fails only if the process has exited.
+                    processes.running.values_mut().for_each(|child| _ = child.kill());
+                    return Err(io::Error::new(error.kind(), format!("starting {worker}: {error}")));
+                }
+            }
+        }
+        let shared = SharedProcesses { processes: Mutex::new(processes), changed: Condvar::new() };
+        Ok(std::thread::scope(|scope| {
+            for worker in workers {
+                let shared = &shared;
+                scope.spawn(move || self.supervise(worker, shared));
+            }
+            let outcome = run();
+            self.stop_all(&shared);
+            outcome
+        }))
+    }
+
+    /// Waits for a worker to exit, and restarts it if it died, until it is gone for good. This thread must outlive the
+    /// processes that it starts: they end with it.
+    fn supervise(&self, worker: WorkerId, shared: &SharedProcesses) {
+        let mut history = RestartHistory::default();
+        while let Some(outcome) = shared.wait_for(worker) {
+            let cause = outcome.as_ref().map_or_else(ToString::to_string, described);
+            let code = outcome.as_ref().ok().and_then(ExitStatus::code);
+            let next = match code {
+                Some(0 | REFUSED) => None,
+                _ => history.next(Instant::now()),
+            };
+            if code.is_some() && !self.started.load(Ordering::Relaxed) {
+                self.stopper.stop(&format!("{worker} {cause} before the run started"));
+                return;
+            }
+            let restarted = next.is_some_and(|(attempt, delay)| {
+                let (delay_s, attempts) = (delay.as_secs_f64(), RESTART_DELAYS.len());
+                (self.announce)(&format!(
+                    "{worker} {cause}; it is restarted in {delay_s} s (attempt {attempt} of {attempts})"
+                ));
+                self.restart(worker, delay, shared)
+            });
+            if !restarted {
+                let mut processes = shared.lock();
+                processes.remaining -= 1;
+                if processes.stopping {
+                    return;
+                }
+                (self.announce)(&format!("{worker} {cause}; it is not restarted"));
+                if processes.remaining == 0 {
+                    self.stopper.stop(&format!("{NO_WORKERS}; {worker} {cause}"));
+                }
+                return;
+            }
+        }
+    }
+
+    /// Starts a worker again, unless the run ends before.
+    fn restart(&self, worker: WorkerId, delay: Duration, shared: &SharedProcesses) -> bool {
+        let waited = shared.changed.wait_timeout_while(shared.lock(), delay, |processes| !processes.stopping);
+        let mut processes = waited.unwrap_or_else(PoisonError::into_inner).0;
+        if processes.stopping {
+            return false;
+        }
+        match (self.command)(worker).spawn() {
+            Ok(child) => _ = processes.running.insert(worker, child),
+            Err(error) => {
+                (self.announce)(&format!("{worker} can't be restarted: {error}"));
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Waits for the workers to exit after the server has, and kills those that don't: they were stopped or hang.
+    fn stop_all(&self, shared: &SharedProcesses) {
+        shared.lock().stopping = true;
+        shared.changed.notify_all();
+        let wait = |processes: &mut WorkerProcesses| !processes.running.is_empty();
+        let waited = shared.changed.wait_timeout_while(shared.lock(), SHUTDOWN_TIMEOUT, wait);
+        for (worker, child) in waited.unwrap_or_else(PoisonError::into_inner).0.running.iter_mut() {
+            let seconds = SHUTDOWN_TIMEOUT.as_secs();
+            (self.announce)(&format!("{worker} did not exit within {seconds} s and is killed"));
+            // Fails only if the process has just exited.
+            let _ = child.kill();
+        }
+    }
+}
+
+/// The processes, shared by the threads that wait for them.
+struct SharedProcesses {
+    processes: Mutex<WorkerProcesses>,
+    changed: Condvar,
+}
+
+impl SharedProcesses {
+    fn lock(&self) -> MutexGuard<'_, WorkerProcesses> {
+        self.processes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until a worker exits. `None` if it does not run or the run ends.
+    fn wait_for(&self, worker: WorkerId) -> Option<io::Result<ExitStatus>> {
+        let pid = self.lock().running.get(&worker).map(Pid::from_child)?;
+        while let Err(Errno::INTR) = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {}
+        let mut processes = self.lock();
+        let mut child = processes.running.remove(&worker)?;
+        self.changed.notify_all();
+        let outcome = child.wait();
+        (!processes.stopping).then_some(outcome)
+    }
+}
+
+fn described(status: &ExitStatus) -> String {
+    use std::os::unix::process::ExitStatusExt;
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exited with code {code}"),
+        (None, Some(signal)) => format!("was killed by signal {signal}"),
+        (None, None) => format!("ended ({status})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn restarts_are_delayed_more_and_more_and_bounded_within_the_window() {
+        let (mut history, start) = (RestartHistory::default(), Instant::now());
+        let restarts: Vec<_> = (0..4).map(|_| history.next(start)).collect();
+        let expected = RESTART_DELAYS.into_iter().enumerate().map(|(index, delay)| Some((index + 1, delay)));
+        assert_eq!(restarts, expected.chain([None]).collect::<Vec<_>>());
+        assert!(RESTART_DELAYS.is_sorted());
+        let later = start + RESTART_WINDOW + Duration::from_secs(1);
+        assert_eq!(history.next(later), Some((1, RESTART_DELAYS[0])));
+    }
+}
