@@ -15,8 +15,10 @@
 //! - [`local_rounds`]: the part shared by schemes with local iterations. [`StateServer`] decides how many.
 //! - [`Pretrained`]: pretrained weights that some schemes start from.
 //! - [`RoundTripTable`]: estimates the time until k gradients have arrived.
+//! - [`WorkerActivities`]: who is doing what, from events and decisions.
 //! - [`Deadlines`]: the timeout of each worker's next report.
 
+mod activity;
 pub mod barrier;
 pub mod batching;
 mod contract;
@@ -42,6 +44,7 @@ mod state_server;
 mod time;
 mod work;
 
+pub use activity::{ActivityChange, Idleness, TaskProgress, WorkerActivities, WorkerActivity};
 pub use contract::{
     Action, Aggregate, Assignment, Decision, Event, Question, Report, Scheme, Share, TaskId, Until, Update, Version,
     WorkerId,

@@ -6,7 +6,7 @@ mod turn;
 
 use std::collections::VecDeque;
 
-use crate::{Action, Decision, Event, Question, Scheme, Time, Until, Version, WorkerId};
+use crate::{Action, Assignment, Decision, Event, Question, Scheme, Time, Until, Version, WorkerId};
 use state::LedgerState;
 
 pub use law::{ExpectedEvent, Law, LawBroken, LedgerError, Refusal};
@@ -158,6 +158,16 @@ impl Ledger {
     /// [replayed](Ledger::handle) by a new ledger without the updates' gradients, so a run can resume from there.
     pub fn is_settled(&self) -> bool {
         self.state.is_settled()
+    }
+
+    /// The worker's present task.
+    pub fn running(&self, worker: WorkerId) -> Option<Assignment> {
+        self.state.running(worker)
+    }
+
+    /// The task that is queued behind the worker's present one.
+    pub fn queued(&self, worker: WorkerId) -> Option<Assignment> {
+        self.state.queued(worker)
     }
 
     /// What an idle worker waits for; `None` if it works or has not joined.
