@@ -96,7 +96,7 @@ fn lose_workers(task: &str) {
     server.await_line("worker 2 left: connection closed");
     second.signal("STOP");
     let line = server.await_line("worker 1 left: no sign of life for ");
-    let seconds: f64 = line.split_whitespace().nth(9).unwrap().parse().unwrap();
+    let seconds: f64 = line.split_whitespace().nth(8).unwrap().parse().unwrap();
     assert!(seconds <= 3.0, "{line}");
     second.signal("CONT");
     server.await_line("worker 1 joined");

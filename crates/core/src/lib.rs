@@ -16,7 +16,9 @@
 //! - [`Pretrained`]: pretrained weights that some schemes start from.
 //! - [`RoundTripTable`]: estimates the time until k gradients have arrived.
 //! - [`Executor`]: what carries out decisions. [`Ledger::drive`] is the loop that every driver shares.
+//! - [`WorkerActivities`]: who is doing what, from events and decisions.
 
+mod activity;
 pub mod barrier;
 pub mod batching;
 mod contract;
@@ -42,6 +44,7 @@ mod state_server;
 mod time;
 mod work;
 
+pub use activity::{ActivityChange, Idleness, TaskProgress, WorkerActivities, WorkerActivity};
 pub use contract::{
     Action, Aggregate, Assignment, Decision, Event, Question, Report, Scheme, Share, TaskId, Until, Update, Version,
     WorkerId,

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use paceline_core::run_times::{Draws, Size};
 use paceline_core::{
     Action, Aggregate, Assignment, CATALOGUE, Dispatch, Event, Ledger, LedgerError, LocalLength, Pretrained, Refusal,
-    Report, SampleCounts, SchemeSpec, Setup, Span, TaskId, Time, Until, Version, WorkerId,
+    Report, SampleCounts, SchemeSpec, Setup, Span, TaskId, Time, Until, Version, WorkerActivities, WorkerActivity,
+    WorkerId,
 };
 use proptest::prelude::*;
 
@@ -262,6 +263,7 @@ impl ExpectedState {
 
 struct LedgerDriver {
     ledger: Ledger,
+    activities: WorkerActivities,
     expected: ExpectedState,
     now: Time,
 }
@@ -273,6 +275,7 @@ impl LedgerDriver {
         let setup = Setup { workers: WORKERS, batch: 3, dispatch: None };
         LedgerDriver {
             ledger: Ledger::new(spec.build(&setup).unwrap()),
+            activities: WorkerActivities::default(),
             expected: ExpectedState::default(),
             now: Time::START,
         }
@@ -283,6 +286,7 @@ impl LedgerDriver {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             let decisions = self.ledger.handle(self.now, event)?.to_vec();
+            self.activities.observe(self.now, &event, &decisions, |_| {});
             if let Event::Broken { task } = event {
                 assert!(decisions.is_empty());
                 self.expected.leave_out(task);
@@ -309,6 +313,20 @@ impl LedgerDriver {
         let samples = self.ledger.samples();
         let settled = samples.used + samples.stale + samples.dropped + samples.reissued;
         assert_eq!(samples.issued, settled + samples.outstanding, "every sample is accounted for");
+        for worker in (0..12).map(WorkerId) {
+            let activity = self.activities.of(worker);
+            assert_eq!(
+                activity.running().map(|running| running.assignment.task),
+                self.ledger.running(worker).map(|assignment| assignment.task)
+            );
+            assert_eq!(activity.queued().copied(), self.ledger.queued(worker));
+            let hold = if let WorkerActivity::Idle(idleness) = activity { idleness.hold } else { None };
+            assert_eq!(hold.map(|(until, _)| until), self.ledger.waits_for(worker));
+            assert_eq!(activity != WorkerActivity::Absent, self.expected.present.contains(&worker));
+            let progress = activity.running().map(|running| (running.iterations, running.collected));
+            let expected = self.expected.running.get(&worker).map(|task| (task.done, task.collected));
+            assert_eq!(progress, expected);
+        }
         // No lost wake-ups: every worker works or waits for something that can still happen.
         for worker in &self.expected.present {
             if !self.expected.running.contains_key(worker) {

@@ -13,10 +13,10 @@ use paceline_store::Layout;
 use paceline_workload::{Draw, Evaluation, Replica, Workload};
 
 /// Spoils a gradient or its loss. It gets the number of the gradient, from 1.
-type Fault = fn(u32, &mut [f32], &mut f64);
+type SpoilGradient = fn(u32, &mut [f32], &mut f64);
 
 /// A workload with faults.
-struct FaultyWorkload(Arc<dyn Workload>, Fault);
+struct FaultyWorkload(Arc<dyn Workload>, SpoilGradient);
 
 impl Workload for FaultyWorkload {
     fn layout(&self) -> &Layout {
@@ -34,7 +34,7 @@ impl Workload for FaultyWorkload {
 
 struct FaultyReplica {
     replica: Box<dyn Replica>,
-    fault: Fault,
+    fault: SpoilGradient,
     gradients: u32,
 }
 
@@ -75,7 +75,7 @@ fn run_with_fault(
     job: &Job,
     transport: TransportKind,
     options: TransportOptions,
-    fault: Fault,
+    fault: SpoilGradient,
 ) -> (Result<WorkerOutcome, WorkerError>, RunOutcome, Vec<String>) {
     let faulty = Job { workload: Arc::new(FaultyWorkload(job.workload.clone(), fault)), ..job.clone() };
     let (server, mut notices) = (server(options), NoticeLog::default());
@@ -118,7 +118,7 @@ fn a_worker_whose_updates_stay_broken_is_dismissed_and_the_run_continues() {
 
 #[test]
 fn a_worker_with_a_broken_update_now_and_then_goes_on() {
-    let faults: [(Fault, PayloadFormat); 3] = [
+    let faults: [(SpoilGradient, PayloadFormat); 3] = [
         (|count, values, _| values[5] = if count % 4 == 3 { f32::NAN } else { values[5] }, PayloadFormat::F32),
         (|count, _, loss| *loss = if count % 4 == 3 { f64::INFINITY } else { *loss }, PayloadFormat::F32),
         // Above the largest value of a 16-bit payload.

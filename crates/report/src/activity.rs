@@ -1,8 +1,8 @@
 //! The workers' current activity, for the progress line of a real run.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
-use paceline_core::{Action, Decision, Event, Time, WorkerId};
+use paceline_core::{Decision, Event, Time, WorkerActivities, WorkerActivity, WorkerId};
 
 /// Seconds over which the sample rate is measured.
 const RATE_WINDOW: f64 = 2.0;
@@ -10,17 +10,10 @@ const RATE_WINDOW: f64 = 2.0;
 /// How many workers are named; others are only counted.
 const MAX_NAMES: usize = 3;
 
-/// A worker's tasks, in samples.
-#[derive(Debug, Default)]
-struct CurrentWork {
-    running: Option<u32>,
-    queued: Option<u32>,
-}
-
 /// Tracks the work of all workers.
 #[derive(Debug, Default)]
 pub struct ActivityLine {
-    workers: BTreeMap<WorkerId, CurrentWork>,
+    activities: WorkerActivities,
     samples: u64,
     /// Time and samples processed until then, over the last [`RATE_WINDOW`].
     history: VecDeque<(f64, u64)>,
@@ -28,45 +21,21 @@ pub struct ActivityLine {
 
 impl ActivityLine {
     /// Processes an event and its decisions.
-    pub fn observe(&mut self, event: &Event, decisions: &[Decision]) {
-        match event {
-            Event::Joined { worker } => {
-                self.workers.insert(*worker, CurrentWork::default());
-            }
-            Event::Left { worker } => {
-                self.workers.remove(worker);
-            }
-            Event::Asked { task, .. } | Event::Reported { task, .. } => {
-                let Some(work) = self.workers.get_mut(&task.worker) else { return };
-                self.samples += u64::from(work.running.unwrap_or(0));
-                if matches!(event, Event::Reported { .. }) {
-                    work.running = work.queued.take();
-                }
-            }
-            Event::Committed { .. } | Event::Broken { .. } | Event::Timer => {}
+    pub fn observe(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
+        if let Event::Asked { task, .. } | Event::Reported { task, .. } = event {
+            let activity = self.activities.of(task.worker);
+            self.samples += activity.running().map_or(0, |running| u64::from(running.assignment.samples));
         }
-        for decision in decisions {
-            match &decision.action {
-                Action::Assign(assignment) => {
-                    let Some(work) = self.workers.get_mut(&assignment.task.worker) else { continue };
-                    let slot = if work.running.is_some() { &mut work.queued } else { &mut work.running };
-                    *slot = Some(assignment.samples);
-                }
-                Action::Interrupt { task } => {
-                    let Some(work) = self.workers.get_mut(&task.worker) else { continue };
-                    work.running = work.queued.take();
-                }
-                _ => {}
-            }
-        }
+        self.activities.observe(now, event, decisions, |_| {});
     }
 
     /// The workers that others wait for, the recent samples per second, and the range of batch sizes if they differ.
     pub fn parts(&mut self, now: Time) -> Vec<String> {
         let mut parts = Vec::new();
-        let working: Vec<(&WorkerId, u32)> =
-            self.workers.iter().filter_map(|(worker, work)| Some((worker, work.running?))).collect();
-        if !working.is_empty() && working.len() < self.workers.len() {
+        let running =
+            |(worker, activity): (WorkerId, &WorkerActivity)| Some((worker, activity.running()?.assignment.samples));
+        let working: Vec<(WorkerId, u32)> = self.activities.present().filter_map(running).collect();
+        if !working.is_empty() && working.len() < self.activities.present().count() {
             let names: Vec<String> = working.iter().take(MAX_NAMES).map(|(worker, _)| worker.0.to_string()).collect();
             let more = match working.len() - names.len() {
                 0 => String::new(),
@@ -98,7 +67,7 @@ impl ActivityLine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paceline_core::{Assignment, Reason, Report, TaskId, Version, Work};
+    use paceline_core::{Action, Assignment, Reason, Report, TaskId, Version, Work};
 
     fn task(worker: u32, number: u64) -> TaskId {
         TaskId { worker: WorkerId(worker), number }
@@ -116,27 +85,16 @@ mod tests {
         let mut activity = ActivityLine::default();
         let second = |seconds: u64| Time(seconds * 1_000_000_000);
         for (worker, samples) in [(0, 10), (1, 10), (2, 30)] {
-            activity.observe(&Event::Joined { worker: WorkerId(worker) }, &[assign(worker, samples)]);
+            activity.observe(second(0), &Event::Joined { worker: WorkerId(worker) }, &[assign(worker, samples)]);
         }
         assert_eq!(activity.parts(second(0)), ["batches of 10 to 30"]);
-        activity.observe(&Event::Reported { task: task(1, 0), report: Report::default() }, &[]);
+        activity.observe(second(0), &Event::Reported { task: task(1, 0), report: Report::default() }, &[]);
         assert_eq!(activity.parts(second(1)), ["waiting for worker 0, 2", "10 samples/s", "batches of 10 to 30"]);
-        activity.observe(&Event::Left { worker: WorkerId(2) }, &[]);
+        activity.observe(second(0), &Event::Left { worker: WorkerId(2) }, &[]);
         assert_eq!(activity.parts(second(2)), ["waiting for worker 0", "5 samples/s"]);
         for worker in 3..8 {
-            activity.observe(&Event::Joined { worker: WorkerId(worker) }, &[assign(worker, 10)]);
+            activity.observe(second(0), &Event::Joined { worker: WorkerId(worker) }, &[assign(worker, 10)]);
         }
         assert_eq!(activity.parts(second(2))[0], "waiting for worker 0, 3, 4 and 3 more");
-    }
-
-    #[test]
-    fn a_queued_task_starts_when_the_running_one_ends() {
-        let mut activity = ActivityLine::default();
-        activity.observe(&Event::Joined { worker: WorkerId(0) }, &[assign(0, 1), assign(0, 2)]);
-        let work = |activity: &ActivityLine| activity.workers.values().map(|work| (work.running, work.queued)).next();
-        assert_eq!(work(&activity), Some((Some(1), Some(2))));
-        let interrupt = Decision { action: Action::Interrupt { task: task(0, 0) }, reason: Reason::Joined };
-        activity.observe(&Event::Timer, &[interrupt]);
-        assert_eq!(work(&activity), Some((Some(2), None)));
     }
 }

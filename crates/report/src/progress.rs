@@ -94,7 +94,7 @@ impl Drop for RunBar {
 impl Observer for RunBar {
     fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
         let Some((activity, updated)) = self.live.as_mut().filter(|_| !self.bar.is_hidden()) else { return };
-        activity.observe(event, decisions);
+        activity.observe(now, event, decisions);
         if now.seconds() - *updated >= REFRESH_SECONDS {
             *updated = now.seconds();
             let status = self.status.iter().cloned().chain(activity.parts(now));

@@ -1,7 +1,7 @@
 //! The observed speeds of a run's workers, and how well predictors would have predicted them.
 
 use paceline_core::speed::{PredictorKind, Resources, Speeds};
-use paceline_core::{Action, Decision, Event, Time, WorkerId};
+use paceline_core::{Decision, Event, Time, WorkerActivities, WorkerId};
 use paceline_runtime::Observer;
 
 /// Iterations before a network is used, as in lb-bsp.
@@ -13,14 +13,13 @@ const TRAINING_STEPS: usize = 4;
 /// The speed of every worker in each of its tasks, and the resources in use on its machine.
 #[derive(Default)]
 pub struct ObservedSpeeds {
-    /// Samples of each worker's current task.
-    sizes: Vec<u32>,
+    activities: WorkerActivities,
     /// Speed in samples per second and resources, by worker and task.
     pub workers: Vec<Vec<(f64, Resources)>>,
 }
 
 impl Observer for ObservedSpeeds {
-    fn on_turn(&mut self, _now: Time, event: &Event, decisions: &[Decision]) {
+    fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
         if let Event::Reported { task, report } = event {
             let worker = task.worker.index();
             if worker >= self.workers.len() {
@@ -28,18 +27,11 @@ impl Observer for ObservedSpeeds {
             }
             let share = |share: Option<f32>| f64::from(share.unwrap_or(0.0));
             let resources = Resources { cpu: share(report.cpu), memory: share(report.memory) };
-            let samples = self.sizes.get(worker).copied().unwrap_or(0);
+            let activity = self.activities.of(task.worker);
+            let samples = activity.running().map_or(0, |running| running.assignment.samples);
             self.workers[worker].push((f64::from(samples) / report.compute.seconds(), resources));
         }
-        for decision in decisions {
-            if let Action::Assign(assignment) = decision.action {
-                let worker = assignment.task.worker.index();
-                if worker >= self.sizes.len() {
-                    self.sizes.resize(worker + 1, 0);
-                }
-                self.sizes[worker] = assignment.samples;
-            }
-        }
+        self.activities.observe(now, event, decisions, |_| {});
     }
 }
 

@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 
 use paceline_core::{
-    Action, Assignment, Decision, Event, LocalLength, Reason, Report, SampleCounts, Span, TaskId, Time, WorkerId,
+    Action, ActivityChange, Decision, Event, Reason, Report, SampleCounts, Span, TaskId, Time, WorkerActivities,
+    WorkerId,
 };
 use paceline_protocol::Notice;
 use paceline_workload::Evaluation;
@@ -124,62 +125,34 @@ impl WorkerTimes {
     }
 }
 
-/// A task that was assigned to a worker.
-#[derive(Debug, Clone, Copy)]
-struct IssuedTask {
-    number: u64,
-    /// In each iteration.
-    samples: u32,
-    /// To be done; or, where the worker asks after each one, done so far.
-    iterations: u32,
-}
-
 /// How one worker has spent its time so far.
 #[derive(Debug, Clone, Default)]
 struct WorkerClock {
     present_since: Option<Time>,
-    idle_since: Option<Time>,
     /// The time of its last report, or of its last assignment after it was idle. Its time is accounted for until then.
     last_report: Time,
     present: Span,
     idle: Span,
     computing: Span,
     querying: Span,
-    /// Oldest first. Tasks are done in order, so none is older than the last one reported.
-    issued: VecDeque<IssuedTask>,
     /// Samples in reported tasks.
     samples: u64,
 }
 
 impl WorkerClock {
-    fn issue(&mut self, Assignment { task, work, samples, .. }: &Assignment) {
-        let iterations = match work.length() {
-            None => 1,
-            Some(LocalLength::Iterations(count)) => count,
-            Some(LocalLength::AskAndWait | LocalLength::AskAndContinue) => 0,
-        };
-        self.issued.push_back(IssuedTask { number: task.number, samples: *samples, iterations });
-    }
-
-    fn ask(&mut self, number: u64, iterations: u32) {
-        if let Some(issued) = self.issued.iter_mut().find(|issued| issued.number == number) {
-            issued.iterations = iterations;
+    /// The worker was idle until now.
+    fn end_idle(&mut self, since: Time, now: Time) {
+        if since < now {
+            self.idle += now.since(since);
+            self.last_report = now;
         }
     }
 
-    fn report(&mut self, number: u64) {
-        while let Some(issued) = self.issued.pop_front_if(|issued| issued.number <= number) {
-            if issued.number == number {
-                self.samples += u64::from(issued.samples) * u64::from(issued.iterations);
-            }
-        }
-    }
-
-    fn times(&self, worker: u32, now: Time) -> WorkerTimes {
+    fn times(&self, worker: u32, idle_since: Option<Time>, now: Time) -> WorkerTimes {
         let open = |since: Option<Time>, until: Time| since.map_or(Span::ZERO, |since| until.since(since));
-        let accounted = if self.idle_since.is_some() { now } else { self.last_report };
+        let accounted = if idle_since.is_some() { now } else { self.last_report };
         let present = self.present + open(self.present_since, accounted);
-        let waiting = self.idle + open(self.idle_since, now);
+        let waiting = self.idle + open(idle_since, now);
         let seconds = present.seconds();
         WorkerTimes {
             worker,
@@ -198,6 +171,7 @@ impl WorkerClock {
 /// [evaluation](Monitor::evaluated) if one is due, then ask whether a goal is [met](Monitor::met).
 #[derive(Debug, Default)]
 pub struct Monitor {
+    activities: WorkerActivities,
     clocks: Vec<WorkerClock>,
     iterations: u64,
     iteration_began: Time,
@@ -218,19 +192,6 @@ impl Monitor {
         &mut self.clocks[worker.index()]
     }
 
-    fn on_idle(&mut self, worker: WorkerId, now: Time) {
-        let clock = self.clock(worker);
-        clock.idle_since = clock.idle_since.or(Some(now));
-    }
-
-    fn on_assigned(&mut self, worker: WorkerId, now: Time) {
-        let clock = self.clock(worker);
-        if let Some(since) = clock.idle_since.take() {
-            clock.idle += now.since(since);
-            clock.last_report = now;
-        }
-    }
-
     fn on_report(&mut self, worker: WorkerId, now: Time, report: &Report) {
         let clock = self.clock(worker);
         clock.last_report = now;
@@ -238,55 +199,58 @@ impl Monitor {
         clock.querying += report.querying;
     }
 
-    /// Records an event and the decisions that followed. A confirmed commit completes an iteration.
-    pub fn observe(&mut self, now: Time, event: &Event, decisions: &[Decision]) -> Option<Iteration> {
-        let mut done = None;
-        match event {
-            Event::Joined { worker } => {
-                let clock = self.clock(*worker);
+    fn on_change(&mut self, now: Time, change: ActivityChange) {
+        match change {
+            ActivityChange::Joined(worker) => {
+                let clock = self.clock(worker);
                 (clock.present_since, clock.last_report) = (Some(now), now);
             }
-            Event::Left { worker } => {
-                self.on_assigned(*worker, now);
-                let clock = self.clock(*worker);
-                clock.issued.clear();
+            ActivityChange::Left(worker, before) => {
+                let clock = self.clock(worker);
+                before.idle_since().into_iter().for_each(|since| clock.end_idle(since, now));
                 if let Some(since) = clock.present_since.take() {
                     clock.present += now.since(since);
                 }
             }
+            ActivityChange::Started { task, idle_since } => {
+                let clock = self.clock(task.assignment.task.worker);
+                idle_since.into_iter().for_each(|since| clock.end_idle(since, now));
+            }
+            ActivityChange::Reported(task) => {
+                let samples = u64::from(task.assignment.samples) * u64::from(task.reported_iterations());
+                self.clock(task.assignment.task.worker).samples += samples;
+            }
+            ActivityChange::Interrupted(..) => {}
+        }
+    }
+
+    /// Records an event and the decisions that followed. A confirmed commit completes an iteration.
+    pub fn observe(&mut self, now: Time, event: &Event, decisions: &[Decision]) -> Option<Iteration> {
+        let mut done = None;
+        match event {
             Event::Committed { aggregate, .. } => {
                 let loss = aggregate.map(|aggregate| aggregate.loss);
                 let commit = self.pending.pop_front();
                 done = commit.map(|(updates, reason)| self.stepped(now, updates, loss, reason));
             }
-            Event::Asked { task, iterations, report } => {
+            Event::Asked { task, report, .. } | Event::Reported { task, report } => {
                 self.on_report(task.worker, now, report);
-                self.clock(task.worker).ask(task.number, *iterations);
-            }
-            Event::Reported { task, report } => {
-                self.on_report(task.worker, now, report);
-                self.clock(task.worker).report(task.number);
             }
             Event::Broken { .. } => {
                 self.committed -= 1;
                 self.broken += 1;
             }
-            Event::Timer => {}
+            Event::Joined { .. } | Event::Left { .. } | Event::Timer => {}
         }
+        let mut activities = std::mem::take(&mut self.activities);
+        activities.observe(now, event, decisions, |change| self.on_change(now, change));
+        self.activities = activities;
         for decision in decisions {
             match &decision.action {
                 Action::Commit { updates, .. } => self.pending.push_back((updates.len(), decision.reason)),
                 Action::Discard { .. } => self.discarded += 1,
-                Action::Interrupt { task } => {
-                    self.interrupted += 1;
-                    self.clock(task.worker).issued.retain(|issued| issued.number != task.number);
-                }
-                Action::Assign(assignment) => {
-                    self.on_assigned(assignment.task.worker, now);
-                    self.clock(assignment.task.worker).issue(assignment);
-                }
-                Action::Hold { worker, .. } => self.on_idle(*worker, now),
-                Action::Continue { .. } | Action::Collect { .. } | Action::Wake { .. } => {}
+                Action::Interrupt { .. } => self.interrupted += 1,
+                _ => {}
             }
         }
         done
@@ -358,17 +322,18 @@ impl Monitor {
     pub fn idle_share(&self, now: Time) -> f64 {
         let mut present = 0.0;
         let mut idle = 0.0;
-        for clock in &self.clocks {
+        for (worker, clock) in (0..).map(WorkerId).zip(&self.clocks) {
             let open = |since: Option<Time>| since.map_or(0.0, |since| now.since(since).seconds());
             present += clock.present.seconds() + open(clock.present_since);
-            idle += clock.idle.seconds() + open(clock.idle_since);
+            idle += clock.idle.seconds() + open(self.activities.of(worker).idle_since());
         }
         if present > 0.0 { idle / present } else { 0.0 }
     }
 
     /// How each worker has spent its time so far, by rank.
     fn worker_times(&self, now: Time) -> Vec<WorkerTimes> {
-        (0..).zip(&self.clocks).map(|(worker, clock)| clock.times(worker, now)).collect()
+        let idle_since = |worker| self.activities.of(WorkerId(worker)).idle_since();
+        (0..).zip(&self.clocks).map(|(worker, clock)| clock.times(worker, idle_since(worker), now)).collect()
     }
 
     /// The run in numbers. `met` is the goal that ended it, if one did.

@@ -13,19 +13,19 @@ use paceline_store::Layout;
 use paceline_workload::{Draw, Evaluation, Replica, Workload};
 
 /// Which gradients are broken: by worker and the number of the gradient, from 0.
-type Fault = fn(u32, u64) -> bool;
+type IsBroken = fn(u32, u64) -> bool;
 
-struct FaultyWorkload {
+struct BrokenWorkload {
     workload: Arc<dyn Workload>,
-    is_broken: Fault,
+    is_broken: IsBroken,
 }
 
-struct FaultyReplica {
+struct BrokenReplica {
     replica: Box<dyn Replica>,
-    is_broken: Fault,
+    is_broken: IsBroken,
 }
 
-impl Workload for FaultyWorkload {
+impl Workload for BrokenWorkload {
     fn layout(&self) -> &Layout {
         self.workload.layout()
     }
@@ -35,11 +35,11 @@ impl Workload for FaultyWorkload {
     }
 
     fn replica(&self) -> Box<dyn Replica> {
-        Box::new(FaultyReplica { replica: self.workload.replica(), is_broken: self.is_broken })
+        Box::new(BrokenReplica { replica: self.workload.replica(), is_broken: self.is_broken })
     }
 }
 
-impl Replica for FaultyReplica {
+impl Replica for BrokenReplica {
     fn gradient(&mut self, parameters: &[f32], draw: Draw, gradient: &mut [f32]) -> f64 {
         let loss = self.replica.gradient(parameters, draw, gradient);
         if (self.is_broken)(draw.worker, draw.offset / u64::from(draw.samples)) {
@@ -53,11 +53,11 @@ impl Replica for FaultyReplica {
     }
 }
 
-fn faulty(scheme: &str, until: &str, is_broken: Fault) -> Simulation {
+fn faulty(scheme: &str, until: &str, is_broken: IsBroken) -> Simulation {
     let mut simulation = training(scheme, 4, "uniform:1,1.5", until, 0.005, 1);
     let training = simulation.training.as_mut().unwrap();
     training.optimizer = "momentum:0.9".parse().unwrap();
-    training.workload = Arc::new(FaultyWorkload { workload: training.workload.clone(), is_broken });
+    training.workload = Arc::new(BrokenWorkload { workload: training.workload.clone(), is_broken });
     simulation
 }
 
@@ -189,9 +189,9 @@ fn the_model_is_the_one_without_the_broken_update_bit_for_bit() {
 
 /// The order of events.
 #[derive(Default)]
-struct Order(Vec<&'static str>);
+struct EventOrder(Vec<&'static str>);
 
-impl Observer for Order {
+impl Observer for EventOrder {
     fn on_turn(&mut self, _now: Time, event: &Event, decisions: &[Decision]) {
         match event {
             Event::Committed { aggregate, .. } => {
@@ -208,7 +208,7 @@ impl Observer for Order {
 
 #[test]
 fn a_broken_update_is_named_after_its_commit() {
-    let mut order = Order::default();
+    let mut order = EventOrder::default();
     faulty("bsp", "iterations=3", |worker, number| number == 1 || (number == 2 && worker > 1)).run(&mut order).unwrap();
     let expected = [&["committed", "committed nothing"][..], &["broken"; 4], &["committed", "broken", "broken"]];
     assert_eq!(order.0, expected.concat());

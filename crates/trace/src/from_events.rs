@@ -1,9 +1,8 @@
 //! Traces from the event log of a run: the time of every worker's times_per_sample.
 
-use std::collections::HashMap;
 use std::io::Read;
 
-use paceline_core::{Action, Assignment, Decision, Event, LocalLength, Report, TaskId, Time};
+use paceline_core::{Assignment, Decision, Event, LocalLength, Report, Time, WorkerActivities};
 use paceline_runtime::{Observer, read_events};
 
 use super::{Trace, TraceErrorKind};
@@ -11,18 +10,17 @@ use super::{Trace, TraceErrorKind};
 /// Collects the time of each reported batch. Interrupted tasks are left out.
 #[derive(Default)]
 struct BatchTimes {
-    assigned: HashMap<TaskId, Assignment>,
+    activities: WorkerActivities,
     /// Seconds per sample, by worker.
     workers: Vec<Vec<f64>>,
 }
 
 impl BatchTimes {
-    fn reported(&mut self, task: TaskId, report: &Report, iterations: u32) {
-        let Some(assignment) = self.assigned.get(&task) else { return };
+    fn reported(&mut self, assignment: &Assignment, report: &Report, iterations: u32) {
         let samples = f64::from(assignment.samples) * f64::from(iterations);
         let seconds = report.compute.seconds();
         if seconds > 0.0 && samples > 0.0 {
-            let worker = task.worker.index();
+            let worker = assignment.task.worker.index();
             if worker >= self.workers.len() {
                 self.workers.resize(worker + 1, Vec::new());
             }
@@ -32,23 +30,15 @@ impl BatchTimes {
 }
 
 impl Observer for BatchTimes {
-    fn on_turn(&mut self, _now: Time, event: &Event, decisions: &[Decision]) {
-        match event {
-            Event::Asked { task, report, .. } => self.reported(*task, report, 1),
-            Event::Reported { task, report } => {
-                let length = self.assigned.get(task).and_then(|assignment| assignment.work.length());
-                self.reported(*task, report, if let Some(LocalLength::Iterations(count)) = length { count } else { 1 });
-                self.assigned.remove(task);
-            }
-            _ => {}
+    fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
+        if let Event::Asked { task, report, .. } | Event::Reported { task, report } = event
+            && let Some(running) = self.activities.of(task.worker).running()
+        {
+            let length = running.assignment.work.length().filter(|_| matches!(event, Event::Reported { .. }));
+            let iterations = if let Some(LocalLength::Iterations(count)) = length { count } else { 1 };
+            self.reported(&running.assignment, report, iterations);
         }
-        for decision in decisions {
-            match &decision.action {
-                Action::Assign(assignment) => drop(self.assigned.insert(assignment.task, *assignment)),
-                Action::Interrupt { task } => drop(self.assigned.remove(task)),
-                _ => {}
-            }
-        }
+        self.activities.observe(now, event, decisions, |_| {});
     }
 }
 

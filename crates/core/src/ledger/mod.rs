@@ -170,6 +170,11 @@ impl Ledger {
         self.state.running(worker)
     }
 
+    /// The task that is queued behind the worker's present one.
+    pub fn queued(&self, worker: WorkerId) -> Option<Assignment> {
+        self.state.queued(worker)
+    }
+
     /// What an idle worker waits for; `None` if it works or has not joined.
     pub fn waits_for(&self, worker: WorkerId) -> Option<Until> {
         self.state.hold(worker)

@@ -136,6 +136,10 @@ impl LedgerState {
         self.workers.get(worker.index())?.running.map(|running| running.assignment)
     }
 
+    pub(super) fn queued(&self, worker: WorkerId) -> Option<Assignment> {
+        self.workers.get(worker.index())?.queued
+    }
+
     pub(super) fn hold(&self, worker: WorkerId) -> Option<Until> {
         self.workers.get(worker.index())?.hold
     }

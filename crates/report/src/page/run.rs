@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::path::Path;
 
-use paceline_core::{Action, Decision, Event, LocalLength, Reason, TaskId, Time, Work};
+use paceline_core::{Action, ActivityChange, Decision, Event, Reason, Time, Work, WorkerActivities};
 use paceline_runtime::{EVENTS, MetricsRow, Observer, Summary, read_events, read_metrics};
 use paceline_spec::read_text;
 use serde::Serialize;
@@ -176,22 +176,25 @@ struct SchemeChoices {
     sizes: BTreeMap<u32, Vec<(f64, f64)>>,
     local: BTreeMap<u32, Vec<(f64, f64)>>,
     barriers: Vec<(f64, f64)>,
-    /// Work of each running task, and the local iterations at its last query.
-    running: HashMap<TaskId, (Work, u32)>,
+    activities: WorkerActivities,
 }
 
 impl SchemeChoices {
-    fn on_task_reported(&mut self, task: TaskId, now: Time) {
-        if let Some((Work::Local(local), asked)) = self.running.remove(&task) {
-            let iterations = if let LocalLength::Iterations(count) = local.length { count } else { asked.max(1) };
-            self.local.entry(task.worker.0).or_default().push((now.seconds(), f64::from(iterations)));
-        }
+    fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
+        self.activities.observe(now, event, decisions, |change| {
+            if let ActivityChange::Reported(task) = change
+                && matches!(task.assignment.work, Work::Local(_))
+            {
+                let iterations = f64::from(task.reported_iterations().max(1));
+                self.local.entry(task.assignment.task.worker.0).or_default().push((now.seconds(), iterations));
+            }
+        });
+        decisions.iter().for_each(|decision| self.on_decision(now, decision));
     }
 
     fn on_decision(&mut self, now: Time, decision: &Decision) {
         if let Action::Assign(assignment) = &decision.action {
             let worker = assignment.task.worker.0;
-            self.running.insert(assignment.task, (assignment.work, 0));
             self.sizes.entry(worker).or_default().push((now.seconds(), f64::from(assignment.samples)));
         }
         if let Reason::AtBarrier { at, wait, .. } = decision.reason
@@ -233,13 +236,6 @@ struct RunReader {
 impl Observer for RunReader {
     fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
         self.timeline.on_turn(now, event, decisions);
-        match event {
-            Event::Asked { task, iterations, .. } => {
-                self.choices.running.entry(*task).and_modify(|(_, asked)| *asked = *iterations);
-            }
-            Event::Reported { task, .. } => self.choices.on_task_reported(*task, now),
-            _ => {}
-        }
-        decisions.iter().for_each(|decision| self.choices.on_decision(now, decision));
+        self.choices.on_turn(now, event, decisions);
     }
 }

@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use paceline_core::{Action, Decision, Event, Reason, Report, Span, TaskId, Time, WorkerId};
+use paceline_core::{
+    Action, ActivityChange, Assignment, Decision, Event, Reason, Report, Span, TaskId, TaskProgress, Time,
+    WorkerActivities, WorkerId,
+};
 use paceline_runtime::Observer;
 
 /// What a worker does.
@@ -54,6 +57,7 @@ pub struct Timeline {
     pub steps: Vec<TimelineStep>,
     /// Time of the last event.
     pub end: Time,
+    activities: WorkerActivities,
     tracks: Vec<WorkerTrack>,
     /// For each task whose update is not settled yet, its segments.
     unsettled: HashMap<TaskId, Range<usize>>,
@@ -65,7 +69,6 @@ struct WorkerTrack {
     /// Its segments end here.
     recorded_until: Time,
     state: WorkerActivityState,
-    queued: Option<(TaskId, Reason)>,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -74,7 +77,6 @@ enum WorkerActivityState {
     Absent,
     Idle(Option<Reason>),
     Busy {
-        task: TaskId,
         reason: Reason,
         /// Index of its first segment.
         first: usize,
@@ -109,11 +111,6 @@ impl Timeline {
         }
     }
 
-    fn start_task(&mut self, task: TaskId, reason: Reason) {
-        let first = self.workers[task.worker.index()].len();
-        self.track(task.worker).state = WorkerActivityState::Busy { task, reason, first };
-    }
-
     /// Adds segments for the time since the last one, from a worker's report. What was neither computing nor querying
     /// was communication; half of it is assumed to come before the computing.
     fn on_report(&mut self, worker: WorkerId, now: Time, report: &Report) {
@@ -130,18 +127,37 @@ impl Timeline {
         self.record_until(worker, now, Activity::Communicating, Some(reason));
     }
 
-    fn on_task_reported(&mut self, task: TaskId, now: Time, report: &Report) {
-        self.on_report(task.worker, now, report);
-        let segments = self.workers[task.worker.index()].len();
-        let track = self.track(task.worker);
-        if let WorkerActivityState::Busy { task: current, first, .. } = track.state
-            && current == task
-        {
-            track.state = WorkerActivityState::Idle(None);
-            let queued = track.queued.take();
-            self.unsettled.insert(task, first..segments);
-            if let Some((task, reason)) = queued {
-                self.start_task(task, reason);
+    fn on_change(&mut self, now: Time, event: &Event, change: ActivityChange) {
+        match change {
+            ActivityChange::Joined(worker) => {
+                self.end_segment(worker, now, Activity::Dropped, None);
+                self.track(worker).state = WorkerActivityState::Idle(None);
+            }
+            ActivityChange::Left(worker, _) => {
+                self.end_segment(worker, now, Activity::Dropped, None);
+                self.track(worker).state = WorkerActivityState::Absent;
+            }
+            ActivityChange::Reported(TaskProgress { assignment: Assignment { task, .. }, .. }) => {
+                if let Event::Reported { report, .. } = event {
+                    self.on_report(task.worker, now, report);
+                }
+                let segments = self.workers[task.worker.index()].len();
+                let track = self.track(task.worker);
+                if let WorkerActivityState::Busy { first, .. } = track.state {
+                    track.state = WorkerActivityState::Idle(None);
+                    self.unsettled.insert(task, first..segments);
+                }
+            }
+            ActivityChange::Interrupted(TaskProgress { assignment, .. }, reason) => {
+                let worker = assignment.task.worker;
+                self.end_segment(worker, now, Activity::Dropped, Some(reason));
+                self.track(worker).state = WorkerActivityState::Idle(None);
+            }
+            ActivityChange::Started { task: TaskProgress { assignment, reason, .. }, .. } => {
+                let worker = assignment.task.worker;
+                self.end_segment(worker, now, Activity::Dropped, None);
+                let first = self.workers[worker.index()].len();
+                self.track(worker).state = WorkerActivityState::Busy { reason, first };
             }
         }
     }
@@ -162,18 +178,6 @@ impl Timeline {
                     (segment.state, segment.reason) = (Activity::Dropped, Some(reason));
                 }
             }
-            Action::Assign(assignment) if assignment.queued => {
-                self.track(assignment.task.worker).queued = Some((assignment.task, reason));
-            }
-            Action::Assign(assignment) => {
-                self.end_segment(assignment.task.worker, now, Activity::Dropped, None);
-                self.start_task(assignment.task, reason);
-            }
-            Action::Interrupt { task } => {
-                self.end_segment(task.worker, now, Activity::Dropped, Some(reason));
-                let track = self.track(task.worker);
-                (track.state, track.queued) = (WorkerActivityState::Idle(None), None);
-            }
             Action::Hold { worker, .. } => {
                 let track = self.track(*worker);
                 if let WorkerActivityState::Idle(why) = &mut track.state {
@@ -185,7 +189,7 @@ impl Timeline {
                     *why = reason;
                 }
             }
-            Action::Wake { .. } => {}
+            Action::Assign(_) | Action::Interrupt { .. } | Action::Wake { .. } => {}
         }
     }
 
@@ -200,20 +204,12 @@ impl Timeline {
 impl Observer for Timeline {
     fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
         self.end = now;
-        match event {
-            Event::Joined { worker } => {
-                self.end_segment(*worker, now, Activity::Dropped, None);
-                self.track(*worker).state = WorkerActivityState::Idle(None);
-            }
-            Event::Left { worker } => {
-                self.end_segment(*worker, now, Activity::Dropped, None);
-                let track = self.track(*worker);
-                (track.state, track.queued) = (WorkerActivityState::Absent, None);
-            }
-            Event::Asked { task, report, .. } => self.on_report(task.worker, now, report),
-            Event::Reported { task, report } => self.on_task_reported(*task, now, report),
-            Event::Committed { .. } | Event::Broken { .. } | Event::Timer => {}
+        if let Event::Asked { task, report, .. } = event {
+            self.on_report(task.worker, now, report);
         }
+        let mut activities = std::mem::take(&mut self.activities);
+        activities.observe(now, event, decisions, |change| self.on_change(now, event, change));
+        self.activities = activities;
         decisions.iter().for_each(|decision| self.on_decision(now, decision));
     }
 }
@@ -221,7 +217,7 @@ impl Observer for Timeline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paceline_core::{Ledger, SchemeSpec, Setup};
+    use paceline_core::{Ledger, SchemeSpec, Setup, Version, Work};
 
     /// Feeds events to a scheme, and returns the timeline.
     fn timeline_of(scheme: &str, events: &[(u64, Event)]) -> Timeline {
@@ -283,5 +279,22 @@ mod tests {
         assert_eq!(states(&timeline.workers[0]), [(0, 10, Activity::Computing), (10, 16, Activity::Computing)]);
         let interrupted = timeline_of("backup:k=1,dispatch=push-interrupt", &events[..3]);
         assert_eq!(states(&interrupted.workers[1]), [(0, 10, Activity::Dropped)]);
+    }
+
+    #[test]
+    fn a_task_queued_behind_an_interrupted_one_is_shown() {
+        let task = |number| TaskId { worker: WorkerId(0), number };
+        let assign = |number, queued| {
+            let (version, work) = (Version(0), Work::Gradient);
+            let assignment = Assignment { task: task(number), version, work, samples: 1, offset: 0, queued };
+            Decision { action: Action::Assign(assignment), reason: Reason::Free }
+        };
+        let interrupt = Decision { action: Action::Interrupt { task: task(0) }, reason: Reason::Contributed };
+        let mut timeline = Timeline::default();
+        timeline.on_turn(Time(0), &joined(0), &[assign(0, false), assign(1, true)]);
+        timeline.on_turn(Time(10), &Event::Timer, &[interrupt]);
+        timeline.on_turn(Time(30), &report(0, 1, 20), &[]);
+        timeline.finish();
+        assert_eq!(states(&timeline.workers[0]), [(0, 10, Activity::Dropped), (10, 30, Activity::Computing)]);
     }
 }
