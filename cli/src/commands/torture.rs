@@ -24,7 +24,7 @@ use paceline_runtime::is_interrupted;
 /// The largest number of workers that a scheme's settings may require.
 const MAX_WORKERS: usize = 64;
 
-/// Run schemes under random crashes, freezes, network faults, clock jumps and server restarts, in virtual time
+/// Run the protocol with every scheme under random faults of workers, network and server, in virtual time
 #[derive(Args)]
 #[command(
     after_help = "A seed gives a schedule of faults, and every scheme runs under it. A failure is printed with the smallest \

@@ -279,3 +279,106 @@ fn drop_all(numbers: Vec<u64>) -> Reaction {
     }
     Reaction::Drop(numbers.into_iter().map(|number| ToServer::Dropped { number }).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paceline_core::{TaskId, Work, WorkerId};
+
+    fn assign(number: u64, version: u64, after: Option<u64>) -> ToWorker {
+        let task = TaskId { worker: WorkerId(0), number };
+        let (version, work) = (Version(version), Work::Gradient);
+        let assignment = Assignment { task, version, work, samples: 1, offset: 0, queued: after.is_some() };
+        let settings = ReplicaSettings { rate: 0.1, committed: None };
+        ToWorker::Assign { assignment, after, buffers: None, settings }
+    }
+
+    /// A worker that has joined.
+    fn joined() -> WorkerProtocol<()> {
+        let mut worker = WorkerProtocol::default();
+        let welcome = ToWorker::Welcome {
+            rank: 3,
+            workload_spec: "digits".into(),
+            seed: 1,
+            payload: PayloadFormat::F32,
+            optimizer: OptimizerSpec::Sgd { decay: 0.0 },
+        };
+        assert!(matches!(worker.on_message(welcome, None), Reaction::Join(Welcome { rank: 3, .. })));
+        worker
+    }
+
+    fn start_next(worker: &mut WorkerProtocol<()>) -> Option<u64> {
+        worker.start_next().map(|(task, ())| task.assignment.task.number)
+    }
+
+    fn dropped(numbers: &[u64]) -> Reaction {
+        Reaction::Drop(numbers.iter().map(|&number| ToServer::Dropped { number }).collect())
+    }
+
+    #[test]
+    fn newer_work_makes_the_running_task_late_and_replaces_queued_tasks() {
+        let mut worker = joined();
+        assert_eq!(worker.on_message(assign(0, 0, None), None), Reaction::None);
+        assert_eq!(start_next(&mut worker), None, "its model has not arrived");
+        worker.on_model(Version(0), ());
+        assert_eq!(start_next(&mut worker), Some(0));
+        assert_eq!(worker.result_status(), ResultStatus::Wanted);
+        assert_eq!(worker.on_message(assign(1, 1, Some(0)), None), Reaction::None);
+        assert_eq!(worker.result_status(), ResultStatus::Late);
+        assert_eq!(worker.on_message(assign(2, 2, Some(0)), None), dropped(&[1]));
+        worker.finish_task();
+        worker.on_model(Version(2), ());
+        assert_eq!(start_next(&mut worker), Some(2));
+        worker.on_message(assign(3, 2, Some(2)), None);
+        worker.finish_task();
+        assert_eq!(start_next(&mut worker), Some(3), "the model is reused");
+    }
+
+    #[test]
+    fn a_running_task_that_is_replaced_or_interrupted_is_cancelled() {
+        let mut worker = joined();
+        worker.on_message(assign(1, 1, None), Some(()));
+        assert_eq!(start_next(&mut worker), Some(1));
+        // The server did not know yet that task 0 was done.
+        assert_eq!(worker.on_message(assign(2, 2, Some(0)), Some(())), Reaction::None);
+        assert_eq!(worker.result_status(), ResultStatus::Cancelled);
+        worker.finish_task();
+        assert_eq!(start_next(&mut worker), Some(2));
+        worker.on_message(assign(3, 3, Some(2)), Some(()));
+        assert_eq!(worker.on_message(ToWorker::Interrupt { number: 3 }, None), dropped(&[3]));
+        assert_eq!(worker.result_status(), ResultStatus::Wanted);
+        assert_eq!(worker.on_message(ToWorker::Interrupt { number: 2 }, None), Reaction::None);
+        assert_eq!(worker.result_status(), ResultStatus::Cancelled);
+    }
+
+    #[test]
+    fn answers_apply_to_the_running_task_only() {
+        let mut worker = joined();
+        worker.on_message(assign(4, 0, None), Some(()));
+        assert_eq!(start_next(&mut worker), Some(4));
+        worker.on_message(ToWorker::Collect { number: 3 }, None);
+        assert!(!worker.is_collected() && worker.take_answer().is_none(), "the answer was for another task");
+        worker.on_message(ToWorker::Continue { number: 4 }, None);
+        assert_eq!((worker.take_answer(), worker.take_answer()), (Some(true), None));
+        worker.on_message(ToWorker::Collect { number: 4 }, None);
+        assert!(worker.is_collected());
+        assert_eq!(worker.take_answer(), Some(false));
+        worker.finish_task();
+        worker.on_message(assign(5, 0, None), Some(()));
+        assert_eq!(start_next(&mut worker), Some(5));
+        assert!(!worker.is_collected());
+    }
+
+    #[test]
+    fn the_first_end_counts_and_cancels_everything() {
+        let mut worker = joined();
+        worker.on_message(assign(0, 0, None), Some(()));
+        let end = worker.on_message(ToWorker::Refuse { reason: "stuck".into(), may_rejoin: true }, None);
+        assert_eq!(end, Reaction::End(SessionEnd::RetryLater("stuck".into())));
+        worker.end(SessionEnd::Lost("closed".into()));
+        assert_eq!(worker.ended(), Some(&SessionEnd::RetryLater("stuck".into())));
+        assert_eq!((worker.is_cancelled(), start_next(&mut worker)), (true, None));
+        let mut early = WorkerProtocol::<()>::default();
+        assert!(matches!(early.on_message(assign(0, 0, None), None), Reaction::End(SessionEnd::Lost(_))));
+    }
+}

@@ -197,3 +197,40 @@ fn timespec(duration: Duration) -> Timespec {
         tv_nsec: i64::from(duration.subsec_nanos()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame;
+    use std::io::Write as _;
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    #[test]
+    fn busy_tcp_keeps_neither_local_workers_nor_the_deadline_waiting() {
+        let (handle, mut event_source) = EventSource::new(Traffic::default()).unwrap();
+        let (near, mut far) = UnixStream::pair().unwrap();
+        handle.connect(SessionId(7), "a worker".into(), Socket::local(near)).unwrap();
+        far.write_all(&frame::encode(&ToServer::Heartbeat { progress: 1 }).unwrap()).unwrap();
+        thread::scope(|scope| {
+            // Sends without a pause until the event source is gone.
+            scope.spawn(|| while handle.send(ServerInput::Transfer { session: SessionId(1) }).is_ok() {});
+            let is_local = |input: &ServerInput| matches!(input, ServerInput::Message { session: SessionId(7), .. });
+            let read = (0..10).any(|_| event_source.gather(None).unwrap().iter().any(is_local));
+            drop(event_source);
+            assert!(read, "the worker in shared memory was not read in ten turns");
+        });
+    }
+
+    #[test]
+    fn what_has_arrived_comes_before_the_deadline() {
+        let (handle, mut event_source) = EventSource::new(Traffic::default()).unwrap();
+        let (near, mut far) = UnixStream::pair().unwrap();
+        handle.connect(SessionId(7), "a worker".into(), Socket::local(near)).unwrap();
+        event_source.gather(None).unwrap();
+        far.write_all(&frame::encode(&ToServer::Heartbeat { progress: 1 }).unwrap()).unwrap();
+        // The deadline has passed long ago, as after a stall.
+        let inputs = event_source.gather(Some(Instant::now())).unwrap();
+        assert!(matches!(inputs[..], [ServerInput::Message { .. }]), "{inputs:?}");
+    }
+}

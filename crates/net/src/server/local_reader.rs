@@ -60,6 +60,8 @@ impl LocalReader {
                 Ok(false)
             }
             Err(Errno::INTR | Errno::AGAIN) => Ok(false),
+            // The peer was killed with unread messages.
+            Err(Errno::CONNRESET) => Ok(true),
             Err(error) => Err(error.into()),
         }
     }

@@ -82,6 +82,8 @@ fn run_session(context: &SessionContext, session: SessionId, peer: String, send_
     let mut reader = SessionReader { context, session, permits: &permits, receiver };
     let reason = match reader.read() {
         Ok(()) => "connection closed".into(),
+        // The peer was killed with unread messages.
+        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => "connection closed".into(),
         Err(error) => error.to_string(),
     };
     // The protocol refuses a session that sent something invalid, with this reason. It fails only if the run has ended.

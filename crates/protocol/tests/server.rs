@@ -1,0 +1,298 @@
+//! The server's side: who may join, who is gone, who is late, who is stuck.
+
+use std::convert::Infallible;
+
+use paceline_core::{
+    CommitOutcome, CommitStep, Decision, Event, Ledger, SchemeSpec, Setup, Share, Span, TaskId, Time, WorkerId,
+};
+use paceline_protocol::{
+    Fingerprint, GradientLocation, Notice, PayloadFormat, PeerTrust, ServerConfig, ServerHost, ServerProtocol,
+    SessionId, ToServer, ToWorker, WireReport,
+};
+use paceline_store::OptimizerSpec;
+
+/// Records what the protocol does.
+#[derive(Default)]
+struct RecordingHost {
+    sent: Vec<(SessionId, ToWorker)>,
+    notices: Vec<String>,
+    reported: Vec<Span>,
+}
+
+impl ServerHost for RecordingHost {
+    type Error = Infallible;
+
+    fn send(&mut self, session: SessionId, message: &ToWorker) {
+        self.sent.push((session, message.clone()));
+    }
+
+    fn close(&mut self, session: SessionId, last: &ToWorker) {
+        self.sent.push((session, last.clone()));
+    }
+
+    fn prepare(&mut self, _: SessionId, _: TaskId) -> f32 {
+        0.1
+    }
+
+    fn assign(&mut self, session: SessionId, _: TaskId, message: ToWorker) -> Result<(), Infallible> {
+        self.sent.push((session, message));
+        Ok(())
+    }
+
+    fn cancel(&mut self, _: SessionId, _: TaskId) {}
+
+    fn release(&mut self, _: SessionId, _: TaskId) {}
+
+    fn keep(&mut self, _: SessionId, _: TaskId, _: f64, _: GradientLocation) -> bool {
+        true
+    }
+
+    fn discard_all(&mut self, _: WorkerId) {}
+
+    fn discard(&mut self, _: TaskId) {}
+
+    fn commit(&mut self, _: &[Share], _: CommitStep, _: usize) -> Result<CommitOutcome, Infallible> {
+        Ok(CommitOutcome::default())
+    }
+
+    fn begin_turn(&mut self, _: Time, event: &Event, _: &[Decision]) -> Result<(), Infallible> {
+        if let Event::Reported { report, .. } = event {
+            self.reported.push(report.compute);
+        }
+        Ok(())
+    }
+
+    fn end_turn(&mut self, _: Time, _: &Event, _: &Ledger) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn computed(&mut self, _: TaskId, _: u32, _: Span) {}
+
+    fn notice(&mut self, notice: Notice) {
+        self.notices.push(notice.to_string());
+    }
+}
+
+/// A server and its clock.
+struct TestServer {
+    protocol: ServerProtocol,
+    host: RecordingHost,
+    now: Time,
+    tasks: u64,
+}
+
+const FIRST: SessionId = SessionId(0);
+const SECOND: SessionId = SessionId(1);
+
+impl TestServer {
+    /// A server of `bsp` for `workers` workers.
+    fn new(workers: usize, token: Option<[u8; 32]>) -> Self {
+        let scheme: SchemeSpec = "bsp".parse().unwrap();
+        let setup = Setup { workers, batch: 4, dispatch: None };
+        let config = ServerConfig {
+            workers,
+            workload_spec: "digits".into(),
+            fingerprint: Fingerprint::default(),
+            seed: 1,
+            payload: PayloadFormat::F32,
+            optimizer: OptimizerSpec::Sgd { decay: 0.0 },
+            token,
+            timeout: Span::from_seconds(3600.0),
+        };
+        let protocol = ServerProtocol::new(config, Ledger::new(scheme.build(&setup).unwrap()));
+        TestServer { protocol, host: RecordingHost::default(), now: Time::START, tasks: 0 }
+    }
+
+    /// A server with workers 0 and 1 at work.
+    fn with_two_workers() -> Self {
+        let mut server = TestServer::new(2, None);
+        for session in [FIRST, SECOND] {
+            server.connect(session, PeerTrust::SameUser);
+            server.hello(session, None, None);
+            server.message(session, ToServer::Ready { fingerprint: Fingerprint::default() });
+        }
+        server.host.notices.clear();
+        server
+    }
+
+    fn connect(&mut self, session: SessionId, trust: PeerTrust) {
+        self.protocol.on_connected(self.now, session, format!("peer {}", session.0), trust, &mut self.host);
+    }
+
+    fn message(&mut self, session: SessionId, message: ToServer) {
+        self.protocol.on_message(self.now, session, message, &mut self.host).unwrap();
+    }
+
+    fn hello(&mut self, session: SessionId, rank: Option<u32>, token: Option<[u8; 32]>) {
+        self.message(session, ToServer::Hello { rank, emulated: None, token });
+    }
+
+    /// Lets time pass; `talk` sends what the workers send every second. Timers are on time.
+    fn pass(&mut self, seconds: f64, mut talk: impl FnMut(&mut Self)) {
+        let end = self.now + Span::from_seconds(seconds);
+        let mut talked = self.now;
+        while self.now < end {
+            let next_talk = talked + Span::from_seconds(1.0);
+            let due = self.protocol.next_timer().unwrap_or(end);
+            self.now = due.min(next_talk).min(end).max(self.now + Span(1));
+            if self.now >= next_talk {
+                talked = self.now;
+                talk(self);
+            }
+            if self.protocol.next_timer().is_some_and(|due| due <= self.now) {
+                self.protocol.on_timer(self.now, &mut self.host).unwrap();
+            }
+        }
+    }
+
+    fn heartbeat(&mut self, session: SessionId, progress: u64) {
+        self.message(session, ToServer::Heartbeat { progress });
+    }
+
+    /// Both workers report their task, which took `seconds`, with heartbeats meanwhile.
+    fn round(&mut self, seconds: f64) {
+        self.pass(seconds, |server| [FIRST, SECOND].into_iter().for_each(|session| server.heartbeat(session, 0)));
+        self.report(FIRST, seconds);
+        self.report(SECOND, seconds);
+        self.tasks += 1;
+    }
+
+    fn report(&mut self, session: SessionId, seconds: f64) {
+        let report = WireReport { compute: Span::from_seconds(seconds), ..WireReport::default() };
+        let (number, gradient) = (self.tasks, GradientLocation::InPlace);
+        self.message(session, ToServer::Report { number, report, loss: 1.0, gradient });
+    }
+
+    /// The last refusal that was sent, and whether the worker may rejoin.
+    fn refusal(&self) -> (&str, bool) {
+        let refusals = self.host.sent.iter().filter_map(|(_, message)| match message {
+            ToWorker::Refuse { reason, may_rejoin } => Some((reason.as_str(), *may_rejoin)),
+            _ => None,
+        });
+        refusals.last().unwrap_or_default()
+    }
+}
+
+#[test]
+fn a_handshake_has_ten_seconds_in_all() {
+    let mut server = TestServer::new(1, None);
+    server.connect(FIRST, PeerTrust::Network);
+    server.pass(9.9, |_| {});
+    assert!(server.host.sent.is_empty());
+    server.pass(0.2, |_| {});
+    assert_eq!(server.refusal(), ("no handshake within 10 s", false));
+    assert_eq!(server.host.notices, ["peer 0 refused: no handshake within 10 s"]);
+}
+
+#[test]
+fn the_token_is_asked_of_peers_on_a_network() {
+    let mut server = TestServer::new(3, Some([7; 32]));
+    for (session, token, expected) in [
+        (0, None, "no token: start the worker with --keys DIR"),
+        (1, Some([8; 32]), "wrong token: start the worker with the --keys DIR of the server"),
+    ] {
+        server.connect(SessionId(session), PeerTrust::Network);
+        server.hello(SessionId(session), None, token);
+        assert_eq!(server.refusal(), (expected, false));
+    }
+    for (session, trust, token) in [(2, PeerTrust::Network, Some([7; 32])), (3, PeerTrust::SameUser, None)] {
+        server.connect(SessionId(session), trust);
+        server.hello(SessionId(session), None, token);
+        assert!(matches!(server.host.sent.last(), Some((_, ToWorker::Welcome { .. }))));
+    }
+}
+
+#[test]
+fn a_silent_worker_is_known_within_three_seconds_however_long_its_task_takes() {
+    for task in [0.1, 60.0] {
+        let mut server = TestServer::with_two_workers();
+        (0..3).for_each(|_| server.round(task));
+        let before = server.now;
+        server.pass(3.0, |server| server.heartbeat(FIRST, 0));
+        assert_eq!(server.refusal(), ("no sign of life for 2.5 s; it may rejoin", true));
+        let left = |notice: &String| notice.starts_with("worker 1 left: no sign of life");
+        assert!(server.host.notices.iter().any(left), "{:?}", server.host.notices);
+        assert!(server.now.since(before) <= Span::from_seconds(3.1));
+        // It comes back under its rank, and the server has more patience with it.
+        server.connect(SessionId(2), PeerTrust::SameUser);
+        server.hello(SessionId(2), Some(1), None);
+        server.message(SessionId(2), ToServer::Ready { fingerprint: Fingerprint::default() });
+        server.pass(4.0, |server| server.heartbeat(FIRST, 0));
+        assert_eq!(server.protocol.joined(), 2);
+        server.pass(2.0, |server| server.heartbeat(FIRST, 0));
+        assert_eq!(server.protocol.joined(), 1);
+    }
+}
+
+#[test]
+fn a_server_that_stood_still_dismisses_no_worker() {
+    let mut server = TestServer::with_two_workers();
+    (0..10).for_each(|_| server.round(0.1));
+    for (seconds, on_wake) in [(4.0, true), (20.0, true), (3600.0, false)] {
+        server.now = server.now + Span::from_seconds(seconds);
+        if on_wake {
+            // The reports lie in the sockets: a task and the time that the workers measured for it.
+            server.report(FIRST, 0.1);
+            server.report(SECOND, 0.1);
+            server.tasks += 1;
+        }
+        server.protocol.on_timer(server.now, &mut server.host).unwrap();
+        server.round(0.1);
+    }
+    assert_eq!(server.protocol.joined(), 2);
+    let stalls = ["4.0", "20.0", "3600.0"]
+        .map(|seconds| format!("the server stood still for {seconds} s; this counts for no worker"));
+    assert_eq!(server.host.notices, stalls);
+    assert!(
+        server.host.reported.iter().all(|&compute| compute == Span::from_seconds(0.1)),
+        "true times are not changed"
+    );
+}
+
+#[test]
+fn a_late_worker_is_named_once_and_stays() {
+    let mut server = TestServer::with_two_workers();
+    (0..32).for_each(|_| server.round(1.0));
+    assert_eq!(server.host.notices, [""; 0]);
+    server.pass(50.0, |server| [FIRST, SECOND].into_iter().for_each(|session| server.heartbeat(session, 0)));
+    assert_eq!(server.protocol.joined(), 2);
+    assert_eq!(server.host.notices.len(), 2, "{:?}", server.host.notices);
+    assert_eq!(server.host.notices[0], "worker 0 is late: 4.0 s on a task that usually takes 1.0 s");
+    server.report(FIRST, 50.0);
+    server.report(SECOND, 50.0);
+    server.tasks += 1;
+    (0..5).for_each(|_| server.round(50.0));
+    assert_eq!(server.host.notices.len(), 2, "slow tasks are expected now");
+}
+
+#[test]
+fn a_stuck_worker_is_dismissed_but_not_one_that_makes_progress() {
+    let mut server = TestServer::with_two_workers();
+    (0..5).for_each(|_| server.round(1.0));
+    let mut steps = 0;
+    server.pass(3600.0, |server| {
+        steps += 1;
+        server.heartbeat(FIRST, steps / 50);
+        server.heartbeat(SECOND, 0);
+    });
+    assert_eq!(server.refusal(), ("stuck: alive, but without progress for 100.0 s; it may rejoin", true));
+    assert!(server.host.notices.iter().any(|notice| notice.starts_with("worker 1 left: stuck")));
+    assert_eq!(server.protocol.joined(), 1);
+}
+
+#[test]
+fn times_beyond_the_task_are_shortened_not_punished() {
+    let mut server = TestServer::with_two_workers();
+    server.pass(2.0, |server| [FIRST, SECOND].into_iter().for_each(|session| server.heartbeat(session, 0)));
+    server.report(FIRST, 1e6);
+    assert_eq!(server.host.reported, [Span::from_seconds(2.0)]);
+    assert_eq!(server.protocol.joined(), 2);
+}
+
+#[test]
+fn ranks_are_bounded_by_the_size_of_the_run() {
+    let mut server = TestServer::new(2, None);
+    server.connect(FIRST, PeerTrust::SameUser);
+    server.hello(FIRST, Some(60_000), None);
+    assert_eq!(server.refusal(), ("rank 60000: expected 0 to 9 in a run for 2 workers", false));
+}
