@@ -129,6 +129,19 @@ mod tests {
     }
 
     #[test]
+    fn a_region_whose_size_is_not_sealed_is_refused() {
+        let file = memfd_create("paceline-test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&file, 400).unwrap();
+        let copy = file.try_clone().unwrap();
+        let error = Region::open(copy, 100, RegionWriter::Peer).unwrap_err().to_string();
+        assert!(error.starts_with("shared buffer with the seals"), "{error}");
+        fcntl_add_seals(&file, seals(RegionWriter::Peer)).unwrap();
+        let copy = file.try_clone().unwrap();
+        assert!(Region::open(copy, 100, RegionWriter::Owner).is_err(), "others may write it");
+        assert!(Region::open(file, 100, RegionWriter::Peer).is_ok());
+    }
+
+    #[test]
     fn an_empty_region_is_allowed_and_a_huge_one_is_an_error() {
         assert!(Region::private(0).unwrap().values().is_empty());
         assert!(Region::private(usize::MAX).is_err());

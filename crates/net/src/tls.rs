@@ -113,3 +113,38 @@ impl TlsStream {
         Ok(count)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::Keys;
+    use rustls::ServerConnection;
+    use std::net::TcpListener;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+    use std::time::Duration;
+
+    #[test]
+    fn a_handshake_that_arrives_byte_by_byte_ends_at_the_deadline() {
+        let folder = tempfile::tempdir().unwrap();
+        Keys::generate(folder.path()).unwrap();
+        let config = Keys::read(folder.path()).unwrap().server().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let tls = TlsStream::new(listener.accept().unwrap().0, ServerConnection::new(config).unwrap().into());
+        let ended = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                // The header of a record of 16 KiB, then one byte now and then.
+                slow.write_all(&[22, 3, 1, 0x40, 0]).unwrap();
+                while !ended.load(Ordering::Relaxed) && slow.write_all(&[1]).is_ok() {
+                    thread::sleep(Duration::from_millis(20));
+                }
+            });
+            let deadline = Instant::now() + Duration::from_millis(300);
+            let error = tls.read(&mut [0; 16], Some(deadline)).unwrap_err();
+            ended.store(true, Ordering::Relaxed);
+            assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
+        });
+    }
+}

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::socket_peercred;
-use rustix::process::getuid;
+use rustix::process::{Uid, getuid};
 use rustls::ClientConnection;
 
 use super::{MAX_RETRY_DELAY, MIN_RETRY_DELAY, WorkerError};
@@ -79,16 +79,31 @@ fn attempt(address: &Address, congestion: Option<&str>, keys: Option<&Keys>) -> 
         Address::Local { name } => {
             let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
             // Any user of the machine can listen on an abstract name. Nothing is sent before the owner is known.
-            let (owner, own) = (socket_peercred(&stream)?.uid, getuid());
-            if owner != own {
-                let text = format!(
-                    "the name belongs to a process of another user (uid {}; this is uid {})",
-                    owner.as_raw(),
-                    own.as_raw()
-                );
-                return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
-            }
+            check_owner(socket_peercred(&stream)?.uid, getuid())?;
             Ok(Socket::local(stream))
         }
+    }
+}
+
+fn check_owner(owner: Uid, own: Uid) -> io::Result<()> {
+    if owner == own {
+        return Ok(());
+    }
+    let (owner, own) = (owner.as_raw(), own.as_raw());
+    let text = format!("the name belongs to a process of another user (uid {owner}; this is uid {own})");
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_server_of_the_same_user_is_joined() {
+        let [own, other] = [1000, 1001].map(Uid::from_raw);
+        assert!(check_owner(own, own).is_ok());
+        let error = check_owner(other, own).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        assert!(error.to_string().contains("another user (uid 1001; this is uid 1000)"));
     }
 }
