@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Names that several crates give to the same idea.
-const SAME_IDEA: &[&str] = &["StopOnPanic", "Tensors", "ToServer", "ToWorker", "TransportKind"];
+const SAME_IDEA: &[&str] = &["StopOnPanic", "Tensors", "TransportKind"];
 
 /// Words that the glossary replaced, and what to say instead.
 const REPLACED: &[(&str, &str)] =

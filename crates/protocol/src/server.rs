@@ -22,8 +22,10 @@ pub const HANDSHAKE_TIMEOUT: Span = Span(10_000_000_000);
 /// A worker is gone when it has sent nothing for this long: two heartbeats and a half.
 const PATIENCE: Span = Span(HEARTBEAT_INTERVAL.0 * 5 / 2);
 
-/// The longest patience with a worker that was gone and came back, as an overloaded machine makes it seem.
+/// The longest patience with a worker that was gone and came back, as an overloaded machine makes it seem. After a while
+/// without such a silence, the patience is the usual one again.
 const MAX_PATIENCE: Span = Span(30_000_000_000);
+const PATIENCE_PERIOD: Span = Span(60_000_000_000);
 
 /// If the protocol is called later than it asked for by more than this, the server stood still.
 const STALL_TOLERANCE: Span = Span(250_000_000);
@@ -168,6 +170,8 @@ struct Session {
     heard: Time,
     /// It is gone when nothing has arrived for this long.
     patience: Span,
+    /// When it was last silent for longer than usual, or connected.
+    silent: Time,
     /// The worker's counter of steps, and when it moved last.
     progress: u64,
     progressed: Time,
@@ -178,6 +182,18 @@ struct Session {
     noticed_late: Option<TaskId>,
     /// When its liveness is checked next.
     check_at: Time,
+}
+
+impl Session {
+    /// Something has arrived.
+    fn hear(&mut self, now: Time) {
+        if now.since(self.heard) >= PATIENCE {
+            self.silent = now;
+        } else if now.since(self.silent) > PATIENCE_PERIOD {
+            self.patience = PATIENCE;
+        }
+        self.heard = now;
+    }
 }
 
 /// The server's side of the protocol.
@@ -302,6 +318,7 @@ impl ServerProtocol {
                 stage: Stage::Handshake(deadline),
                 heard: self.now,
                 patience: PATIENCE,
+                silent: self.now,
                 progress: 0,
                 progressed: self.now,
                 tasks: OpenTasks::default(),
@@ -316,7 +333,7 @@ impl ServerProtocol {
     pub fn on_transfer<H: ServerHost>(&mut self, now: Time, id: SessionId, host: &mut H) {
         self.advance(now, host);
         if let Some(session) = self.sessions.get_mut(&id) {
-            session.heard = self.now;
+            session.hear(self.now);
             progressed(session, self.now, &mut self.lateness);
         }
     }
@@ -335,7 +352,7 @@ impl ServerProtocol {
         self.advance(now, host);
         // The peer may have been dismissed while the message was on its way.
         let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
-        session.heard = self.now;
+        session.hear(self.now);
         match (session.stage, message) {
             (Stage::Finished, _) => Ok(()),
             (Stage::Handshake(_), ToServer::Hello { rank, emulated, token }) => {

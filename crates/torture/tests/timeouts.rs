@@ -24,7 +24,7 @@ enum RuleError {
 
 /// What a worker does, as far as the rule knows.
 #[derive(Default)]
-struct WorkerRecord {
+struct TimedWorker {
     queued: Option<u64>,
     /// The task that it computes, and since when.
     running: Option<(u64, Time)>,
@@ -35,7 +35,7 @@ struct WorkerRecord {
 
 struct FaultyRule {
     error: RuleError,
-    workers: BTreeMap<WorkerId, WorkerRecord>,
+    workers: BTreeMap<WorkerId, TimedWorker>,
 }
 
 impl FaultyRule {
@@ -43,11 +43,11 @@ impl FaultyRule {
         Box::new(FaultyRule { error, workers: BTreeMap::new() })
     }
 
-    fn record(&mut self, worker: WorkerId) -> &mut WorkerRecord {
+    fn record(&mut self, worker: WorkerId) -> &mut TimedWorker {
         self.workers.entry(worker).or_default()
     }
 
-    fn timeout(&self, record: &WorkerRecord) -> Option<Span> {
+    fn timeout(&self, record: &TimedWorker) -> Option<Span> {
         match self.error {
             RuleError::CountsOwnStalls => None,
             RuleError::FixedCeiling => Some(Span(60 * SECOND.0)),
@@ -61,7 +61,7 @@ impl FaultyRule {
         }
     }
 
-    fn deadline(&self, record: &WorkerRecord) -> Option<Time> {
+    fn deadline(&self, record: &TimedWorker) -> Option<Time> {
         Some(record.running?.1 + self.timeout(record)?)
     }
 }
@@ -110,7 +110,7 @@ impl TimeoutRule for FaultyRule {
     }
 
     fn overdue(&mut self, now: Time) -> Option<(WorkerId, bool)> {
-        let overdue = |record: &WorkerRecord| self.deadline(record).is_some_and(|deadline| deadline <= now);
+        let overdue = |record: &TimedWorker| self.deadline(record).is_some_and(|deadline| deadline <= now);
         let worker = *self.workers.iter().find(|(_, record)| overdue(record))?.0;
         let record = self.record(worker);
         (record.running, record.doublings) = (None, record.doublings + 1);

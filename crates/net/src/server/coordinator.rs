@@ -1,6 +1,6 @@
 //! The coordinator: the thread that drives the protocol. It takes what the connections receive, and the time.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,8 @@ pub(super) struct Coordinator<'a> {
     protocol: ServerProtocol,
     host: NetHost<'a>,
     clock: Instant,
+    /// Inputs that have arrived and are not handled yet.
+    inputs: VecDeque<ServerInput>,
     /// Where the run resumes: its time, and the workers that have to rejoin.
     resumed: Option<(Time, BTreeSet<WorkerId>)>,
 }
@@ -61,7 +63,13 @@ impl<'a> Coordinator<'a> {
         };
         let keeps_models = ledger.compensates();
         let host = NetHost::new(job, context, observer, monitor, stepper, &parameters, shared, keeps_models)?;
-        Ok(Coordinator { protocol: ServerProtocol::new(config, ledger), host, clock: Instant::now(), resumed })
+        Ok(Coordinator {
+            protocol: ServerProtocol::new(config, ledger),
+            host,
+            clock: Instant::now(),
+            inputs: VecDeque::new(),
+            resumed,
+        })
     }
 
     /// Runs the scheme to the end of the run, then sends the end to every worker.
@@ -104,8 +112,8 @@ impl<'a> Coordinator<'a> {
         let limit = self.host.job.goals.time_limit();
         let end = limit.and_then(|limit| self.protocol.clock_time(limit));
         let due = [self.protocol.next_timer(), end].into_iter().flatten().min();
-        let inputs = event_source.gather(due.map(|due| self.instant(due))).map_err(ServerError::System)?;
-        for input in inputs {
+        self.inputs.extend(event_source.gather(due.map(|due| self.instant(due))).map_err(ServerError::System)?);
+        while let Some(input) = self.inputs.pop_front() {
             self.handle(input).map_err(failure)?;
             while let Some((session, task)) = self.host.withdrawn.pop() {
                 let dropped = ToServer::Dropped { number: task.number };
@@ -176,14 +184,17 @@ impl<'a> Coordinator<'a> {
     /// Waits up to [`DISCONNECT_TIMEOUT`] for the workers to disconnect.
     fn await_disconnects(&mut self, event_source: &mut EventSource) -> Result<(), ServerError> {
         let deadline = Instant::now() + DISCONNECT_TIMEOUT;
-        while !self.protocol.is_empty() && Instant::now() < deadline {
-            for input in event_source.gather(Some(deadline)).map_err(ServerError::System)? {
+        loop {
+            while let Some(input) = self.inputs.pop_front() {
                 if let ServerInput::Closed { .. } = input {
                     self.handle(input).map_err(failure)?;
                 }
             }
+            if self.protocol.is_empty() || Instant::now() >= deadline {
+                return Ok(());
+            }
+            self.inputs.extend(event_source.gather(Some(deadline)).map_err(ServerError::System)?);
         }
-        Ok(())
     }
 }
 
