@@ -83,6 +83,7 @@ impl<'a> Coordinator<'a> {
                 break stop;
             }
         };
+        self.host.observer.on_end();
         let now = self.protocol.run_time(self.now());
         self.protocol.finish(self.now(), &stop.text(), &mut self.host).map_err(failure)?;
         self.host.offer_checkpoint(self.protocol.ledger());
