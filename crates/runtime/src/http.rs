@@ -178,7 +178,10 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::TcpStream;
 
+    use paceline_core::{Event, Reason, Time, WorkerId};
+
     use super::*;
+    use crate::{Monitor, Notice};
 
     fn start(status: SharedStatus) -> StatusServer {
         let listener = net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -222,6 +225,24 @@ mod tests {
         assert!(ask(&server, "GET /stop HTTP/1.1\r\nHost: x\r\n\r\n").starts_with("HTTP/1.1 404"));
         assert!(ask(&server, "POST /status HTTP/1.1\r\nHost: x\r\n\r\n").starts_with("HTTP/1.1 405"));
         assert!(ask(&server, "\u{1}\u{2}\r\n\r\n").starts_with("HTTP/1.1 400"));
+    }
+
+    #[test]
+    fn a_model_that_stands_still_is_reported_with_the_reason() {
+        let (status, worker) = (SharedStatus::default(), WorkerId(0));
+        let began = Instant::now().checked_sub(Duration::from_secs(100)).unwrap();
+        let joined = Notice::Joined { worker, peer: "here".into(), emulated: None };
+        status.lock().on_notice(began, &joined);
+        status.lock().on_turn(began, Time::START, &Event::Joined { worker }, &[]);
+        let mut monitor = Monitor::default();
+        let iteration = monitor.stepped(Time::START, 1, None, Reason::Free);
+        status.lock().on_iteration(began + Duration::from_secs(1), &iteration, &monitor);
+        let server = start(status.clone());
+        let answer = ask(&server, "GET /healthz HTTP/1.1\r\n\r\n");
+        assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("application/json"), "{answer}");
+        assert!(answer.contains(r#"{"state":"no progress","reason":"no iteration was completed for "#), "{answer}");
+        status.lock().on_iteration(Instant::now(), &iteration, &monitor);
+        assert!(ask(&server, "GET /healthz HTTP/1.1\r\n\r\n").ends_with("\r\n\r\nrunning\n"));
     }
 
     #[test]

@@ -37,7 +37,7 @@ fn a_process_without_file_handles_says_so_once_waits_and_answers_when_one_is_fre
     let (before, pause) = (processor_time(), Duration::from_millis(500));
     sleep(pause);
     let used = processor_time() - before;
-    assert!(used < pause / 2, "{used:?} of processor time in {pause:?}");
+    assert!(used < pause / 5, "{used:?} of processor time in {pause:?}");
 
     drop(files);
     let mut answer = String::new();
