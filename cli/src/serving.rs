@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use paceline_config::file::Configuration;
@@ -16,8 +16,8 @@ use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::{table, workers_table};
 use paceline_runtime::{
     Checkpointer, EventLogHeader, FolderLock, INTERRUPTED, Iteration, Job, ModelState, Monitor, Notice, Observer,
-    ResumePoint, RunEnding, RunFolder, ServerObserver, SharedStatus, Summary, check_unfinished, next_free,
-    serve_status,
+    ResumePoint, RunEnding, RunFolder, ServerObserver, SharedStatus, StatusServer, Summary, check_unfinished,
+    next_free,
 };
 use paceline_trace::Recorder;
 use serde::Serialize;
@@ -119,7 +119,9 @@ impl Observer for RunFollower {
         if let Some(warning) = self.checkpointer.poll() {
             tracing::warn!("{warning}");
         }
-        self.status.lock().checkpoint = self.checkpointer.saved();
+        let mut status = self.status.lock();
+        status.checkpoint = self.checkpointer.saved();
+        status.on_turn(Instant::now(), now, event, decisions);
     }
 
     fn on_task(&mut self, task: TaskId, compute: Span) {
@@ -130,12 +132,12 @@ impl Observer for RunFollower {
         self.started.store(true, Ordering::Relaxed);
         self.progress.on_iteration(iteration, monitor);
         self.folder.on_iteration(iteration, monitor);
-        self.status.lock().on_iteration(iteration, monitor);
+        self.status.lock().on_iteration(Instant::now(), iteration, monitor);
     }
 
     fn on_notice(&mut self, notice: &Notice) {
         NoticeLogger.on_notice(notice);
-        self.status.lock().on_notice(notice);
+        self.status.lock().on_notice(Instant::now(), notice);
     }
 }
 
@@ -149,6 +151,10 @@ impl ServerObserver for RunFollower {
         if let Some(warning) = self.checkpointer.save(state, events, log) {
             tracing::warn!("{warning}");
         }
+    }
+
+    fn on_end(&mut self) {
+        self.status.lock().on_end();
     }
 }
 
@@ -168,6 +174,7 @@ pub struct PreparedRun<'a> {
     server: Server,
     resume_point: Option<ResumePoint>,
     follower: RunFollower,
+    status_server: Option<StatusServer>,
 }
 
 impl<'a> PreparedRun<'a> {
@@ -211,9 +218,10 @@ impl<'a> PreparedRun<'a> {
         }
         let status = SharedStatus::default();
         (status.lock().scheme, status.lock().expected_workers) = (job.scheme.to_string(), job.setup.workers);
-        if let Some(listener) = http {
-            let address = serve_status(listener, status.clone()).map_err(Failure::run)?;
-            tracing::info!("status at http://{address}/status");
+        let start = |listener| StatusServer::start(listener, status.clone(), |warning| tracing::warn!("{warning}"));
+        let status_server = http.map(start).transpose().map_err(Failure::run)?;
+        if let Some(server) = &status_server {
+            tracing::info!("status at http://{}/status", server.address());
         }
         let follower = RunFollower {
             progress: RunBar::live(&bars, job.scheme.to_string(), &job.goals),
@@ -223,7 +231,7 @@ impl<'a> PreparedRun<'a> {
             status,
             started: Arc::new(AtomicBool::new(false)),
         };
-        Ok(PreparedRun { job, output, server, resume_point, follower })
+        Ok(PreparedRun { job, output, server, resume_point, follower, status_server })
     }
 
     /// The addresses that the server listens on.
@@ -243,7 +251,8 @@ impl<'a> PreparedRun<'a> {
 
     /// Runs the job until it ends. The result is printed first, then the model is written, then everything else.
     pub fn run(self) -> Result<(), Failure> {
-        let PreparedRun { job, output, server, resume_point, mut follower } = self;
+        // The status is served to the end of this function.
+        let PreparedRun { job, output, server, resume_point, mut follower, status_server: _status_server } = self;
         let stopper = server.stopper();
         interrupt::listen(move || stopper.stop(INTERRUPTED))?;
         let outcome = match resume_point {

@@ -130,6 +130,8 @@ fn workers_without_the_keys_are_refused_and_counted() {
         metrics.contains("\npaceline_refused_total 2\n") && metrics.contains("\npaceline_workers 1\n"),
         "{metrics}"
     );
+    assert!(metrics.contains("\npaceline_worker_member{worker=\"0\"} 1\n"), "{metrics}");
+    assert!(get(http, "/healthz").ends_with("\r\n\r\nrunning\n"));
     server.signal("INT");
     assert_eq!(worker.finish()["reason"], "interrupted");
 }

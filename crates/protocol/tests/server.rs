@@ -165,11 +165,11 @@ impl TestServer {
 
     /// The last refusal that was sent, and whether the worker may rejoin.
     fn refusal(&self) -> (&str, bool) {
-        let refusals = self.host.sent.iter().filter_map(|(_, message)| match message {
+        let mut refusals = self.host.sent.iter().rev().filter_map(|(_, message)| match message {
             ToWorker::Refuse { reason, may_rejoin } => Some((reason.as_str(), *may_rejoin)),
             _ => None,
         });
-        refusals.last().unwrap_or_default()
+        refusals.next().unwrap_or_default()
     }
 }
 

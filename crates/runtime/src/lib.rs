@@ -14,10 +14,11 @@
 //! - [`RunFolder`]: the files of a run; [`FolderLock`]: who may write them; [`RunEnding`]: how a run ended; [`ScalarLog`]: the one for TensorBoard.
 //! - [`Checkpointer`] and [`ResumePoint`]: checkpoints, and resuming from one.
 //!
-//! What others can see: [`Status`], served over HTTP by [`serve_status`].
+//! What others can see: [`Status`], served over HTTP by [`StatusServer`].
 
 mod broken_updates;
 mod checkpointer;
+mod commit_watch;
 mod ending;
 mod event_log;
 mod folder_lock;
@@ -42,7 +43,7 @@ pub use ending::{INTERRUPTED, NO_WORKERS, RunEnding, check_unfinished};
 pub use event_log::{EventLog, EventLogHeader, ReplayError, ReplayState, Replayed, read_events, replay};
 pub use folder_lock::FolderLock;
 pub use goal::{Goal, GoalProgress, Goals, LOSS_WINDOW};
-pub use http::serve_status;
+pub use http::StatusServer;
 pub use interrupt::{is_interrupted, request_interrupt};
 pub use job::Job;
 pub use monitor::{Iteration, Monitor, Observer, RunInfo, Summary, WorkerTimes};
@@ -54,6 +55,6 @@ pub use run_folder::{
     EVENTS, MetricsRow, REPORT, RunFolder, RunFolderError, check_free, next_free, read_metrics, set_aside,
 };
 pub use server_observer::{ModelState, ServerObserver};
-pub use status::{SharedStatus, Status};
+pub use status::{Health, SharedStatus, Status, WorkerStatus};
 pub use tensorboard::ScalarLog;
 pub use trainer::{CommitResult, Contribution, Stepper, Trainer, compensate};

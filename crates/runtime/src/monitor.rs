@@ -330,8 +330,18 @@ impl Monitor {
         if present > 0.0 { idle / present } else { 0.0 }
     }
 
+    /// What each worker does.
+    pub(crate) fn activities(&self) -> &WorkerActivities {
+        &self.activities
+    }
+
+    /// Samples in the updates that the worker sent.
+    pub(crate) fn worker_samples(&self, worker: WorkerId) -> u64 {
+        self.clocks.get(worker.index()).map_or(0, |clock| clock.samples)
+    }
+
     /// How each worker has spent its time so far, by rank.
-    fn worker_times(&self, now: Time) -> Vec<WorkerTimes> {
+    pub(crate) fn worker_times(&self, now: Time) -> Vec<WorkerTimes> {
         let idle_since = |worker| self.activities.of(WorkerId(worker)).idle_since();
         (0..).zip(&self.clocks).map(|(worker, clock)| clock.times(worker, idle_since(worker), now)).collect()
     }

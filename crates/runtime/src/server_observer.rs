@@ -25,6 +25,9 @@ pub trait ServerObserver: Observer {
     /// The model is in a state that the run can resume from. Called when a checkpoint is due, and at the end of the run
     /// if no update is pending then.
     fn on_checkpoint(&mut self, _state: &ModelState<'_>) {}
+
+    /// Training has ended. The final evaluation and the last checkpoint follow.
+    fn on_end(&mut self) {}
 }
 
 impl ServerObserver for () {}

@@ -52,7 +52,7 @@ impl Choices<'_> {
         WireReport { compute: span(self), querying: span(self), cpu: load(self), memory: load(self) }
     }
 
-    fn to_server(&mut self) -> ToServer {
+    fn message_to_server(&mut self) -> ToServer {
         match self.below(8) {
             0 => {
                 let rank = self.flag().then_some(self.number() as u32);
@@ -72,7 +72,7 @@ impl Choices<'_> {
         }
     }
 
-    fn to_worker(&mut self) -> ToWorker {
+    fn message_to_worker(&mut self) -> ToWorker {
         let number = self.number();
         match self.below(7) {
             0 => {
@@ -136,7 +136,7 @@ pub fn fuzz_protocol(bytes: &[u8]) -> Result<u64, TortureFailure> {
                     server.on_message(now, session, ToServer::Ready { fingerprint: Fingerprint::default() })?;
                 }
             }
-            1..=3 => server.on_message(now, session, choices.to_server())?,
+            1..=3 => server.on_message(now, session, choices.message_to_server())?,
             4 => server.on_closed(now, session)?,
             5 => {
                 let steps = [1_000_000, 900_000_000, 3_000_000_000, 7_200_000_000_000];
@@ -146,7 +146,7 @@ pub fn fuzz_protocol(bytes: &[u8]) -> Result<u64, TortureFailure> {
             6 => {
                 if let Some((worker, inbox)) = peers.get_mut(&session) {
                     let message = inbox.pop_front().filter(|_| !choices.flag());
-                    let message = message.unwrap_or_else(|| choices.to_worker());
+                    let message = message.unwrap_or_else(|| choices.message_to_worker());
                     if let ToWorker::Model { version } = message {
                         worker.on_model(version, ());
                     } else {

@@ -39,8 +39,8 @@ struct FaultyRule {
 }
 
 impl FaultyRule {
-    fn new(error: RuleError) -> Box<dyn TimeoutRule> {
-        Box::new(FaultyRule { error, workers: BTreeMap::new() })
+    fn with(error: RuleError) -> Self {
+        FaultyRule { error, workers: BTreeMap::new() }
     }
 
     fn record(&mut self, worker: WorkerId) -> &mut TimedWorker {
@@ -137,7 +137,7 @@ fn first_failure(error: RuleError) -> (FaultSchedule, String) {
             if torture_with(&schedule, &build, None).is_err() {
                 panic!("seed {} fails without the rule", schedule.seed);
             }
-            match torture_with(&schedule, &build, Some(FaultyRule::new(error))) {
+            match torture_with(&schedule, &build, Some(Box::new(FaultyRule::with(error)))) {
                 Ok(_) => {}
                 Err(TortureFailure::Dismissed { .. }) => return (schedule, scheme.to_string()),
                 Err(failure) => panic!("seed {}, {scheme}: {failure}", schedule.seed),

@@ -10,7 +10,8 @@ use paceline_runtime::{BrokenUpdates, Goal, Job, Monitor, ResumePoint, ServerObs
 use paceline_store::Checkpoint;
 
 use super::event_source::{EventSource, ServerInput};
-use super::host::{NetHost, StopReason};
+use super::host::{NetHost, StopReason, no_memory};
+use super::parameter_ring::ParameterRing;
 use super::session::SessionContext;
 use super::{RunOutcome, ServerError};
 
@@ -62,7 +63,8 @@ impl<'a> Coordinator<'a> {
             timeout: job.timeout,
         };
         let keeps_models = ledger.compensates();
-        let host = NetHost::new(job, context, observer, monitor, stepper, &parameters, shared, keeps_models)?;
+        let ring = ParameterRing::new(&parameters, shared).map_err(no_memory(parameters.len()))?;
+        let host = NetHost::new(job, context, observer, monitor, stepper, ring, keeps_models);
         Ok(Coordinator {
             protocol: ServerProtocol::new(config, ledger),
             host,
@@ -91,6 +93,7 @@ impl<'a> Coordinator<'a> {
                 break stop;
             }
         };
+        self.host.observer.on_end();
         let now = self.protocol.run_time(self.now());
         self.protocol.finish(self.now(), &stop.text(), &mut self.host).map_err(failure)?;
         self.host.offer_checkpoint(self.protocol.ledger());

@@ -104,17 +104,16 @@ impl<'a> NetHost<'a> {
         observer: &'a mut dyn ServerObserver,
         monitor: Monitor,
         stepper: Stepper,
-        parameters: &[f32],
-        shared: bool,
+        parameter_ring: ParameterRing,
         keeps_models: bool,
-    ) -> Result<Self, ServerError> {
-        Ok(NetHost {
+    ) -> Self {
+        NetHost {
             job,
             context,
             observer,
             monitor,
             stepper,
-            parameter_ring: ParameterRing::new(parameters, shared).map_err(no_memory(parameters.len()))?,
+            parameter_ring,
             keeps_models,
             links: HashMap::new(),
             closing: HashMap::new(),
@@ -128,7 +127,7 @@ impl<'a> NetHost<'a> {
             stop: None,
             evaluation_sender: None,
             new_evaluation: None,
-        })
+        }
     }
 
     // --- connections ---
