@@ -15,9 +15,8 @@ use paceline_report::page;
 use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::{table, workers_table};
 use paceline_runtime::{
-    Checkpointer, EventLogHeader, FolderLock, INTERRUPTED, Iteration, Job, ModelState, Monitor, Notice, Observer,
-    ResumePoint, RunEnding, RunFolder, ServerObserver, SharedStatus, Summary, check_unfinished, next_free,
-    serve_status,
+    Checkpointer, EventLogHeader, FolderLock, Iteration, Job, ModelState, Monitor, Notice, Observer, ResumePoint,
+    RunFolder, ServerObserver, SharedStatus, StopReason, Summary, check_unfinished, next_free, serve_status,
 };
 use paceline_trace::Recorder;
 use serde::Serialize;
@@ -245,7 +244,7 @@ impl<'a> PreparedRun<'a> {
     pub fn run(self) -> Result<(), Failure> {
         let PreparedRun { job, output, server, resume_point, mut follower } = self;
         let stopper = server.stopper();
-        interrupt::listen(move || stopper.stop(INTERRUPTED))?;
+        interrupt::listen(move || stopper.stop(StopReason::Interrupted))?;
         let outcome = match resume_point {
             None => server.run(job, &mut follower),
             Some(point) => server.resume(job, point, &mut follower),
@@ -261,7 +260,7 @@ impl<'a> PreparedRun<'a> {
         let recorded = output.record.as_ref().map(|record| recorder.finish().write(record).context("--record"));
         finished.map_err(Failure::run)?;
         recorded.transpose().map_err(Failure::Run)?;
-        Failure::unless_reached(RunEnding::of(&outcome.summary))
+        Failure::unless_reached(outcome.summary.ending)
     }
 }
 

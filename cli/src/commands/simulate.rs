@@ -153,7 +153,8 @@ impl SimulateArgs {
             let aside = set_aside(out).map_err(Failure::run)?;
             eprintln!("the results so far are in {}", aside.display());
         }
-        Failure::unless_reached(summaries.iter().map(RunEnding::of).max().unwrap_or(RunEnding::Interrupted))
+        let endings = summaries.iter().map(|summary| summary.ending);
+        Failure::unless_reached(endings.max_by_key(|ending| ending.exit_code()).unwrap_or(RunEnding::Interrupted))
     }
 
     /// The files that are read.

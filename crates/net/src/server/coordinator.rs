@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use paceline_core::{DriveError, Ledger, Time, WorkerId};
 use paceline_protocol::{Fingerprint, Notice, ServerConfig, ServerProtocol, ToServer};
-use paceline_runtime::{BrokenUpdates, Goal, Job, Monitor, ResumePoint, ServerObserver, Stepper};
+use paceline_runtime::{BrokenUpdates, Goal, Job, Monitor, ResumePoint, ServerObserver, Stepper, StopReason};
 use paceline_store::Checkpoint;
 
 use super::event_source::{EventSource, ServerInput};
-use super::host::{NetHost, StopReason};
+use super::host::NetHost;
 use super::session::SessionContext;
 use super::{RunOutcome, ServerError};
 
@@ -84,7 +84,11 @@ impl<'a> Coordinator<'a> {
             }
         };
         let now = self.protocol.run_time(self.now());
-        self.protocol.finish(self.now(), &stop.text(), &mut self.host).map_err(failure)?;
+        let farewell = match &stop {
+            StopReason::Goal(goal) => format!("{goal} is reached"),
+            other => other.to_string(),
+        };
+        self.protocol.finish(self.now(), &farewell, &mut self.host).map_err(failure)?;
         self.host.offer_checkpoint(self.protocol.ledger());
         let outcome = self.host.outcome(now, &stop, &self.protocol.ledger().samples());
         self.await_disconnects(event_source)?;
@@ -167,7 +171,7 @@ impl<'a> Coordinator<'a> {
                 Ok(())
             }
             ServerInput::Stop { reason } => {
-                self.host.stop = Some(StopReason::Other(reason));
+                self.host.stop = Some(reason);
                 Ok(())
             }
         }
