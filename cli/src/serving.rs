@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use paceline_config::file::Configuration;
 use paceline_config::{Failure, ForceOption};
 use paceline_core::{Decision, Event, Span, TaskId, Time};
-use paceline_net::{Address, RunOutcome, Server, Stopper};
+use paceline_net::{Address, RunOutcome, Server, ServerError, Stopper};
 use paceline_report::page;
 use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::{table, workers_table};
@@ -170,9 +170,9 @@ pub struct PreparedRun<'a> {
 }
 
 impl<'a> PreparedRun<'a> {
-    /// Prepares a run, or resumes one. Nothing is changed by an error. `open` is `--open` of `serve`.
+    /// Prepares a run, or resumes one, on the server that `bind` gives. Nothing is changed by an error. `open` is `--open` of `serve`.
     pub fn new(
-        server: Server,
+        bind: impl FnOnce() -> Result<Server, ServerError>,
         job: &'a Job,
         output: &'a ServingOutput,
         configuration: &Configuration,
@@ -185,6 +185,7 @@ impl<'a> PreparedRun<'a> {
             ResumePoint::load(&lock, job).map(|point| (lock, point))
         });
         let resumed = resumed.transpose().map_err(Failure::input)?;
+        let server = bind().map_err(Failure::input)?;
         let http = output.http.as_ref().map(listen).transpose().map_err(Failure::Input)?;
         let bars = bars();
         logs::install(&bars);

@@ -133,8 +133,7 @@ impl SimulateArgs {
         let outcome = parallel::run(
             &self.seeds.0,
             at_once,
-            parallel::Unfinished::Keep,
-            |&seed| self.run_seed(&prepared, configuration, seed, threads / at_once, &bars),
+            |&seed| self.run_seed(&prepared, configuration, seed, threads / at_once, &bars).map(Some),
             |SeedOutcome { lines, summary, files }| {
                 if self.output.json {
                     say(lines + &serde_json::to_string(&summary).unwrap_or_default());
