@@ -6,7 +6,7 @@ use paceline_config::{Failure, PreparedScenario, Scenario, parallel};
 use paceline_core::SchemeSpec;
 use paceline_report::comparison::{RunResult, SchemeRuns};
 use paceline_report::page;
-use paceline_runtime::{Goals, Iteration, Monitor, Observer, RunFolder, is_interrupted};
+use paceline_runtime::{Goals, Iteration, Monitor, Observer, RunEnding, RunFolder, is_interrupted};
 use paceline_sim::Simulation;
 
 use crate::interrupt;
@@ -71,18 +71,18 @@ pub fn simulate(
         let mut observers: Vec<&mut dyn Observer> = vec![&mut observer, &mut curve];
         observers.extend(folder.as_mut().map(|folder| folder as &mut dyn Observer));
         let outcome = simulation.run(&mut observers)?;
-        match folder {
-            Some(folder) if is_interrupted() => folder.discard()?,
-            Some(folder) => page::finish_run_folder(folder, &outcome.summary, outcome.parameters.as_deref())?,
-            None => {}
+        if outcome.summary.ending == RunEnding::Interrupted {
+            folder.map_or(Ok(()), RunFolder::discard)?;
+            return Ok(None);
         }
-        if !is_interrupted() {
-            live.finish_run(scheme, &outcome.summary);
+        if let Some(folder) = folder {
+            page::finish_run_folder(folder, &outcome.summary, outcome.parameters.as_deref())?;
         }
-        Ok((scheme, RunResult { summary: outcome.summary, curve: curve.0 }))
+        live.finish_run(scheme, &outcome.summary);
+        Ok(Some((scheme, RunResult { summary: outcome.summary, curve: curve.0 })))
     };
     let each = |(scheme, result): (usize, RunResult)| results[scheme].runs.push(result);
-    parallel::run(&jobs, at_once, parallel::Unfinished::Drop, work, each)?;
+    parallel::run(&jobs, at_once, work, each)?;
     Ok(results)
 }
 

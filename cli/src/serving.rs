@@ -10,14 +10,13 @@ use anyhow::{Context, bail};
 use paceline_config::file::Configuration;
 use paceline_config::{Failure, ForceOption};
 use paceline_core::{Decision, Event, Span, TaskId, Time};
-use paceline_net::{Address, RunOutcome, Server, Stopper};
+use paceline_net::{Address, RunOutcome, Server, ServerError, Stopper};
 use paceline_report::page;
 use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::{table, workers_table};
 use paceline_runtime::{
-    Checkpointer, EventLogHeader, FolderLock, INTERRUPTED, Iteration, Job, ModelState, Monitor, Notice, Observer,
-    ResumePoint, RunEnding, RunFolder, ServerObserver, SharedStatus, StatusServer, Summary, check_unfinished,
-    next_free,
+    Checkpointer, EventLogHeader, FolderLock, Iteration, Job, ModelState, Monitor, Notice, Observer, ResumePoint,
+    RunFolder, ServerObserver, SharedStatus, StatusServer, StopReason, Summary, check_unfinished, next_free,
 };
 use paceline_trace::Recorder;
 use serde::Serialize;
@@ -178,9 +177,9 @@ pub struct PreparedRun<'a> {
 }
 
 impl<'a> PreparedRun<'a> {
-    /// Prepares a run, or resumes one. Nothing is changed by an error. `open` is `--open` of `serve`.
+    /// Prepares a run, or resumes one, on the server that `bind` gives. Nothing is changed by an error. `open` is `--open` of `serve`.
     pub fn new(
-        server: Server,
+        bind: impl FnOnce() -> Result<Server, ServerError>,
         job: &'a Job,
         output: &'a ServingOutput,
         configuration: &Configuration,
@@ -193,6 +192,7 @@ impl<'a> PreparedRun<'a> {
             ResumePoint::load(&lock, job).map(|point| (lock, point))
         });
         let resumed = resumed.transpose().map_err(Failure::input)?;
+        let server = bind().map_err(Failure::input)?;
         let http = output.http.as_ref().map(listen).transpose().map_err(Failure::Input)?;
         let bars = bars();
         logs::install(&bars);
@@ -254,7 +254,7 @@ impl<'a> PreparedRun<'a> {
         // The status is served to the end of this function.
         let PreparedRun { job, output, server, resume_point, mut follower, status_server: _status_server } = self;
         let stopper = server.stopper();
-        interrupt::listen(move || stopper.stop(INTERRUPTED))?;
+        interrupt::listen(move || stopper.stop(StopReason::Interrupted))?;
         let outcome = match resume_point {
             None => server.run(job, &mut follower),
             Some(point) => server.resume(job, point, &mut follower),
@@ -270,7 +270,7 @@ impl<'a> PreparedRun<'a> {
         let recorded = output.record.as_ref().map(|record| recorder.finish().write(record).context("--record"));
         finished.map_err(Failure::run)?;
         recorded.transpose().map_err(Failure::Run)?;
-        Failure::unless_reached(RunEnding::of(&outcome.summary))
+        Failure::unless_reached(outcome.summary.ending)
     }
 }
 

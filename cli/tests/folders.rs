@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::thread;
 
 use tempfile::tempdir;
 
@@ -28,21 +27,30 @@ fn a_folder_has_one_writer_and_a_killed_one_frees_it() {
     let folder = tempdir().unwrap();
     let out = folder.path().join("run");
     let out = out.to_str().unwrap();
-    let mut run = PacelineProcess::start(&[&["train", "--until", "time=300", "--out", out], &QUICK[..]].concat());
-    while !folder.path().join("run/lock").exists() {
-        assert!(run.child.try_wait().unwrap().is_none(), "the run ended by itself");
-        thread::yield_now();
-    }
+    let run = PacelineProcess::start(&[&["train", "--until", "time=300", "--out", out], &QUICK[..]].concat());
+    // The folder is written when the first worker joins.
     run.await_line("worker ");
-    let process = format!("is in use: process {} writes it", run.child.id());
-    for command in [["train", "--resume", out], ["simulate", "--out", out]] {
-        let error = refused(&command);
-        assert!(error.contains(&process) || error.contains("exists and is not empty"), "{error}");
-    }
-    assert!(refused(&["train", "--resume", out]).contains(&process));
+    let in_use = |id: u32| format!("error: {out} is in use: process {id} writes it; wait until that ends\n");
+    assert_eq!(refused(&["train", "--resume", out]), in_use(run.child.id()));
+    assert_eq!(
+        refused(&["simulate", "--out", out]),
+        format!("error: {out} exists and is not empty; choose another folder with --out\n")
+    );
     run.kill();
     let resumed = json(&["train", "--resume", out, "--until", "iterations=3", "--json"]);
     assert!(resumed[0]["iterations"].as_u64().unwrap() >= 3, "{resumed:?}");
+
+    // The address is in use, too; the folder is what counts.
+    let out = &format!("{out}-served");
+    let address = format!("local:paceline-folders-{}", std::process::id());
+    let server = PacelineProcess::start(&[&["serve", "--listen", &address, "--out", out], &QUICK[..]].concat());
+    server.await_line("waiting for 2 workers");
+    let error = refused(&["serve", "--resume", out]);
+    assert_eq!(
+        error,
+        format!("error: {out} is in use: process {} writes it; wait until that ends\n", server.child.id())
+    );
+    server.kill();
 }
 
 #[test]

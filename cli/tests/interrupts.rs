@@ -5,20 +5,11 @@ mod common;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::thread;
 
 use tempfile::tempdir;
 
 use common::paceline;
 use common::process::PacelineProcess;
-
-/// Waits until `is_ready`, while the process runs.
-fn wait(process: &mut PacelineProcess, is_ready: impl Fn() -> bool) {
-    while !is_ready() {
-        assert!(process.child.try_wait().unwrap().is_none(), "the process has exited");
-        thread::yield_now();
-    }
-}
 
 fn lines(path: &Path) -> usize {
     fs::read_to_string(path).map_or(0, |text| text.lines().count())
@@ -31,7 +22,7 @@ fn an_interrupted_simulation_shows_its_result_and_frees_its_folder() {
     let command = ["simulate", "--data", "digits:600,200", "--until", "time=1e9", "--out", out.to_str().unwrap()];
     for aside in ["run-interrupted", "run-interrupted-2"] {
         let mut run = PacelineProcess::start(&command);
-        wait(&mut run, || lines(&out.join("metrics.csv")) > 2);
+        run.wait_until(|| lines(&out.join("metrics.csv")) > 2);
         run.signal("INT");
         let (code, table, errors) = run.end();
         assert_eq!(code, Some(130), "{errors:?}");
@@ -57,11 +48,47 @@ fn an_interrupted_comparison_ranks_the_runs_that_are_complete() {
 
     let endless = ["--schemes", "bsp,asp", "--until", "loss<-1", "--data", "digits:600,200"];
     let mut race = PacelineProcess::start(&[&["race"], &named[..], &endless].concat());
-    wait(&mut race, || lines(&out.join("bsp/metrics.csv")) > 2);
+    race.wait_until(|| lines(&out.join("bsp/metrics.csv")) > 2);
     race.signal("INT");
     let (code, table, errors) = race.end();
     assert_eq!((code, table.as_str()), (Some(130), ""), "{errors:?}");
     assert!(errors.contains(&"0 of 2 runs are done".to_string()) && !out.exists(), "{errors:?}");
+}
+
+#[test]
+fn an_interrupted_race_of_processes_ranks_the_runs_that_are_complete() {
+    let folder = tempdir().unwrap();
+    let out = folder.path().join("race");
+    // Under asp the fast worker makes all iterations at once; under bsp each of them takes half a second.
+    let schemes = ["--schemes", "asp,bsp", "--workers", "2", "--emulate", "0=deterministic:0.5", "--seeds", "1"];
+    let job = ["--model", "softmax", "--data", "digits:600,200", "--until", "loss<-1,iterations=200"];
+    let named = ["race", "--real", "--out", out.to_str().unwrap()];
+    let mut race = PacelineProcess::start(&[&named[..], &schemes, &job].concat());
+    race.await_line("asp ");
+    race.wait_until(|| lines(&out.join("bsp/metrics.csv")) > 1);
+    race.signal("INT");
+    let (code, table, errors) = race.end();
+    assert_eq!(code, Some(130), "{errors:?}");
+    assert!(errors.contains(&"1 of 2 runs are done".to_string()), "{errors:?}");
+    assert!(table.contains("\nasp ") && !table.contains("\nbsp "), "{table}");
+    let aside = folder.path().join("race-interrupted");
+    assert!(!out.exists() && aside.join("asp/summary.json").exists() && !aside.join("bsp").exists());
+}
+
+#[test]
+fn an_interrupted_recommendation_compares_the_schemes_that_are_complete() {
+    let folder = tempdir().unwrap();
+    let times = folder.path().join("times.csv");
+    fs::write(&times, "1,1,1,3\n".repeat(30)).unwrap();
+    let run = PacelineProcess::start(&["whatif", times.to_str().unwrap(), "--seeds", "1", "--threads", "1"]);
+    // The first of many schemes is done.
+    run.await_line("bsp ");
+    run.signal("HUP");
+    let (code, table, errors) = run.end();
+    assert_eq!(code, Some(130), "{errors:?}");
+    assert!(table.contains("30 steps of 4 workers") && table.contains("bsp"), "{table}");
+    assert!(!table.contains("\nasp "), "{table}");
+    assert!(errors.iter().any(|line| line.ends_with(" of 18 runs are done")), "{errors:?}");
 }
 
 #[test]
@@ -70,14 +97,20 @@ fn an_interrupted_experiment_prints_the_runs_that_are_complete() {
     let out = folder.path().join("figures");
     let options = ["lbbsp-fig8", "--seeds", "1", "--threads", "1", "--out", out.to_str().unwrap()];
     let run = PacelineProcess::start(&[&["reproduce"], &options[..]].concat());
-    // A run of the first level takes a fraction of a second, all of them take many.
-    thread::sleep(std::time::Duration::from_secs(1));
+    run.await_line("1 of 4 runs are done");
     run.signal("INT");
     let (code, table, errors) = run.end();
     assert_eq!(code, Some(130), "{errors:?}");
-    let complete = table.contains("Only the runs that were complete count");
-    assert!(complete != errors.contains(&"no run is complete".to_string()), "{table}{errors:?}");
+    assert!(table.contains("Only the runs that were complete count"), "{table}{errors:?}");
     assert!(!out.exists(), "a figure of a part of the runs would mislead");
+
+    // Its first run takes minutes.
+    let mut run = PacelineProcess::start(&["reproduce", "cutoff-fig4", "--full", "--out", out.to_str().unwrap()]);
+    run.await_handler();
+    run.signal("INT");
+    let (code, table, errors) = run.end();
+    assert_eq!((code, table.as_str()), (Some(130), ""), "{errors:?}");
+    assert!(errors.contains(&"no run is complete".to_string()) && !out.exists(), "{errors:?}");
 }
 
 #[test]
@@ -87,13 +120,32 @@ fn an_interrupted_training_of_a_predictor_writes_the_best_so_far() {
     let record = ["simulate", "--model", "none", "--workers", "4", "--until", "iterations=300", "--record", &times];
     assert!(paceline(&record).status.success());
     let options = ["--epochs", "1000000", "--patience", "1000000", "--lag", "5"];
-    let run = PacelineProcess::start(&[&["predictor", "train", &times, "--out", &model], &options[..]].concat());
-    // An epoch takes milliseconds; the signal handler is installed long before.
-    thread::sleep(std::time::Duration::from_secs(2));
+    let mut run = PacelineProcess::start(&[&["predictor", "train", &times, "--out", &model], &options[..]].concat());
+    run.await_handler();
     run.signal("INT");
     let (code, table, errors) = run.end();
     assert_eq!(code, Some(130), "{errors:?}");
     assert!(table.contains("epochs in") && Path::new(&model).exists(), "{table}");
+}
+
+#[test]
+fn an_interrupted_fit_and_campaign_print_what_they_have() {
+    let endless = [
+        &["fit", "--model", "softmax", "--data", "digits:600,200", "--until", "time=300"][..],
+        &["torture", "--seeds", "100000000", "--threads", "1"],
+    ];
+    let [fit, torture] = endless.map(|command| {
+        let mut run = PacelineProcess::start(&[command, &["--json"]].concat());
+        run.await_handler();
+        run.signal("INT");
+        let (code, text, errors) = run.end();
+        assert_eq!(code, Some(130), "{command:?}: {errors:?}");
+        assert!(errors[0].starts_with("interrupted: ends with the result so far"), "{errors:?}");
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()
+    });
+    assert_eq!(fit["ending"], "interrupted");
+    assert!(fit["iterations"].as_u64().unwrap() >= 1, "{fit}");
+    assert!(torture["seeds"].as_u64().unwrap() < 100_000_000, "{torture}");
 }
 
 #[test]
@@ -103,10 +155,10 @@ fn a_second_interrupt_ends_a_server_that_is_stuck() {
     let quick = ["--model", "softmax", "--data", "digits:600,200", "--workers", "1", "--until", "time=300"];
     let mut run = PacelineProcess::start(&[&["train", "--out", out.to_str().unwrap()], &quick[..]].concat());
     // The report is a pipe that nobody reads: writing it takes for ever, as on a stuck disk.
-    wait(&mut run, || lines(&out.join("metrics.csv")) > 2);
+    run.wait_until(|| lines(&out.join("metrics.csv")) > 2);
     assert!(Command::new("mkfifo").arg(out.join("report.html")).status().unwrap().success());
     run.signal("INT");
-    wait(&mut run, || out.join("model.safetensors").exists());
+    run.wait_until(|| out.join("model.safetensors").exists());
     assert!(run.child.try_wait().unwrap().is_none(), "it is stuck");
     run.signal("INT");
     assert_eq!(run.end().0, Some(130));

@@ -62,6 +62,11 @@ fn exit_codes_tell_how_a_run_ended() {
     let out = folder.path().join("run");
     let train = ["--workers", "2", "--out", out.to_str().unwrap(), "--until", "loss<0.0001,iterations=5"];
     assert_eq!(code("train", &train), 3);
+    let diverged = folder.path().join("diverged");
+    let train = ["--workers", "2", "--out", diverged.to_str().unwrap(), "--lr", "1e37", "--until", "iterations=500"];
+    assert_eq!(code("train", &train), 4);
+    let summary = std::fs::read_to_string(diverged.join("summary.json")).unwrap();
+    assert!(summary.contains("\"ending\": \"diverged\""), "{summary}");
     assert_eq!(common::paceline(&["simulate", "--model", "none"]).status.code(), Some(0), "it has no target");
     for command in [&["--help"][..], &["train", "--help"], &["work", "--help"]] {
         let help = String::from_utf8(common::paceline(command).stdout).unwrap();

@@ -8,10 +8,7 @@ use paceline_core::{CommitStep, Reason, SampleCounts, Time};
 use paceline_models::ModelKind;
 use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::table;
-use paceline_runtime::{
-    BrokenUpdates, Contribution, Goals, INTERRUPTED, Monitor, Observer, RunEnding, RunInfo, Summary, Trainer,
-    is_interrupted,
-};
+use paceline_runtime::{Contribution, Goals, Monitor, Observer, RunInfo, StopReason, Summary, Trainer, is_interrupted};
 use paceline_workload::{Draw, Workload};
 
 use crate::interrupt;
@@ -58,7 +55,7 @@ impl FitArgs {
         let workload = self.training.workload(self.model, &data, 1, self.seed).map_err(Failure::Input)?;
         interrupt::listen_for_result()?;
         let summary = self.train(workload.as_ref());
-        let ending = RunEnding::of(&summary);
+        let ending = summary.ending;
         if self.json {
             say(serde_json::to_string(&summary).map_err(Failure::run)?);
         } else {
@@ -90,12 +87,12 @@ impl FitArgs {
             }
             progress.on_iteration(&iteration, &monitor);
             let met = monitor.met(&goals, now, &samples);
-            let diverged = result.aggregate.is_none();
-            if met.is_some() || diverged || is_interrupted() {
+            let diverged = result.aggregate.is_none().then_some(StopReason::Diverged);
+            let stop = diverged.or(met.map(StopReason::Goal));
+            if let Some(stop) = stop.or_else(|| is_interrupted().then_some(StopReason::Interrupted)) {
                 monitor.evaluated(replica.evaluate(trainer.parameters()));
-                let otherwise = if diverged { BrokenUpdates::DIVERGED } else { INTERRUPTED };
-                let run = RunInfo { scheme: "fit", seed: self.seed, workers: 1, goals: &goals, otherwise };
-                return monitor.summary(&run, now, met, &samples, 0);
+                let run = RunInfo { scheme: "fit", seed: self.seed, workers: 1, goals: &goals };
+                return monitor.summary(&run, now, &stop, &samples, 0);
             }
         }
     }

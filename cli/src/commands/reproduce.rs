@@ -54,11 +54,17 @@ impl ReproduceArgs {
         let figures: Vec<PathBuf> = figures.collect();
         self.check(&figures).map_err(Failure::Input)?;
         interrupt::listen_for_result()?;
-        let findings = run(&self.conditions)?;
-        if is_interrupted() && findings.records.is_empty() {
-            eprintln!("no run is complete");
-            return interrupt::check();
-        }
+        let findings = run(&self.conditions).and_then(|findings| {
+            if findings.records.is_empty() {
+                interrupt::check()?
+            }
+            Ok(findings)
+        });
+        let findings = findings.inspect_err(|failure| {
+            if let Failure::Ended(_) = failure {
+                eprintln!("no run is complete");
+            }
+        })?;
         // An interrupted experiment has a table of the runs that are complete, and no figure.
         let panels = if is_interrupted() { Vec::new() } else { findings.panels };
         if self.json {

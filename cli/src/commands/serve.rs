@@ -42,8 +42,8 @@ impl ServeArgs {
         let job = self.job.load().map_err(Failure::Input)?;
         let keys = self.keys.as_deref().map(Keys::read).transpose().map_err(Failure::input)?;
         let transport = TransportOptions { keys, open: self.open, ..self.job.transport() };
-        let server = Server::bind(&self.listen, transport).map_err(Failure::input)?;
-        let run = PreparedRun::new(server, &job, &self.output, configuration, self.open)?;
+        let bind = || Server::bind(&self.listen, transport);
+        let run = PreparedRun::new(bind, &job, &self.output, configuration, self.open)?;
         let addresses: Vec<String> = run.addresses().iter().map(Address::to_string).collect();
         eprintln!("waiting for {} on {}", counted(job.setup.workers, "worker"), addresses.join(" and "));
         run.run()

@@ -133,8 +133,7 @@ impl SimulateArgs {
         let outcome = parallel::run(
             &self.seeds.0,
             at_once,
-            parallel::Unfinished::Keep,
-            |&seed| self.run_seed(&prepared, configuration, seed, threads / at_once, &bars),
+            |&seed| self.run_seed(&prepared, configuration, seed, threads / at_once, &bars).map(Some),
             |SeedOutcome { lines, summary, files }| {
                 if self.output.json {
                     say(lines + &serde_json::to_string(&summary).unwrap_or_default());
@@ -153,7 +152,8 @@ impl SimulateArgs {
             let aside = set_aside(out).map_err(Failure::run)?;
             eprintln!("the results so far are in {}", aside.display());
         }
-        Failure::unless_reached(summaries.iter().map(RunEnding::of).max().unwrap_or(RunEnding::Interrupted))
+        let endings = summaries.iter().map(|summary| summary.ending);
+        Failure::unless_reached(endings.max_by_key(|ending| ending.exit_code()).unwrap_or(RunEnding::Interrupted))
     }
 
     /// The files that are read.

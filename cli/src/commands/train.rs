@@ -53,8 +53,8 @@ impl TrainArgs {
             TransportKind::SharedMemory => Address::Local { name: format!("paceline-{}", std::process::id()) },
             TransportKind::Tcp => Address::Tcp { host: "127.0.0.1".into(), port: 0 },
         };
-        let server = Server::bind(&[address], self.job.transport()).map_err(Failure::run)?;
-        let run = PreparedRun::new(server, &job, &self.output, configuration, false)?;
+        let bind = || Server::bind(&[address], self.job.transport());
+        let run = PreparedRun::new(bind, &job, &self.output, configuration, false)?;
         let address = run.addresses().first().cloned().context("the server listens").map_err(Failure::Run)?;
         let program = std::env::current_exe().context("path of this program").map_err(Failure::Run)?;
         let workers = LocalWorkers {

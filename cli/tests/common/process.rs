@@ -3,8 +3,12 @@
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
-use std::thread;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+/// The longest time that a test waits for anything.
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A process, and the lines of its standard error.
 pub struct PacelineProcess {
@@ -32,13 +36,37 @@ impl PacelineProcess {
 
     /// Waits for a line that starts with `start`.
     pub fn await_line(&self, start: &str) -> String {
-        for line in &self.lines {
+        loop {
+            let line = match self.lines.recv_timeout(TIMEOUT) {
+                Ok(line) => line,
+                Err(RecvTimeoutError::Timeout) => panic!("no line '{start}': {:?}", self.read),
+                Err(_) => panic!("the process ended without a line '{start}': {:?}", self.read),
+            };
             self.read.borrow_mut().push(line.clone());
             if line.starts_with(start) {
                 return line;
             }
         }
-        panic!("the process ended without a line '{start}': {:?}", self.read);
+    }
+
+    /// Waits until something is true, while the process runs.
+    pub fn wait_until(&mut self, is_true: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !is_true() {
+            assert!(self.child.try_wait().unwrap().is_none(), "the process has exited: {:?}", self.lines.try_recv());
+            assert!(start.elapsed() < TIMEOUT, "nothing happened");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until the process handles SIGINT.
+    pub fn await_handler(&mut self) {
+        let status = format!("/proc/{}/status", self.child.id());
+        self.wait_until(|| {
+            let text = fs::read_to_string(&status).unwrap();
+            let caught = text.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+            u64::from_str_radix(caught.trim(), 16).unwrap() & 0b10 != 0
+        });
     }
 
     pub fn signal(&self, name: &str) {

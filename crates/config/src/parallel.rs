@@ -5,27 +5,17 @@ use std::sync::{Mutex, PoisonError};
 
 use paceline_runtime::is_interrupted;
 
-/// What becomes of the results of jobs that were under way when the user interrupted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unfinished {
-    /// They are results so far.
-    Keep,
-    /// They can't be compared with those of complete jobs.
-    Drop,
-}
-
 /// The number of threads: the given one, or else one per core.
 pub fn threads(given: Option<u16>) -> usize {
     given.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from)
 }
 
 /// Runs all jobs, `at_once` at a time. Passes the results to `each` in the order of the jobs, each as soon as the
-/// earlier ones are done. After a failure or an interrupt, no further job is started.
+/// earlier ones are done; a job may have none. After a failure or an interrupt, no further job is started.
 pub fn run<Job: Sync, Done: Send>(
     jobs: &[Job],
     at_once: usize,
-    unfinished: Unfinished,
-    work: impl Fn(&Job) -> anyhow::Result<Done> + Sync,
+    work: impl Fn(&Job) -> anyhow::Result<Option<Done>> + Sync,
     each: impl FnMut(Done) + Send,
 ) -> anyhow::Result<()> {
     let next = AtomicUsize::new(0);
@@ -34,8 +24,8 @@ pub fn run<Job: Sync, Done: Send>(
     let run_jobs = || {
         while let Some((index, job)) = take(&next, jobs).filter(|_| !is_interrupted()) {
             match work(job) {
-                Ok(_) if is_interrupted() && unfinished == Unfinished::Drop => {}
-                Ok(done) => queue.lock().unwrap_or_else(PoisonError::into_inner).put(index, done),
+                Ok(None) => {}
+                Ok(Some(done)) => queue.lock().unwrap_or_else(PoisonError::into_inner).put(index, done),
                 Err(error) => {
                     failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
                     next.store(jobs.len(), Ordering::Relaxed);
@@ -85,7 +75,7 @@ mod tests {
         let jobs: Vec<u64> = (0..50).collect();
         for at_once in [1, 2, 7] {
             let mut results = Vec::new();
-            run(&jobs, at_once, Unfinished::Drop, |job| Ok(job * job), |done| results.push(done)).unwrap();
+            run(&jobs, at_once, |job| Ok(Some(job * job)), |done| results.push(done)).unwrap();
             assert_eq!(results, jobs.iter().map(|job| job * job).collect::<Vec<_>>());
         }
     }
@@ -93,9 +83,8 @@ mod tests {
     #[test]
     fn no_job_starts_after_a_failure() {
         let mut results = Vec::new();
-        let work = |job: &u64| if *job == 3 { bail!("job 3") } else { Ok(*job) };
-        let error =
-            run(&(0..50).collect::<Vec<_>>(), 1, Unfinished::Drop, work, |done| results.push(done)).unwrap_err();
-        assert_eq!((error.to_string().as_str(), results), ("job 3", vec![0, 1, 2]));
+        let work = |job: &u64| if *job == 3 { bail!("job 3") } else { Ok((*job > 0).then_some(*job)) };
+        let error = run(&(0..50).collect::<Vec<_>>(), 1, work, |done| results.push(done)).unwrap_err();
+        assert_eq!((error.to_string().as_str(), results), ("job 3", vec![1, 2]));
     }
 }

@@ -14,8 +14,9 @@ mod zipline_fig11;
 mod zipline_tables;
 
 use clap::Args;
-use paceline_config::{Failure, Seeds, whole};
+use paceline_config::{Failure, Seeds, parallel, whole};
 use paceline_report::plot::Figure;
+use paceline_report::progress::bars;
 use paceline_runtime::{RunEnding, is_interrupted};
 use paceline_workload::DataSource;
 
@@ -118,4 +119,27 @@ pub struct Conditions {
     /// Threads; the results do not depend on their number [default: all cores]
     #[arg(long, value_name = "N", value_parser = whole::<u16>(1..=1024))]
     pub threads: Option<u16>,
+}
+
+impl Conditions {
+    /// Runs all jobs, several at once. Returns the results of the complete ones, in the order of the jobs. Where there
+    /// are no progress bars, a line tells how many are done.
+    fn run<Job: Sync, Done: Send>(
+        &self,
+        jobs: &[Job],
+        work: impl Fn(&Job) -> anyhow::Result<Done> + Sync,
+    ) -> Result<Vec<Done>, Failure> {
+        let at_once = parallel::threads(self.threads).min(jobs.len());
+        let (mut results, without_bars) = (Vec::new(), bars().is_hidden());
+        let each = |done| {
+            results.push(done);
+            if without_bars {
+                eprintln!("{} of {} runs are done", results.len(), jobs.len());
+            }
+        };
+        // An incomplete run counts for nothing, and its failure may follow from the interrupt.
+        let complete = |job: &Job| Some(work(job)).filter(|_| !is_interrupted()).transpose();
+        parallel::run(jobs, at_once, complete, each).map_err(Failure::Run)?;
+        Ok(results)
+    }
 }

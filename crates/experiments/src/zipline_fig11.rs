@@ -1,6 +1,6 @@
 //! ZipLine's fig. 11: time to loss and final accuracy when communication takes half of an iteration.
 
-use paceline_config::{Failure, PreparedScenario, Scenario, parallel};
+use paceline_config::{Failure, PreparedScenario, Scenario};
 use paceline_core::{CATALOGUE, SchemeSpec};
 use paceline_report::plot::{Figure, Mark, Series, colours_of};
 use paceline_report::progress::{RunBar, bars};
@@ -52,7 +52,6 @@ pub(super) fn run(conditions: &Conditions) -> Result<Findings, Failure> {
     let jobs: Vec<(&'static str, u64)> =
         SCHEMES.into_iter().flat_map(|scheme| seeds.iter().map(move |&seed| (scheme, seed))).collect();
     let bars = bars();
-    let mut runs = Vec::new();
     let work = |&(scheme, seed): &(&'static str, u64)| {
         let (mut run, simulation) = prepare(&prepared, scheme, seed)?;
         let mut progress = RunBar::new(&bars, format!("{scheme} seed {seed}"), &simulation.goals);
@@ -60,9 +59,7 @@ pub(super) fn run(conditions: &Conditions) -> Result<Findings, Failure> {
         let summary = simulation.run(&mut observers)?.summary;
         Ok((run, summary))
     };
-    let at_once = parallel::threads(conditions.threads).min(jobs.len());
-    parallel::run(&jobs, at_once, parallel::Unfinished::Drop, work, |done| runs.push(done)).map_err(Failure::Run)?;
-    Ok(findings(&runs))
+    Ok(findings(&conditions.run(&jobs, work)?))
 }
 
 /// Prepares a run of one scheme. Evaluations are after the same numbers of samples under every scheme.

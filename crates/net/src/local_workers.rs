@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use paceline_core::WorkerId;
-use paceline_runtime::NO_WORKERS;
+use paceline_runtime::StopReason;
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
@@ -104,7 +104,7 @@ impl LocalWorkers<'_> {
                 _ => history.next(Instant::now()),
             };
             if code.is_some() && !self.started.load(Ordering::Relaxed) {
-                self.stopper.stop(&format!("{worker} {cause} before the run started"));
+                self.stopper.stop(StopReason::Other(format!("{worker} {cause} before the run started")));
                 return;
             }
             let restarted = next.is_some_and(|(attempt, delay)| {
@@ -122,7 +122,7 @@ impl LocalWorkers<'_> {
                 }
                 (self.announce)(&format!("{worker} {cause}; it is not restarted"));
                 if processes.remaining == 0 {
-                    self.stopper.stop(&format!("{NO_WORKERS}; {worker} {cause}"));
+                    self.stopper.stop(StopReason::NoWorkers(format!("{worker} {cause}")));
                 }
                 return;
             }

@@ -35,9 +35,6 @@ struct Streak {
 }
 
 impl BrokenUpdates {
-    /// Why the run ends if the model [diverged](Remedy::Diverged).
-    pub const DIVERGED: &str = "the loss is no longer finite";
-
     /// Why the worker of this update is [dismissed](Remedy::Dismiss).
     pub fn reason(task: TaskId) -> String {
         format!("the update of {task} is the third in a row that is not finite")

@@ -4,46 +4,74 @@ use std::fmt;
 use std::path::Path;
 
 use paceline_core::{Span, Time};
+use serde::{Deserialize, Serialize};
 
 use crate::run_folder::{RunFolderError, SUMMARY};
 use crate::{Goal, GoalProgress, Goals, Summary};
 
-/// What ends a run on Ctrl-C and other signals.
-pub const INTERRUPTED: &str = "interrupted";
+/// What ended a run. Its text is [`Summary::stopped_by`].
+#[derive(Debug, Clone, PartialEq)]
+pub enum StopReason {
+    /// A goal was met.
+    Goal(Goal),
+    /// The user interrupted it.
+    Interrupted,
+    /// The model diverged.
+    Diverged,
+    /// All workers left. The text says more, and may be empty.
+    NoWorkers(String),
+    /// Something else, in words.
+    Other(String),
+}
 
-/// What ends a run that has lost its workers starts with this.
-pub const NO_WORKERS: &str = "no worker left";
+impl fmt::Display for StopReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StopReason::Goal(goal) => write!(f, "{goal}"),
+            StopReason::Interrupted => f.write_str("interrupted"),
+            StopReason::Diverged => f.write_str("the loss is no longer finite"),
+            StopReason::NoWorkers(more) if more.is_empty() => f.write_str("no worker left"),
+            StopReason::NoWorkers(more) => write!(f, "no worker left; {more}"),
+            StopReason::Other(reason) => f.write_str(reason),
+        }
+    }
+}
 
-/// What ends a run whose model has diverged ends with this.
-const NOT_FINITE: &str = "no longer finite";
+impl From<&str> for StopReason {
+    fn from(reason: &str) -> Self {
+        StopReason::Other(reason.into())
+    }
+}
 
-/// How a run ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// How a run ended, for programs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum RunEnding {
     /// It reached its target or, without a target, its limit.
     Reached,
     /// It reached a limit before its target.
     TargetMissed,
-    /// No worker was left.
-    NoWorkers,
     /// The loss or the gradient was no longer finite.
     Diverged,
+    /// No worker was left.
+    NoWorkers,
     /// It was interrupted.
     Interrupted,
-    /// Something else stopped it.
-    Failed,
+    /// Only the text of the summary says it: something else, or a run of an earlier version.
+    #[default]
+    Other,
 }
 
 impl RunEnding {
-    /// How the run of a summary ended.
-    pub fn of(summary: &Summary) -> Self {
-        match summary.stopped_by.as_str() {
-            _ if summary.reached => RunEnding::Reached,
-            INTERRUPTED => RunEnding::Interrupted,
-            text if text.parse::<Goal>().is_ok() => RunEnding::TargetMissed,
-            text if text.starts_with(NO_WORKERS) => RunEnding::NoWorkers,
-            text if text.ends_with(NOT_FINITE) => RunEnding::Diverged,
-            _ => RunEnding::Failed,
+    /// How a run with these goals ended.
+    pub fn new(stop: &StopReason, goals: &Goals) -> Self {
+        match stop {
+            StopReason::Goal(goal) if goal.is_target() || !goals.need_model() => RunEnding::Reached,
+            StopReason::Goal(_) => RunEnding::TargetMissed,
+            StopReason::Diverged => RunEnding::Diverged,
+            StopReason::NoWorkers(_) => RunEnding::NoWorkers,
+            StopReason::Interrupted => RunEnding::Interrupted,
+            StopReason::Other(_) => RunEnding::Other,
         }
     }
 
@@ -51,7 +79,7 @@ impl RunEnding {
     pub fn exit_code(self) -> u8 {
         match self {
             RunEnding::Reached => 0,
-            RunEnding::Failed => 1,
+            RunEnding::Other => 1,
             RunEnding::TargetMissed => 3,
             RunEnding::Diverged => 4,
             RunEnding::NoWorkers => 5,
@@ -68,7 +96,7 @@ impl fmt::Display for RunEnding {
             RunEnding::NoWorkers => "the run ended because no worker was left",
             RunEnding::Diverged => "the run ended because its model diverged",
             RunEnding::Interrupted => "interrupted",
-            RunEnding::Failed => "the run was stopped",
+            RunEnding::Other => "the run was stopped",
         })
     }
 }
@@ -104,28 +132,46 @@ mod tests {
     use crate::{Monitor, RunInfo};
     use paceline_core::SampleCounts;
 
-    fn summary(goals: &str, met: Option<Goal>, otherwise: &str) -> Summary {
+    fn summary(goals: &str, stop: &StopReason) -> Summary {
         let goals = goals.parse().unwrap();
-        let run = RunInfo { scheme: "bsp", seed: 1, workers: 2, goals: &goals, otherwise };
-        Monitor::default().summary(&run, Time(7_000_000_000), met, &SampleCounts::default(), 0)
+        let run = RunInfo { scheme: "bsp", seed: 1, workers: 2, goals: &goals };
+        Monitor::default().summary(&run, Time(7_000_000_000), stop, &SampleCounts::default(), 0)
     }
 
     #[test]
-    fn every_way_to_end_has_its_own_exit_code() {
-        let limit = Some(Goal::Iterations(5));
-        let target = Some(Goal::LossBelow(1.0));
+    fn every_way_to_end_has_its_own_key_and_exit_code() {
+        let limit = StopReason::Goal(Goal::Iterations(5));
+        let target = StopReason::Goal(Goal::LossBelow(1.0));
+        let last = StopReason::NoWorkers("worker 2 exited".into());
         let endings = [
-            (summary("iterations=5", limit, ""), RunEnding::Reached, 0),
-            (summary("loss<1,iterations=5", target, ""), RunEnding::Reached, 0),
-            (summary("loss<1,iterations=5", limit, ""), RunEnding::TargetMissed, 3),
-            (summary("loss<1", None, "the loss is no longer finite"), RunEnding::Diverged, 4),
-            (summary("loss<1", None, "no worker left; worker 2 exited last"), RunEnding::NoWorkers, 5),
-            (summary("iterations=5", None, INTERRUPTED), RunEnding::Interrupted, 130),
-            (summary("iterations=5", None, "worker 1 exited before the run started"), RunEnding::Failed, 1),
+            ("iterations=5", limit.clone(), "reached", 0, "iterations=5"),
+            ("loss<1,iterations=5", target, "reached", 0, "loss<1"),
+            ("loss<1,iterations=5", limit, "target-missed", 3, "iterations=5"),
+            ("loss<1", StopReason::Diverged, "diverged", 4, "the loss is no longer finite"),
+            ("loss<1", last, "no-workers", 5, "no worker left; worker 2 exited"),
+            ("iterations=5", StopReason::Interrupted, "interrupted", 130, "interrupted"),
+            (
+                "iterations=5",
+                "worker 1 exited before the run started".into(),
+                "other",
+                1,
+                "worker 1 exited before the run started",
+            ),
         ];
-        for (summary, ending, code) in endings {
-            assert_eq!((RunEnding::of(&summary), ending.exit_code()), (ending, code), "{}", summary.stopped_by);
+        for (goals, stop, key, code, text) in endings {
+            let summary = summary(goals, &stop);
+            assert_eq!((summary.ending.exit_code(), summary.stopped_by.as_str()), (code, text));
+            assert_eq!(summary.reached, code == 0);
+            assert_eq!(serde_json::to_value(&summary).unwrap()["ending"], key);
         }
+    }
+
+    #[test]
+    fn a_summary_of_an_earlier_version_is_read() {
+        let mut old = serde_json::to_value(summary("iterations=5", &StopReason::Interrupted)).unwrap();
+        old.as_object_mut().unwrap().remove("ending");
+        let read: Summary = serde_json::from_value(old).unwrap();
+        assert_eq!((read.ending, read.stopped_by.as_str()), (RunEnding::Other, "interrupted"));
     }
 
     #[test]
@@ -136,9 +182,9 @@ mod tests {
             std::fs::write(folder.path().join(SUMMARY), serde_json::to_vec(summary).unwrap()).unwrap();
         };
         check("loss<1").unwrap();
-        write(&summary("loss<1", None, INTERRUPTED));
+        write(&summary("loss<1", &StopReason::Interrupted));
         check("time=1").unwrap();
-        write(&summary("loss<1", Some(Goal::LossBelow(1.0)), ""));
+        write(&summary("loss<1", &StopReason::Goal(Goal::LossBelow(1.0))));
         for goals in ["loss<1", "iterations=9,loss<1", "time=6.5"] {
             let error = check(goals).unwrap_err().to_string();
             assert!(error.contains("is over: loss<1 ended it") && error.contains("--until"), "{error}");

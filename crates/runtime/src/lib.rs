@@ -11,7 +11,8 @@
 //!
 //! What lasts:
 //! - [`EventLog`], [`read_events`], [`replay`] and [`ReplayState`]: the event log, and what follows from it.
-//! - [`RunFolder`]: the files of a run; [`FolderLock`]: who may write them; [`RunEnding`]: how a run ended; [`ScalarLog`]: the one for TensorBoard.
+//! - [`RunFolder`]: the files of a run; [`FolderLock`]: who may write them; [`ScalarLog`]: the one for TensorBoard.
+//! - [`StopReason`] and [`RunEnding`]: what ended a run, and what a shell is told.
 //! - [`Checkpointer`] and [`ResumePoint`]: checkpoints, and resuming from one.
 //!
 //! What others can see: [`Status`], served over HTTP by [`StatusServer`].
@@ -39,7 +40,7 @@ mod trainer;
 
 pub use broken_updates::{BrokenUpdates, Remedy};
 pub use checkpointer::Checkpointer;
-pub use ending::{INTERRUPTED, NO_WORKERS, RunEnding, check_unfinished};
+pub use ending::{RunEnding, StopReason, check_unfinished};
 pub use event_log::{EventLog, EventLogHeader, ReplayError, ReplayState, Replayed, read_events, replay};
 pub use folder_lock::FolderLock;
 pub use goal::{Goal, GoalProgress, Goals, LOSS_WINDOW};

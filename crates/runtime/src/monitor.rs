@@ -10,6 +10,7 @@ use paceline_protocol::Notice;
 use paceline_workload::Evaluation;
 use serde::{Deserialize, Serialize};
 
+use crate::ending::{RunEnding, StopReason};
 use crate::goal::{Goal, GoalProgress, Goals, LOSS_WINDOW};
 
 /// One iteration: one step of the model.
@@ -57,8 +58,11 @@ pub struct Summary {
     pub reached: bool,
     /// When it reached it.
     pub time_to_target: Option<f64>,
-    /// What ended the run.
+    /// What ended the run, in words.
     pub stopped_by: String,
+    /// How it ended.
+    #[serde(default)]
+    pub ending: RunEnding,
     /// Mean of the last training losses.
     pub loss: Option<f64>,
     /// Last measured held-out accuracy.
@@ -346,17 +350,18 @@ impl Monitor {
         (0..).zip(&self.clocks).map(|(worker, clock)| clock.times(worker, idle_since(worker), now)).collect()
     }
 
-    /// The run in numbers. `met` is the goal that ended it, if one did.
+    /// The run in numbers. `stop` ended it.
     pub fn summary(
         &self,
         run: &RunInfo<'_>,
         now: Time,
-        met: Option<Goal>,
+        stop: &StopReason,
         samples: &SampleCounts,
         bytes: u64,
     ) -> Summary {
         let per_second = |count: u64| if now > Time::START { count as f64 / now.seconds() } else { 0.0 };
-        let reached = met.is_some_and(|goal| goal.is_target() || !run.goals.need_model());
+        let ending = RunEnding::new(stop, run.goals);
+        let reached = ending == RunEnding::Reached;
         Summary {
             scheme: run.scheme.to_string(),
             seed: run.seed,
@@ -365,7 +370,8 @@ impl Monitor {
             time: now.seconds(),
             reached,
             time_to_target: reached.then(|| now.seconds()),
-            stopped_by: met.map_or_else(|| run.otherwise.to_string(), |goal| goal.to_string()),
+            stopped_by: stop.to_string(),
+            ending,
             loss: self.loss(),
             accuracy: self.evaluation().map(|evaluation| evaluation.accuracy),
             updates_committed: self.committed,
@@ -394,8 +400,6 @@ pub struct RunInfo<'a> {
     pub workers: usize,
     /// When it was to end.
     pub goals: &'a Goals,
-    /// What ended it, if no goal did.
-    pub otherwise: &'a str,
 }
 
 /// Follows a run as it goes: a log, a progress bar, a printed line per iteration.

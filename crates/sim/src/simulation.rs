@@ -8,8 +8,8 @@ use paceline_core::{
     SchemeSpec, Setup, Share, TaskId, Time, WorkerId,
 };
 use paceline_runtime::{
-    BrokenUpdates, Goal, Goals, INTERRUPTED, Iteration, Monitor, NO_WORKERS, Notice, Observer, Remedy, RunInfo,
-    Summary, is_interrupted,
+    BrokenUpdates, Goal, Goals, Iteration, Monitor, Notice, Observer, Remedy, RunInfo, StopReason, Summary,
+    is_interrupted,
 };
 use paceline_store::{OptimizerSpec, Schedule};
 use paceline_workload::Workload;
@@ -153,7 +153,7 @@ struct SimulatedRun<'a> {
     iteration: Option<Iteration>,
     /// The last tasks of workers that are to be dismissed for broken updates.
     to_dismiss: Vec<TaskId>,
-    stop: Option<StopCondition>,
+    stop: Option<StopReason>,
 }
 
 /// The next event of the simulation.
@@ -162,13 +162,6 @@ enum NextEvent {
     Message,
     Worker(WorkerId),
     Timer,
-}
-
-/// Why the run stops.
-enum StopCondition {
-    Goal(Goal),
-    Diverged,
-    Interrupted,
 }
 
 impl Engine<'_> {
@@ -181,13 +174,13 @@ impl Engine<'_> {
         let mut script = 0;
         while stop.is_none() {
             if is_interrupted() {
-                stop = Some(StopCondition::Interrupted);
+                stop = Some(StopReason::Interrupted);
                 break;
             }
             let Some((at, next)) = self.next(script) else { break };
             if let Some(limit) = self.run.simulation.goals.time_limit().filter(|&limit| at > limit) {
                 now = limit;
-                stop = Some(StopCondition::Goal(Goal::Time(limit.since(Time::START))));
+                stop = Some(StopReason::Goal(Goal::Time(limit.since(Time::START))));
                 break;
             }
             now = at;
@@ -217,7 +210,7 @@ impl Engine<'_> {
         [step, message, worker, timer].into_iter().flatten().min_by_key(|&(at, _)| at)
     }
 
-    fn change(&mut self, now: Time, change: &Change) -> Result<Option<StopCondition>, SimulationError> {
+    fn change(&mut self, now: Time, change: &Change) -> Result<Option<StopReason>, SimulationError> {
         let mut stop = None;
         match change {
             Change::Slow(ranks, factor) => {
@@ -246,7 +239,7 @@ impl Engine<'_> {
     }
 
     /// Carries out the worker's due event.
-    fn act(&mut self, now: Time, worker: WorkerId) -> Result<Option<StopCondition>, SimulationError> {
+    fn act(&mut self, now: Time, worker: WorkerId) -> Result<Option<StopReason>, SimulationError> {
         let progress = self.run.cluster.act(now, worker);
         if let Some((task, compute)) = progress.computed {
             self.run.observer.on_task(task, compute);
@@ -257,7 +250,7 @@ impl Engine<'_> {
         }
     }
 
-    fn on_worker_event(&mut self, now: Time, event: WorkerEvent) -> Result<Option<StopCondition>, SimulationError> {
+    fn on_worker_event(&mut self, now: Time, event: WorkerEvent) -> Result<Option<StopReason>, SimulationError> {
         let event = match event {
             WorkerEvent::Asked(task, iterations, report) => Event::Asked { task, iterations, report },
             WorkerEvent::Reported(task, report) => Event::Reported { task, report },
@@ -267,7 +260,7 @@ impl Engine<'_> {
     }
 
     /// Passes an event to the scheme and carries out what follows.
-    fn feed(&mut self, now: Time, event: Event) -> Result<Option<StopCondition>, SimulationError> {
+    fn feed(&mut self, now: Time, event: Event) -> Result<Option<StopReason>, SimulationError> {
         match self.ledger.drive(now, event, &mut self.run) {
             Ok(()) => {}
             Err(DriveError::Ledger(error)) => return Err(error.into()),
@@ -291,25 +284,19 @@ impl Engine<'_> {
         Ok(())
     }
 
-    fn outcome(mut self, now: Time, stop: Option<StopCondition>) -> SimulationOutcome {
+    fn outcome(mut self, now: Time, stop: Option<StopReason>) -> SimulationOutcome {
         if let Some(evaluation) = self.run.cluster.evaluate() {
             self.run.monitor.evaluated(evaluation);
         }
-        let (met, otherwise) = match stop {
-            Some(StopCondition::Goal(goal)) => (Some(goal), ""),
-            Some(StopCondition::Diverged) => (None, BrokenUpdates::DIVERGED),
-            Some(StopCondition::Interrupted) => (None, INTERRUPTED),
-            None => (None, NO_WORKERS),
-        };
+        let stop = stop.unwrap_or(StopReason::NoWorkers(String::new()));
         let scheme = self.run.simulation.scheme.to_string();
         let run = RunInfo {
             scheme: &scheme,
             seed: self.run.simulation.seed,
             workers: self.run.simulation.setup.workers,
             goals: &self.run.simulation.goals,
-            otherwise,
         };
-        let summary = self.run.monitor.summary(&run, now, met, &self.ledger.samples(), self.run.cluster.bytes);
+        let summary = self.run.monitor.summary(&run, now, &stop, &self.ledger.samples(), self.run.cluster.bytes);
         let parameters = self.run.cluster.parameters().map(<[f32]>::to_vec);
         SimulationOutcome { summary, parameters }
     }
@@ -333,7 +320,7 @@ impl Executor for SimulatedRun<'_> {
         match self.broken_updates.on_commit(updates.iter().map(|share| share.task), &broken, live) {
             Remedy::Continue => {}
             Remedy::Dismiss(tasks) => self.to_dismiss.extend(tasks),
-            Remedy::Diverged => self.stop = Some(StopCondition::Diverged),
+            Remedy::Diverged => self.stop = Some(StopReason::Diverged),
         }
         Ok(CommitOutcome { aggregate: result.aggregate, broken })
     }
@@ -352,7 +339,7 @@ impl Executor for SimulatedRun<'_> {
             if let Some(goal) = self.monitor.met(&self.simulation.goals, now, &ledger.samples())
                 && self.stop.is_none()
             {
-                self.stop = Some(StopCondition::Goal(goal));
+                self.stop = Some(StopReason::Goal(goal));
             }
         }
         Ok(())

@@ -6,7 +6,6 @@ use paceline_config::Failure;
 use paceline_core::run_times::{Amortized, DeepMarkov, IndependentNormal, RunTimePredictor, SAMPLES};
 use paceline_predictor::{Assessment, assess};
 use paceline_report::tables::aligned;
-use paceline_runtime::is_interrupted;
 use serde_json::json;
 
 use super::{file, mean, percent, pretrained, recorded, scenario};
@@ -23,10 +22,10 @@ pub(crate) fn run(conditions: &Conditions) -> Result<Findings, Failure> {
     let mut found: Vec<(&str, u64, Assessment)> = Vec::new();
     let mut panels = Vec::new();
     for &seed in &conditions.seeds.0 {
-        let times = recorded(&scenario, seed).map_err(Failure::Run)?;
-        if is_interrupted() {
-            break;
-        }
+        let times = match recorded(&scenario, seed) {
+            Err(Failure::Ended(_)) => break,
+            recorded => recorded?,
+        };
         let lag = model.size().lag;
         let predictors: [(&str, Box<dyn RunTimePredictor>); 2] = [
             ("dmm", Box::new(Amortized::new(model.clone(), SAMPLES, seed))),

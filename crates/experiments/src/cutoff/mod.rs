@@ -13,7 +13,7 @@ pub(super) use fig4::run as fig4;
 
 use std::sync::Arc;
 
-use paceline_config::{Failure, Scenario, parallel};
+use paceline_config::{Failure, Scenario};
 use paceline_core::{Pretrained, SchemeSpec};
 use paceline_predictor::{RunTimes, TrainingConfig};
 use paceline_report::plot::colour_of;
@@ -52,17 +52,19 @@ fn scenario((name, text): (&str, &str), conditions: &Conditions) -> Result<Scena
 }
 
 /// The run-times of a fully synchronous run.
-fn recorded(scenario: &Scenario, seed: u64) -> anyhow::Result<RunTimes> {
+fn recorded(scenario: &Scenario, seed: u64) -> Result<RunTimes, Failure> {
     let mut recorder = Recorder::default();
-    scenario.prepare()?.simulation(&"bsp".parse()?, seed, 1)?.run(&mut recorder)?;
-    Ok(RunTimes::of_columns(recorder.finish().workers())?)
+    let scheme = "bsp".parse().map_err(Failure::run)?;
+    let simulation = scenario.prepare().and_then(|prepared| prepared.simulation(&scheme, seed, 1));
+    simulation.map_err(Failure::Run)?.run(&mut recorder).map_err(Failure::run)?;
+    check_interrupt()?;
+    RunTimes::of_columns(recorder.finish().workers()).map_err(Failure::run)
 }
 
 /// Trains a predictor on the experiments' cluster.
 fn pretrained(conditions: &Conditions) -> Result<Arc<Pretrained>, Failure> {
     let scenario = scenario(file!("recorded.toml"), conditions)?;
-    let times = recorded(&scenario, TRAINING_SEED).map_err(Failure::Run)?;
-    check_interrupt()?;
+    let times = recorded(&scenario, TRAINING_SEED)?;
     let trained = train_predictor(&times, &TrainingConfig::default()).map_err(Failure::run)?;
     check_interrupt()?;
     Ok(Arc::new(trained.pretrained))
@@ -129,10 +131,7 @@ fn runs(jobs: Vec<(Scenario, SchemeSpec)>, conditions: &Conditions) -> Result<Ve
         simulation.run(&mut observers)?;
         Ok(CutoffRun { scheme: scheme.clone(), seed: *seed, steps: steps.0 })
     };
-    let mut runs = Vec::new();
-    let at_once = parallel::threads(conditions.threads).min(jobs.len());
-    parallel::run(&jobs, at_once, parallel::Unfinished::Drop, work, |run| runs.push(run)).map_err(Failure::Run)?;
-    Ok(runs)
+    conditions.run(&jobs, work)
 }
 
 /// The colour of a scheme in all figures.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Context;
-use paceline_config::{Failure, Scenario, parallel};
+use paceline_config::{Failure, Scenario};
 use paceline_core::SchemeSpec;
 use paceline_report::progress::{RunBar, bars};
 use paceline_runtime::{Iteration, LOSS_WINDOW, Monitor, Observer, Summary};
@@ -207,9 +207,6 @@ impl Study {
             let summary = simulation.run(&mut observers)?.summary;
             Ok(StudyRun { cell, summary, steps: steps.0 })
         };
-        let mut runs = Vec::new();
-        let at_once = parallel::threads(conditions.threads).min(jobs.len());
-        parallel::run(&jobs, at_once, parallel::Unfinished::Drop, work, |run| runs.push(run)).map_err(Failure::Run)?;
-        Ok(runs)
+        conditions.run(&jobs, work)
     }
 }

@@ -1,6 +1,6 @@
 //! Fig. 3 and Table 1: time to accuracy and final accuracy.
 
-use paceline_config::{Failure, ModelChoice, Scenario, parallel};
+use paceline_config::{Failure, ModelChoice, Scenario};
 use paceline_models::ModelKind;
 use paceline_report::plot::{Figure, Mark, Series, colours_of};
 use paceline_report::progress::{RunBar, bars};
@@ -81,10 +81,7 @@ fn run_all(
         let summary = simulation.run(&mut observers)?.summary;
         Ok(LearningResult { what, scheme, curve, summary })
     };
-    let at_once = parallel::threads(conditions.threads).min(jobs.len());
-    let mut found = Vec::new();
-    parallel::run(&jobs, at_once, parallel::Unfinished::Drop, work, |done| found.push(done)).map_err(Failure::Run)?;
-    Ok(found)
+    conditions.run(&jobs, work)
 }
 
 /// The mean time to target of the runs that reached it, and their number.

@@ -1,6 +1,6 @@
 //! Fig. 10: training loss on a production-like cluster.
 
-use paceline_config::{Failure, parallel};
+use paceline_config::Failure;
 use paceline_core::SchemeSpec;
 use paceline_report::plot::{Figure, Mark, Series, colours_of};
 use paceline_report::tables::aligned;
@@ -45,9 +45,7 @@ pub fn run(conditions: &Conditions) -> Result<Findings, Failure> {
         let summary = prepared.simulation(&spec, seed, 1)?.run(&mut curve)?.summary;
         Ok((scheme, summary, curve))
     };
-    let mut runs = Vec::new();
-    let at_once = parallel::threads(conditions.threads).min(jobs.len());
-    parallel::run(&jobs, at_once, parallel::Unfinished::Drop, work, |done| runs.push(done)).map_err(Failure::Run)?;
+    let runs = conditions.run(&jobs, work)?;
 
     let time = |scheme: &str| {
         let times = runs.iter().filter(|(of, ..)| *of == scheme).map(|(_, summary, _)| summary.time_to_target);

@@ -1,6 +1,6 @@
 //! Fig. 8 (and 9): schemes at three levels of heterogeneity.
 
-use paceline_config::{Failure, parallel};
+use paceline_config::Failure;
 use paceline_core::SchemeSpec;
 use paceline_report::plot::{Figure, Mark, Series, colours_of};
 use paceline_report::tables::aligned;
@@ -77,9 +77,7 @@ pub fn run(conditions: &Conditions) -> Result<Findings, Failure> {
                 waiting: steady.waiting(),
             })
         };
-        let at_once = parallel::threads(conditions.threads).min(jobs.len());
-        parallel::run(&jobs, at_once, parallel::Unfinished::Drop, work, |done| found.push(done))
-            .map_err(Failure::Run)?;
+        found.extend(conditions.run(&jobs, work)?);
     }
     Ok(findings(&found))
 }

@@ -1,6 +1,6 @@
 //! Table 3 and fig. 11: errors of speed predictors, and their effect on iteration time.
 
-use paceline_config::{Failure, PreparedScenario, parallel};
+use paceline_config::{Failure, PreparedScenario};
 use paceline_core::SchemeSpec;
 use paceline_core::speed::PredictorKind;
 use paceline_report::plot::{Figure, Mark, Series, colour_of};
@@ -48,10 +48,7 @@ pub fn table3(conditions: &Conditions) -> Result<Findings, Failure> {
         }
         Ok(rows)
     };
-    let mut found = Vec::new();
-    let at_once = parallel::threads(conditions.threads).min(conditions.seeds.0.len());
-    parallel::run(&conditions.seeds.0, at_once, parallel::Unfinished::Drop, work, |rows| found.extend(rows))
-        .map_err(Failure::Run)?;
+    let found = conditions.run(&conditions.seeds.0, work)?.concat();
 
     let head = ["predictor", "RMSE", "[paper]", "× ema", "[paper]", "time × bsp", "[paper]", "× ema", "[paper]"];
     let mut rows = vec![head.map(String::from).to_vec()];

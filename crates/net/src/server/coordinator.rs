@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use paceline_core::{DriveError, Ledger, Time, WorkerId};
 use paceline_protocol::{Fingerprint, Notice, ServerConfig, ServerProtocol, ToServer};
-use paceline_runtime::{BrokenUpdates, Goal, Job, Monitor, ResumePoint, ServerObserver, Stepper};
+use paceline_runtime::{BrokenUpdates, Goal, Job, Monitor, ResumePoint, ServerObserver, Stepper, StopReason};
 use paceline_store::Checkpoint;
 
 use super::event_source::{EventSource, ServerInput};
-use super::host::{NetHost, StopReason, no_memory};
+use super::host::{NetHost, no_memory};
 use super::parameter_ring::ParameterRing;
 use super::session::SessionContext;
 use super::{RunOutcome, ServerError};
@@ -95,7 +95,11 @@ impl<'a> Coordinator<'a> {
         };
         self.host.observer.on_end();
         let now = self.protocol.run_time(self.now());
-        self.protocol.finish(self.now(), &stop.text(), &mut self.host).map_err(failure)?;
+        let farewell = match &stop {
+            StopReason::Goal(goal) => format!("{goal} is reached"),
+            other => other.to_string(),
+        };
+        self.protocol.finish(self.now(), &farewell, &mut self.host).map_err(failure)?;
         self.host.offer_checkpoint(self.protocol.ledger());
         let outcome = self.host.outcome(now, &stop, &self.protocol.ledger().samples());
         self.await_disconnects(event_source)?;
@@ -178,7 +182,7 @@ impl<'a> Coordinator<'a> {
                 Ok(())
             }
             ServerInput::Stop { reason } => {
-                self.host.stop = Some(StopReason::Other(reason));
+                self.host.stop = Some(reason);
                 Ok(())
             }
         }

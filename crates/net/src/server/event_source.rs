@@ -12,6 +12,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
 use paceline_protocol::{PeerTrust, SessionId, ToServer};
+use paceline_runtime::StopReason;
 use paceline_workload::Evaluation;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -50,7 +51,7 @@ pub(super) enum ServerInput {
     /// The model was evaluated on the held-out set.
     Evaluated(Evaluation),
     /// The run was asked to stop.
-    Stop { reason: String },
+    Stop { reason: StopReason },
 }
 
 #[derive(Debug)]

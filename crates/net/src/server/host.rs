@@ -11,8 +11,8 @@ use paceline_core::{
 };
 use paceline_protocol::{GradientLocation, Notice, ServerHost, SessionId, ToWorker};
 use paceline_runtime::{
-    BrokenUpdates, Contribution, Goal, Iteration, Job, ModelState, Monitor, Remedy, RunInfo, ServerObserver, Stepper,
-    compensate,
+    BrokenUpdates, Contribution, Iteration, Job, ModelState, Monitor, Remedy, RunInfo, ServerObserver, Stepper,
+    StopReason, compensate,
 };
 use paceline_workload::Evaluation;
 
@@ -47,21 +47,6 @@ struct UncommittedUpdate {
     loss: f64,
     /// The model that the update was computed from, if it is kept.
     parameters: Option<Arc<ParameterBuffer>>,
-}
-
-/// Why the run ended.
-pub(super) enum StopReason {
-    Goal(Goal),
-    Other(String),
-}
-
-impl StopReason {
-    pub(super) fn text(&self) -> String {
-        match self {
-            StopReason::Goal(goal) => format!("{goal} is reached"),
-            StopReason::Other(reason) => reason.clone(),
-        }
-    }
 }
 
 /// The connections, the model and the observers of one run.
@@ -217,16 +202,12 @@ impl<'a> NetHost<'a> {
         self.evaluation_sender = None;
         let parameters = self.parameter_ring.newest().region.values();
         self.monitor.evaluated(self.job.workload.replica().evaluate(parameters));
-        let (met, otherwise) = match stop {
-            StopReason::Goal(goal) => (Some(*goal), ""),
-            StopReason::Other(reason) => (None, reason.as_str()),
-        };
         let Job { scheme, seed, setup, goals, .. } = self.job;
         let scheme = scheme.to_string();
-        let run = RunInfo { scheme: &scheme, seed: *seed, workers: setup.workers, goals, otherwise };
+        let run = RunInfo { scheme: &scheme, seed: *seed, workers: setup.workers, goals };
         let bytes = self.context.traffic.bytes();
         RunOutcome {
-            summary: self.monitor.summary(&run, now, met, samples, bytes),
+            summary: self.monitor.summary(&run, now, stop, samples, bytes),
             parameters: parameters.to_vec(),
             emulated: std::mem::take(&mut self.emulated).into_iter().collect(),
         }
@@ -330,7 +311,7 @@ impl ServerHost for NetHost<'_> {
         match self.broken_updates.on_commit(updates.iter().map(|share| share.task), &broken, live) {
             Remedy::Continue => {}
             Remedy::Dismiss(tasks) => self.to_dismiss.extend(tasks),
-            Remedy::Diverged => self.stop = Some(StopReason::Other(BrokenUpdates::DIVERGED.into())),
+            Remedy::Diverged => self.stop = Some(StopReason::Diverged),
         }
         Ok(CommitOutcome { aggregate: result.aggregate, broken })
     }

@@ -24,7 +24,7 @@ use std::thread;
 
 use paceline_core::WorkerId;
 use paceline_protocol::PayloadFormat;
-use paceline_runtime::{Job, ResumePoint, ServerObserver, Summary};
+use paceline_runtime::{Job, ResumePoint, ServerObserver, StopReason, Summary};
 
 pub use error::ServerError;
 
@@ -83,7 +83,7 @@ pub struct Stopper {
 
 impl Stopper {
     /// Stops the run as soon as possible. `reason` appears in the summary and is sent to the workers.
-    pub fn stop(&self, reason: &str) {
+    pub fn stop(&self, reason: impl Into<StopReason>) {
         // It fails only if the run has ended already.
         let _ = self.handle.send(ServerInput::Stop { reason: reason.into() });
     }

@@ -211,6 +211,7 @@ mod tests {
             reached,
             time_to_target: reached.then_some(time),
             stopped_by: String::new(),
+            ending: Default::default(),
             loss: Some(0.4),
             accuracy: Some(0.9),
             updates_committed: 400,
