@@ -5,12 +5,12 @@ use clap::Arg;
 use paceline_config::{Failure, PreparedScenario, Scenario, parallel};
 use paceline_core::SchemeSpec;
 use paceline_report::comparison::{RunResult, SchemeRuns};
+use paceline_report::live_table::LiveTable;
 use paceline_report::page;
 use paceline_runtime::{Goals, Iteration, Monitor, Observer, RunEnding, RunFolder, is_interrupted};
 use paceline_sim::Simulation;
 
 use crate::interrupt;
-use crate::live_table::LiveTable;
 
 /// The defaults of a comparison: a model and a target that take seconds. The learning rate is proportional to the
 /// updates in a step, so that a sample moves the model equally far under every scheme.

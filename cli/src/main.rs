@@ -10,7 +10,6 @@ mod commands;
 mod comparison;
 mod destination;
 mod interrupt;
-mod live_table;
 mod logs;
 mod options;
 mod output;

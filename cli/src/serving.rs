@@ -15,8 +15,9 @@ use paceline_report::page;
 use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::{table, workers_table};
 use paceline_runtime::{
-    Checkpointer, EventLogHeader, FolderLock, Iteration, Job, ModelState, Monitor, Notice, Observer, ResumePoint,
-    RunFolder, ServerObserver, SharedStatus, StatusServer, StopReason, Summary, check_unfinished, next_free,
+    CONFIGURATION, Checkpointer, EventLogHeader, FolderLock, Iteration, Job, ModelState, Monitor, Notice, Observer,
+    ResumePoint, RunFolder, ServerObserver, SharedStatus, StatusServer, StopReason, Summary, check_unfinished,
+    next_free,
 };
 use paceline_trace::Recorder;
 use serde::Serialize;
@@ -65,11 +66,11 @@ pub struct ServingOutput {
 }
 
 impl ServingOutput {
-    /// Checks that `--record` can be written, and that `--http` is not readable from other machines unless `--open`
-    /// allows it.
-    fn check(&self, open: bool) -> anyhow::Result<()> {
+    /// Checks that `--record` can be written and is none of the `inputs`, and that `--http` is not readable from other
+    /// machines unless `--open` allows it.
+    fn check(&self, inputs: &[&Path], open: bool) -> anyhow::Result<()> {
         if let Some(record) = &self.record {
-            check_trace("--record", record, self.force, &[])?;
+            check_trace("--record", record, self.force, inputs)?;
         }
         match &self.http {
             Some(http) if !open && !http.is_loopback() => {
@@ -177,15 +178,20 @@ pub struct PreparedRun<'a> {
 }
 
 impl<'a> PreparedRun<'a> {
-    /// Prepares a run, or resumes one, on the server that `bind` gives. Nothing is changed by an error. `open` is `--open` of `serve`.
+    /// Prepares a run, or resumes one, on the server that `bind` gives. Nothing is changed by an error. `inputs` are the
+    /// files that are read, beside the configuration. `open` is `--open` of `serve`.
     pub fn new(
         bind: impl FnOnce() -> Result<Server, ServerError>,
         job: &'a Job,
         output: &'a ServingOutput,
         configuration: &Configuration,
+        inputs: Vec<&Path>,
         open: bool,
     ) -> Result<Self, Failure> {
-        output.check(open).map_err(Failure::Input)?;
+        let resumed_config = output.resume.as_ref().map(|folder| folder.join(CONFIGURATION));
+        let config = output.config.path().or(resumed_config.as_ref()).map(PathBuf::as_path);
+        let inputs: Vec<&Path> = inputs.into_iter().chain(config).collect();
+        output.check(&inputs, open).map_err(Failure::Input)?;
         let resumed = output.resume.as_ref().map(|folder| {
             check_unfinished(folder, &job.goals)?;
             let lock = FolderLock::acquire(folder)?;

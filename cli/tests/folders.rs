@@ -84,6 +84,15 @@ fn no_file_is_replaced_without_force_and_no_input_ever() {
     let own = refused(&[&simulate[..], &["--times", &replay, "--record", &times, "--force"]].concat());
     assert!(own.contains("is the input "), "{own}");
     json(&[&simulate[..], &["--times", &replay, "--record", &new]].concat());
+    let (emulated, listed) = (format!("0=trace:{times}"), path("options.csv"));
+    fs::write(&listed, "workers = 3\n").unwrap();
+    let own = refused(&["train", "--emulate", &emulated, "--record", &times, "--force"]);
+    assert!(own.contains("is the input "), "{own}");
+    for command in ["train", "serve", "simulate"] {
+        let own = refused(&[command, "--config", &listed, "--record", &listed, "--force"]);
+        assert!(own.contains("is the input "), "{command}: {own}");
+    }
+    assert_eq!(fs::read_to_string(&listed).unwrap(), "workers = 3\n");
 
     let events = format!("{run}/events.jsonl");
     for force in [&["--force"][..], &[]] {

@@ -107,6 +107,11 @@ fn a_line_without_end_is_refused_before_it_fills_the_memory() {
         assert_eq!(output.status.code(), Some(2), "{command:?}: {error}");
         assert!(error.contains("line 1 is longer than "), "{command:?}: {error}");
     }
+    let (data, scheme) = (format!("text:{text}"), format!("cutoff:predictor=dmm,model={text}"));
+    let error = common::refused(&["fit", "--model", "charlm", "--data", &data]);
+    assert!(error.contains("script: larger than 4096 MiB"), "{error}");
+    let error = common::refused(&["simulate", "--model", "none", "--scheme", &scheme]);
+    assert!(error.contains("script: larger than 1024 MiB"), "{error}");
     let config = common::refused(&["simulate", "--config", &text]);
     assert!(config.contains("script: line 1 is longer than 1 MiB"), "{config}");
 }

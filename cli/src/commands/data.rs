@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
-use paceline_config::Failure;
+use paceline_config::{Failure, ForceOption};
 use paceline_report::progress::bars;
-use paceline_workload::{PublishedSet, download};
+use paceline_workload::{DownloadError, PublishedSet, download};
 
 use crate::output::say;
 
@@ -36,6 +36,9 @@ pub struct DataGetArgs {
     #[arg(long, value_name = "URL")]
     mirror: Option<String>,
 
+    #[command(flatten)]
+    force: ForceOption,
+
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -61,7 +64,11 @@ impl DataGetArgs {
             bar.set_length(progress.total.unwrap_or(progress.done));
             bar.set_position(progress.done);
         };
-        download(self.set, self.mirror.as_deref(), &folder, &mut progress).map_err(Failure::run)?;
+        let downloaded = download(self.set, self.mirror.as_deref(), &folder, self.force.force, &mut progress);
+        downloaded.map_err(|error| match error {
+            DownloadError::Differs { .. } => Failure::input(error),
+            _ => Failure::run(error),
+        })?;
         bar.finish_and_clear();
         if self.json {
             say(serde_json::json!({ "set": self.set.name(), "folder": folder }));

@@ -1,12 +1,12 @@
 //! `paceline replay`: feed an event log to its scheme again.
 
-use std::fs::File;
 use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
 use paceline_config::Failure;
 use paceline_runtime::{EVENTS, ReplayError, replay};
+use paceline_spec::open_input;
 
 use crate::output::say;
 
@@ -29,7 +29,7 @@ impl ReplayArgs {
     pub fn run(self) -> Result<(), Failure> {
         let path = if self.file.is_dir() { self.file.join(EVENTS) } else { self.file };
         let named = || path.display().to_string();
-        let file = File::open(&path).with_context(named).map_err(Failure::Input)?;
+        let file = open_input(&path).with_context(named).map_err(Failure::Input)?;
         let replayed = replay(file).map_err(|error| {
             let bad_input = !matches!(error, ReplayError::Differs { .. });
             let error = anyhow::Error::new(error).context(named());

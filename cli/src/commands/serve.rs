@@ -43,7 +43,7 @@ impl ServeArgs {
         let keys = self.keys.as_deref().map(Keys::read).transpose().map_err(Failure::input)?;
         let transport = TransportOptions { keys, open: self.open, ..self.job.transport() };
         let bind = || Server::bind(&self.listen, transport);
-        let run = PreparedRun::new(bind, &job, &self.output, configuration, self.open)?;
+        let run = PreparedRun::new(bind, &job, &self.output, configuration, self.job.inputs(), self.open)?;
         let addresses: Vec<String> = run.addresses().iter().map(Address::to_string).collect();
         eprintln!("waiting for {} on {}", counted(job.setup.workers, "worker"), addresses.join(" and "));
         run.run()

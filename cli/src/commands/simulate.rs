@@ -160,7 +160,9 @@ impl SimulateArgs {
     fn inputs(&self) -> Vec<&Path> {
         let Cluster { times, script, .. } = &self.scenario.cluster;
         let trace = if let TimesSpec::Trace { path } = times { Some(path) } else { None };
-        trace.into_iter().chain(script).chain(self.output.config.path()).map(PathBuf::as_path).collect()
+        let named = trace.into_iter().chain(script).chain(self.output.config.path()).map(PathBuf::as_path);
+        let data = self.scenario.training.data.file();
+        named.chain(self.scheme.model().map(Path::new)).chain(data).collect()
     }
 
     /// Reads and checks all input before the first run.

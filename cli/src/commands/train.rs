@@ -54,7 +54,9 @@ impl TrainArgs {
             TransportKind::Tcp => Address::Tcp { host: "127.0.0.1".into(), port: 0 },
         };
         let bind = || Server::bind(&[address], self.job.transport());
-        let run = PreparedRun::new(bind, &job, &self.output, configuration, false)?;
+        let traces = self.emulate.iter().filter_map(|straggler| straggler.delay.file());
+        let inputs = self.job.inputs().into_iter().chain(traces).collect();
+        let run = PreparedRun::new(bind, &job, &self.output, configuration, inputs, false)?;
         let address = run.addresses().first().cloned().context("the server listens").map_err(Failure::Run)?;
         let program = std::env::current_exe().context("path of this program").map_err(Failure::Run)?;
         let workers = LocalWorkers {

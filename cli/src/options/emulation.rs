@@ -1,5 +1,6 @@
 //! Emulated stragglers, as `--emulate` takes them.
 
+use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -41,6 +42,11 @@ impl std::fmt::Display for DelaySpec {
 }
 
 impl DelaySpec {
+    /// The file that is read, if there is one.
+    pub fn file(&self) -> Option<&Path> {
+        if let DelaySpec::Times(TimesSpec::Trace { path }) = self { Some(path) } else { None }
+    }
+
     /// Prepares the emulation of one worker. A trace is read; the worker uses its own column.
     pub fn load(&self, worker: WorkerId, seed: u64) -> anyhow::Result<Emulation> {
         match self {

@@ -1,5 +1,7 @@
 //! The options of a run on real workers.
 
+use std::path::Path;
+
 use clap::Args;
 use paceline_config::{TrainingOptions, WorkloadSpec, seconds, whole};
 use paceline_core::{Dispatch, SchemeSpec, Setup, Span};
@@ -81,6 +83,11 @@ impl JobOptions {
             timeout: Span::from_seconds(self.timeout),
             seed: self.seed,
         })
+    }
+
+    /// The files that are read.
+    pub fn inputs(&self) -> Vec<&Path> {
+        self.scheme.model().map(Path::new).into_iter().chain(self.training.data.file()).collect()
     }
 
     /// The transport options.

@@ -3,19 +3,22 @@
 //! - [`page`]: the HTML report of one run or several; [`timeline_figure`]: a run's timeline as a figure.
 //! - [`comparison`]: schemes compared and ranked.
 //! - [`plot`]: figures, as SVG and PNG.
-//! - [`progress`]: progress bars during a run.
+//! - [`progress`], [`live_table`]: progress during a run and a comparison.
 //! - [`tables`], [`numbers`], [`statistics`]: results as text.
 //! - [`speeds`]: how well workers' speeds could have been predicted.
+//! - [`stragglers`]: the stragglers in a trace, and what they cost.
 
 mod activity;
 pub mod comparison;
 mod error;
+pub mod live_table;
 pub mod numbers;
 pub mod page;
 pub mod plot;
 pub mod progress;
 pub mod speeds;
 pub mod statistics;
+pub mod stragglers;
 pub mod tables;
 
 pub use error::ReportError;

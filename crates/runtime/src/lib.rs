@@ -53,7 +53,8 @@ pub use pretrained::{load_pretrained, read_pretrained, write_pretrained};
 pub use replica::{LocalReplica, pulled_replica, replica_at};
 pub use resume::ResumePoint;
 pub use run_folder::{
-    EVENTS, MetricsRow, REPORT, RunFolder, RunFolderError, check_free, next_free, read_metrics, set_aside,
+    CONFIGURATION, EVENTS, MetricsRow, REPORT, RunFolder, RunFolderError, check_free, next_free, read_metrics,
+    set_aside,
 };
 pub use server_observer::{ModelState, ServerObserver};
 pub use status::{Health, SharedStatus, Status, WorkerStatus};

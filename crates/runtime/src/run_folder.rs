@@ -27,7 +27,8 @@ pub const REPORT: &str = "report.html";
 /// The summary of a run folder. A run that has not ended has none.
 pub(crate) const SUMMARY: &str = "summary.json";
 
-const CONFIGURATION: &str = "config.toml";
+/// The options of a run, in its folder.
+pub const CONFIGURATION: &str = "config.toml";
 const METRICS: &str = "metrics.csv";
 const MODEL: &str = "model.safetensors";
 

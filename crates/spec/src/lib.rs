@@ -7,17 +7,17 @@
 //! - [`Spec`]: a text that fits one of several forms, and its values.
 //! - [`SpecError`]: the one style of errors. It names the value, where it is, and what is allowed.
 //! - [`one_of`]: a name out of several.
-//! - [`LineLimit`], [`read_text`]: files of lines, which may not be endless.
+//! - [`open_input`], [`read_input`], [`read_text`], [`LineLimit`]: files that a user names, which may not be endless.
 
 mod error;
-mod text_file;
+mod input_file;
 
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 pub use error::{Problem, SpecError};
-pub use text_file::{LineLimit, read_text};
+pub use input_file::{LineLimit, open_input, read_input, read_text};
 
 /// One name, and the keys that it takes.
 #[derive(Debug, Clone, Copy)]

@@ -1,10 +1,10 @@
 //! Named tensors with notes (the metadata of the format) as a safetensors file.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use paceline_spec::read_input;
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 use serde_json::{Map, Value, json};
@@ -17,6 +17,9 @@ pub type Notes = BTreeMap<String, String>;
 
 /// Tensors by name, each as its shape and its values in row-major order.
 pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
+/// The limit of a file, which is read whole.
+const MAX_FILE: u64 = 1 << 30;
 
 /// The note that holds the checksum of all values.
 const CHECKSUM: &str = "crc32";
@@ -90,7 +93,7 @@ pub fn write_tensors(path: &Path, notes: &Notes, tensors: &Tensors) -> Result<()
 /// If the file cannot be read, is not a safetensors file of `f32` tensors, or is damaged.
 pub fn read_tensors(path: &Path) -> Result<(Notes, Tensors), TensorFileError> {
     let read = || {
-        let bytes = fs::read(path)?;
+        let bytes = read_input(path, MAX_FILE)?;
         let (_, metadata) = SafeTensors::read_metadata(&bytes)?;
         let mut notes: Notes = metadata.metadata().clone().unwrap_or_default().into_iter().collect();
         let file = SafeTensors::deserialize(&bytes)?;
@@ -122,6 +125,8 @@ fn checksum<'a>(values: impl Iterator<Item = &'a [u8]>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn example() -> (Notes, Tensors) {

@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 
 use paceline_core::{Span, TaskId};
 use paceline_runtime::{Observer, ReplayError};
-use paceline_spec::LineLimit;
+use paceline_spec::{LineLimit, open_input};
 use paceline_store::write_file;
 use thiserror::Error;
 
@@ -164,7 +164,7 @@ impl Trace {
     fn read_ranked(path: &Path, span: &str) -> Result<(Option<u64>, Self), TraceError> {
         let path = if path.is_dir() { path.join("events.jsonl") } else { path.into() };
         let read = || {
-            let file = File::open(&path)?;
+            let file = open_input(&path)?;
             match extension(&path).as_str() {
                 "parquet" => Ok((None, parquet_table::read(file)?.finish()?)),
                 "json" => spans::read(LineLimit::with_limit(file, MAX_SPANS), span),

@@ -98,6 +98,16 @@ pub enum DownloadError {
         /// The published checksum.
         expected: String,
     },
+    /// A file has the name of the set's, and another content.
+    #[error("{}: exists, but its MD5 checksum is {found} instead of {expected}; move it away, or replace it with --force", path.display())]
+    Differs {
+        /// The file.
+        path: PathBuf,
+        /// Checksum of its content.
+        found: String,
+        /// The published checksum.
+        expected: String,
+    },
     /// A file or folder cannot be read or written.
     #[error("{}: {source}", path.display())]
     File {
@@ -113,25 +123,51 @@ pub enum DownloadError {
 /// chunk.
 ///
 /// A file appears under its name only after its checksum is verified. A complete file in the folder is not downloaded
-/// again.
+/// again. A file with another content is replaced only if `replace` is true.
 ///
 /// # Errors
-/// If the mirror cannot be reached, a download is interrupted or has a wrong checksum, or a file cannot be written.
+/// [`DownloadError::Differs`] before anything is downloaded. If the mirror cannot be reached, a download is interrupted or has a wrong checksum, or a file cannot be written.
 pub fn download(
     set: PublishedSet,
     mirror: Option<&str>,
     folder: &Path,
+    replace: bool,
     progress: &mut dyn FnMut(DownloadProgress<'_>),
 ) -> Result<(), DownloadError> {
     let mirror = mirror.unwrap_or(set.mirror()).trim_end_matches('/');
     fs::create_dir_all(folder).map_err(at(folder))?;
-    for file in set.files() {
-        match set {
-            PublishedSet::Mnist | PublishedSet::FashionMnist => fetch_file(mirror, file, folder, progress)?,
-            PublishedSet::Cifar10 => fetch_archive(mirror, file, &folder.join(cifar::SUBFOLDER), progress)?,
-        }
+    if set == PublishedSet::Cifar10 {
+        let target = folder.join(cifar::SUBFOLDER);
+        return set.files().iter().try_for_each(|file| fetch_archive(mirror, file, &target, progress));
+    }
+    for file in missing(set.files(), folder, replace)? {
+        fetch_file(mirror, file, folder, progress)?;
     }
     Ok(())
+}
+
+/// The files that are not in the folder.
+fn missing<'a>(
+    files: &'a [RemoteFile<'a>],
+    folder: &Path,
+    replace: bool,
+) -> Result<Vec<&'a RemoteFile<'a>>, DownloadError> {
+    let mut missing = Vec::new();
+    for file in files {
+        let path = folder.join(file.name);
+        if !path.exists() {
+            missing.push(file);
+            continue;
+        }
+        let found = hexadecimal(Md5::new_with_prefix(fs::read(&path).map_err(at(&path))?));
+        if found != file.md5 {
+            if !replace {
+                return Err(DownloadError::Differs { path, found, expected: file.md5.to_owned() });
+            }
+            missing.push(file);
+        }
+    }
+    Ok(missing)
 }
 
 fn fetch_file(
@@ -141,12 +177,6 @@ fn fetch_file(
     progress: &mut dyn FnMut(DownloadProgress<'_>),
 ) -> Result<(), DownloadError> {
     let target = folder.join(file.name);
-    if target.exists() {
-        let present = fs::read(&target).map_err(at(&target))?;
-        if hexadecimal(Md5::new_with_prefix(&present)) == file.md5 {
-            return Ok(());
-        }
-    }
     let fetched = fetch(mirror, file, folder, progress)?;
     fetched.persist(&target).map_err(|error| at(&target)(error.error))?;
     Ok(())
@@ -287,7 +317,6 @@ mod tests {
         let content = vec![7; 200_000];
         let file = RemoteFile { name: "data.gz", md5: &md5(&content) };
         let folder = TempDir::new().unwrap();
-        fs::write(folder.path().join("data.gz"), "something older").unwrap();
         let mut reports = Vec::new();
         let address = mirror(answer("200 OK", content.len(), &content));
         fetch_file(&address, &file, folder.path(), &mut |progress| reports.push((progress.done, progress.total)))
@@ -296,7 +325,23 @@ mod tests {
         assert_eq!(names(folder.path()), ["data.gz"]);
         assert_eq!(reports.first(), Some(&(0, Some(200_000))));
         assert_eq!(reports.last(), Some(&(200_000, Some(200_000))));
-        fetch_file("http://127.0.0.1:0", &file, folder.path(), &mut |_| panic!("downloaded again")).unwrap();
+        assert!(missing(&[file], folder.path(), false).unwrap().is_empty(), "downloaded again");
+    }
+
+    #[test]
+    fn a_file_with_another_content_is_replaced_only_on_request() {
+        let folder = TempDir::new().unwrap();
+        let files = [("first", "1"), ("second", "2")].map(|(name, content)| (name, md5(content.as_bytes())));
+        let files = files.each_ref().map(|(name, md5)| RemoteFile { name, md5 });
+        fs::write(folder.path().join("second"), "mine").unwrap();
+        let error = missing(&files, folder.path(), false).err().unwrap().to_string();
+        assert!(error.contains("second: exists") && error.contains("--force"), "{error}");
+        let names = |replace| -> Vec<&str> {
+            missing(&files, folder.path(), replace).unwrap().iter().map(|file| file.name).collect()
+        };
+        assert_eq!(names(true), vec!["first", "second"]);
+        fs::write(folder.path().join("second"), "2").unwrap();
+        assert_eq!(names(false), vec!["first"]);
     }
 
     #[test]
@@ -347,7 +392,7 @@ mod tests {
         let inner = folder.path().join("new");
         let address = format!("{}/", mirror(answer("404 Not Found", 0, b"")));
         for set in PublishedSet::ALL {
-            let error = download(set, Some(&address), &inner, &mut |_| {}).unwrap_err().to_string();
+            let error = download(set, Some(&address), &inner, false, &mut |_| {}).unwrap_err().to_string();
             let url = format!("{address}{}", set.files()[0].name);
             assert!(error.starts_with(&url), "{error}");
         }

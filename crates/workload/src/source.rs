@@ -1,7 +1,7 @@
 //! Data sources: the data to train on, as a user names it.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use paceline_spec::{Form, Spec, SpecError};
@@ -36,6 +36,13 @@ pub enum DataSource {
     },
     /// A UTF-8 text file, plain or gzip.
     Text(PathBuf),
+}
+
+impl DataSource {
+    /// The file that is read, if it is a single one.
+    pub fn file(&self) -> Option<&Path> {
+        if let DataSource::Text(path) = self { Some(path) } else { None }
+    }
 }
 
 impl Default for DataSource {

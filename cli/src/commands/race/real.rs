@@ -13,12 +13,12 @@ use paceline_config::Failure;
 use paceline_config::file::Configuration;
 use paceline_core::SchemeSpec;
 use paceline_report::comparison::{RunResult, SchemeRuns};
+use paceline_report::live_table::{LiveRow, LiveTable};
 use paceline_runtime::{MetricsRow, RunEnding, Summary, is_interrupted, read_metrics};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{RaceArgs, folder_name};
 use crate::destination::make_folder;
-use crate::live_table::{LiveRow, LiveTable};
 
 /// How often the live table is updated.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);

@@ -1,12 +1,15 @@
 //! The content of a data file, decompressed if it is gzip, with errors that name the offset.
 
-use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use flate2::bufread::MultiGzDecoder;
+use paceline_spec::read_input;
 
 use super::FormatError;
+
+/// The limit of a file, compressed and not: it must fit into memory.
+const MAX_FILE: u64 = 4 << 30;
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
@@ -19,16 +22,19 @@ pub(super) struct DataFile {
 impl DataFile {
     /// Reads a file. Gzip is recognized by its first bytes.
     pub(super) fn read(path: &Path) -> Result<Self, FormatError> {
-        let raw = fs::read(path).map_err(|source| FormatError::Read { path: path.to_owned(), source })?;
+        let raw = read_input(path, MAX_FILE).map_err(|source| FormatError::Read { path: path.to_owned(), source })?;
         let mut file = DataFile { path: path.to_owned(), bytes: Vec::new() };
         if !raw.starts_with(&GZIP_MAGIC) {
             file.bytes = raw;
-        } else if let Err(error) = MultiGzDecoder::new(&raw[..]).read_to_end(&mut file.bytes) {
+        } else if let Err(error) = MultiGzDecoder::new(&raw[..]).take(MAX_FILE + 1).read_to_end(&mut file.bytes) {
             let found = match error.kind() {
                 io::ErrorKind::UnexpectedEof => "the end of a truncated gzip file".to_owned(),
                 _ => format!("a corrupt gzip file ({error})"),
             };
             return Err(file.invalid(file.bytes.len(), found, "more compressed data"));
+        }
+        if file.bytes.len() as u64 > MAX_FILE {
+            return Err(file.invalid(file.bytes.len(), "more data", "at most 4 GiB"));
         }
         Ok(file)
     }

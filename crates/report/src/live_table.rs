@@ -2,10 +2,10 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::numbers::{self, number};
+use crate::progress::bars;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use paceline_core::SchemeSpec;
-use paceline_report::numbers::{self, number};
-use paceline_report::progress::bars;
 use paceline_runtime::{Iteration, Monitor, Observer, Summary};
 
 /// Iterations between two updates of a line.

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use paceline_report::numbers::{number, time};
-use paceline_report::statistics::{mean, median};
-use paceline_report::tables::aligned;
+use crate::numbers::{number, time};
+use crate::statistics::{mean, median};
+use crate::tables::aligned;
 use paceline_trace::Trace;
 use serde::Serialize;
 

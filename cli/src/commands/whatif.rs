@@ -1,7 +1,5 @@
 //! `paceline whatif`: which scheme suits a recorded trace.
 
-mod stragglers;
-
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -10,6 +8,7 @@ use clap::Args;
 use paceline_config::{Failure, Scenario, SchemeList, Seeds, parallel, whole};
 use paceline_report::comparison::Ranking;
 use paceline_report::numbers::counted;
+use paceline_report::stragglers::Analysis;
 use paceline_sim::Times;
 use paceline_trace::{PROFILER_STEP, Trace};
 use serde_json::json;
@@ -17,7 +16,6 @@ use serde_json::json;
 use crate::comparison;
 use crate::interrupt;
 use crate::output::say;
-use stragglers::Analysis;
 
 /// Find the stragglers in a recorded trace, their cost, and which scheme would have used the cluster best
 #[derive(Args)]
