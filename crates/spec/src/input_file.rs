@@ -148,9 +148,9 @@ mod tests {
     #[test]
     fn a_pipe_is_read_if_it_has_a_writer() {
         let folder = tempfile::tempdir().unwrap();
-        let pipe = folder.path().join("pipe");
-        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-        let error = open_within(&pipe, Duration::from_millis(1)).unwrap_err().to_string();
+        let [pipe, unused] = ["pipe", "unused"].map(|name| folder.path().join(name));
+        assert!(std::process::Command::new("mkfifo").args([&pipe, &unused]).status().unwrap().success());
+        let error = open_within(&unused, Duration::from_millis(1)).unwrap_err().to_string();
         assert!(error.starts_with("no process writes to this pipe"), "{error}");
         thread::scope(|scope| {
             scope.spawn(|| fs::write(&pipe, "text"));
