@@ -621,11 +621,10 @@ impl ServerProtocol {
             }
             Stage::Joined(worker) => {
                 host.discard_all(worker);
-                let before = self.ledger.samples().dropped;
+                let lost = self.ledger.outstanding(worker);
                 if self.started.is_some() {
                     self.feed(Event::Left { worker }, host)?;
                 }
-                let lost = self.ledger.samples().dropped - before;
                 let remaining = self.joined();
                 host.notice(Notice::Left { worker, reason, lost, remaining });
                 Ok(())

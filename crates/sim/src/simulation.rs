@@ -275,10 +275,10 @@ impl Engine<'_> {
     /// Removes the worker of an update that was broken once too often.
     fn dismiss(&mut self, now: Time, task: TaskId) -> Result<(), SimulationError> {
         let worker = task.worker;
-        let before = self.ledger.samples().dropped;
+        let lost = self.ledger.outstanding(worker);
         self.run.cluster.leave(worker);
         self.run.stop = self.feed(now, Event::Left { worker })?;
-        let (lost, remaining) = (self.ledger.samples().dropped - before, self.ledger.live());
+        let remaining = self.ledger.live();
         let reason = BrokenUpdates::reason(task);
         self.run.observer.on_notice(&Notice::Left { worker, reason, lost, remaining });
         Ok(())

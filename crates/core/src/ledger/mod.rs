@@ -160,6 +160,11 @@ impl Ledger {
         self.state.is_settled()
     }
 
+    /// The worker's samples in tasks, and in updates that are neither committed nor discarded. They are lost if it leaves.
+    pub fn outstanding(&self, worker: WorkerId) -> u64 {
+        self.state.outstanding(worker)
+    }
+
     /// The workers with arrived updates that are neither committed nor discarded, by rank.
     pub fn unsettled_workers(&self) -> Vec<WorkerId> {
         self.state.unsettled_workers()

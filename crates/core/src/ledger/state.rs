@@ -148,6 +148,13 @@ impl LedgerState {
         self.workers.iter().all(|state| state.arrived.is_empty())
     }
 
+    pub(super) fn outstanding(&self, worker: WorkerId) -> u64 {
+        let Some(state) = self.workers.get(worker.index()) else { return 0 };
+        let running = state.running.map_or(0, |running| running.samples());
+        let queued = state.queued.map_or(0, |assignment| queued_samples(&assignment));
+        running + queued + state.arrived.iter().map(|arrived| update_samples(&arrived.update)).sum::<u64>()
+    }
+
     pub(super) fn unsettled_workers(&self) -> Vec<WorkerId> {
         let unsettled = (0..).zip(&self.workers).filter(|(_, state)| !state.arrived.is_empty());
         unsettled.map(|(worker, _)| WorkerId(worker)).collect()
