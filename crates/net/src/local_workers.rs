@@ -120,7 +120,10 @@ impl LocalWorkers<'_> {
                 if processes.stopping {
                     return;
                 }
-                (self.announce)(&format!("{worker} {cause}; it is not restarted"));
+                // A worker exits with 0 when the run is over.
+                if code != Some(0) {
+                    (self.announce)(&format!("{worker} {cause}; it is not restarted"));
+                }
                 if processes.remaining == 0 {
                     self.stopper.stop(StopReason::NoWorkers(format!("{worker} {cause}")));
                 }
