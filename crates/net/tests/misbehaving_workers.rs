@@ -97,7 +97,10 @@ fn run_with_fault(
 #[test]
 fn a_worker_whose_updates_stay_broken_is_dismissed_and_the_run_continues() {
     for (transport, scheme) in KINDS {
-        let job = job(scheme, 3, "iterations=200");
+        // Under `asp`, the order of commits is not fixed: the worker may have more broken updates before another worker's
+        // update shows that the model is fine.
+        let (iterations, is_fixed) = if scheme == "bsp" { (200, true) } else { (2_000, false) };
+        let job = job(scheme, 3, &format!("iterations={iterations}"));
         let (result, outcome, notices) =
             run_with_fault(&job, transport, TransportOptions::default(), |count, values, _| {
                 if count > 2 {
@@ -109,10 +112,14 @@ fn a_worker_whose_updates_stay_broken_is_dismissed_and_the_run_continues() {
             "{result:?}"
         );
         let summary = outcome.summary;
-        assert_eq!((summary.iterations, summary.updates_broken), (200, 3), "{transport:?}, {scheme}");
+        assert_eq!(summary.iterations, iterations, "{transport:?}, {scheme}");
+        let broken = summary.updates_broken;
+        assert!(if is_fixed { broken == 3 } else { broken >= 3 }, "{transport:?}, {scheme}: {broken}");
         assert!(outcome.parameters.iter().all(|value| value.is_finite()), "{transport:?}, {scheme}");
-        let left = "worker 2 left: the update of task 4 of worker 2 is the third in a row that is not finite";
-        assert!(notices.iter().any(|notice| notice.starts_with(left)), "{transport:?}: {notices:?}");
+        let task = broken + 1;
+        let left =
+            format!("worker 2 left: the update of task {task} of worker 2 is the third in a row that is not finite");
+        assert!(notices.iter().any(|notice| notice.starts_with(&left)), "{transport:?}: {notices:?}");
     }
 }
 

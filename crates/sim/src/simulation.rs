@@ -316,13 +316,13 @@ impl Executor for SimulatedRun<'_> {
 
     fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Result<CommitOutcome, Infallible> {
         let Some(result) = self.cluster.commit(updates, step, live) else { return Ok(CommitOutcome::default()) };
-        let broken: Vec<TaskId> = result.broken.into_iter().map(|index| updates[index].task).collect();
-        match self.broken_updates.on_commit(updates.iter().map(|share| share.task), &broken, live) {
+        let (outcome, remedy) = self.broken_updates.settle(updates, result, live);
+        match remedy {
             Remedy::Continue => {}
             Remedy::Dismiss(tasks) => self.to_dismiss.extend(tasks),
             Remedy::Diverged => self.stop = Some(StopReason::Diverged),
         }
-        Ok(CommitOutcome { aggregate: result.aggregate, broken })
+        Ok(outcome)
     }
 
     fn carry_out(&mut self, now: Time, action: &Action) -> Result<(), Infallible> {

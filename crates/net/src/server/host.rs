@@ -307,13 +307,13 @@ impl ServerHost for NetHost<'_> {
         let result = self.parameter_ring.advance(commit).map_err(no_memory(self.context.length))?;
         drop(contributions);
         gradients.into_iter().for_each(|(gradient, _)| self.recycle(gradient));
-        let broken: Vec<TaskId> = result.broken.into_iter().map(|index| updates[index].task).collect();
-        match self.broken_updates.on_commit(updates.iter().map(|share| share.task), &broken, live) {
+        let (outcome, remedy) = self.broken_updates.settle(updates, result, live);
+        match remedy {
             Remedy::Continue => {}
             Remedy::Dismiss(tasks) => self.to_dismiss.extend(tasks),
             Remedy::Diverged => self.stop = Some(StopReason::Diverged),
         }
-        Ok(CommitOutcome { aggregate: result.aggregate, broken })
+        Ok(outcome)
     }
 
     fn begin_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) -> Result<(), ServerError> {
