@@ -68,14 +68,6 @@ pub enum FrameError {
     /// The body is not a message of this protocol.
     #[error("frame with an unknown message")]
     UnknownMessage,
-    /// Another kind of frame was expected.
-    #[error("expected {expected}, got {found}")]
-    Unexpected {
-        /// The expected kind.
-        expected: &'static str,
-        /// The kind received.
-        found: &'static str,
-    },
 }
 
 impl From<FrameError> for io::Error {
@@ -105,13 +97,6 @@ impl FrameKind {
         match self {
             FrameKind::Message => MESSAGE_LIMIT,
             FrameKind::Chunk => CHUNK_LIMIT,
-        }
-    }
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            FrameKind::Message => "a message",
-            FrameKind::Chunk => "a chunk of values",
         }
     }
 }
@@ -193,20 +178,6 @@ impl FrameHeader {
     }
 }
 
-/// The message at the beginning of `bytes` and its length in bytes; `None` if it is not complete yet.
-///
-/// # Errors
-/// If the bytes can't be the beginning of a message.
-pub fn first_message<M: DeserializeOwned>(bytes: &[u8]) -> Result<Option<(M, usize)>, FrameError> {
-    let Some((head, rest)) = bytes.split_first_chunk::<HEADER_LEN>() else { return Ok(None) };
-    let header = FrameHeader::decode(head)?;
-    if header.kind == FrameKind::Chunk {
-        return Err(FrameError::Unexpected { expected: FrameKind::Message.name(), found: FrameKind::Chunk.name() });
-    }
-    let Some(body) = rest.get(..header.length) else { return Ok(None) };
-    Ok(Some((header.message(head, body)?, HEADER_LEN + header.length)))
-}
-
 fn checksum(head: &[u8], body: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(head);
@@ -252,26 +223,6 @@ mod tests {
         FrameHeader::decode(head)?.message(head, body)
     }
 
-    /// Parses bytes that arrive in portions: the messages, and the error that ended it.
-    fn read(bytes: &[u8], portion: usize) -> (Vec<ToServer>, Option<FrameError>) {
-        let (mut pending, mut messages) = (Vec::new(), Vec::new());
-        for part in bytes.chunks(portion) {
-            pending.extend_from_slice(part);
-            loop {
-                match first_message(&pending) {
-                    Ok(Some((message, length))) => {
-                        messages.push(message);
-                        pending.drain(..length);
-                    }
-                    Ok(None) => break,
-                    Err(error) => return (messages, Some(error)),
-                }
-            }
-            assert!(pending.len() < HEADER_LEN + MESSAGE_LIMIT, "no more is buffered than one message");
-        }
-        (messages, None)
-    }
-
     #[test]
     fn another_protocol_is_recognized() {
         let frame = encode(&ToServer::Dropped { number: 3 }).unwrap();
@@ -310,34 +261,6 @@ mod tests {
             let frame = [head(FrameKind::Message, body.len(), &body).to_vec(), body].concat();
             for error in [decode::<ToServer>(&frame).err(), decode::<ToWorker>(&frame).err()].into_iter().flatten() {
                 prop_assert_eq!(error, FrameError::UnknownMessage);
-            }
-        }
-
-        #[test]
-        fn mutated_streams_yield_messages_up_to_the_first_error(
-            numbers in prop::collection::vec(any::<u64>(), 1..20),
-            mutations in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0..3_u8), 0..4),
-            portion in 1..100_usize,
-        ) {
-            let frames: Vec<_> = numbers.iter().map(|&number| encode(&ToServer::Dropped { number }).unwrap()).collect();
-            let sound = frames.concat();
-            prop_assert_eq!(read(&sound, portion).0.len(), numbers.len());
-            let mut stream = sound.clone();
-            for (place, byte, kind) in &mutations {
-                let index = place.index(stream.len());
-                match kind {
-                    0 => stream[index] = *byte,
-                    1 => stream.insert(index, *byte),
-                    _ => { stream.remove(index); }
-                }
-            }
-            let (messages, _) = read(&stream, portion);
-            let intact = sound.iter().zip(&stream).take_while(|(a, b)| a == b).count();
-            let ends = frames.iter().scan(0, |end, frame| { *end += frame.len(); Some(*end) });
-            let untouched = ends.take_while(|&end| end <= intact).count();
-            prop_assert!((untouched..=numbers.len()).contains(&messages.len()), "{} of {untouched}", messages.len());
-            for (message, number) in messages.iter().zip(&numbers) {
-                prop_assert_eq!(message, &ToServer::Dropped { number: *number });
             }
         }
 

@@ -9,15 +9,16 @@
 //!
 //! The modules below these, from the bottom up:
 //!
-//! - `frame`: the wire format, with a checksum and a length limit per frame.
-//! - `connection`: a connection over TCP or a Unix socket; `tls` encrypts it.
+//! - `frame`: the wire format, with a checksum and a length limit per frame; `frame_reader` reads it as it arrives.
+//! - `socket`: sockets that never block, over TCP or in one host; `tls` encrypts them, a `poller` waits for many.
+//! - `connection`: a socket with its `frame_reader`, and its `outbox` for what is to be sent.
 //! - `keys`: the token and the certificate that authenticate workers and server.
 //! - `shared_memory`: vectors of parameters and gradients that two processes map.
 //!
 //! Updates are aggregated in the order of ranks. A synchronous run therefore yields the same model, bit for bit, over
 //! every transport and in the simulator.
 //!
-//! The crate needs Linux: shared memory uses `memfd` and abstract Unix sockets, the server waits with `epoll` and
+//! The crate needs Linux: shared memory uses `memfd` and abstract Unix sockets, and threads wait with `epoll` and
 //! `eventfd`. It also needs a little-endian processor, since values are sent as they are in memory.
 
 #[cfg(not(target_os = "linux"))]
@@ -28,17 +29,23 @@ compile_error!("paceline-net needs a little-endian processor: it sends values as
 mod address;
 mod connection;
 mod frame;
+mod frame_reader;
 mod keys;
 mod local_workers;
+mod outbox;
+mod poller;
+#[cfg(test)]
+mod scripted_peer;
 mod server;
 mod shared_memory;
+mod socket;
 mod tls;
 mod worker;
 
 /// Entry points for the fuzz targets in `fuzz/`.
 #[doc(hidden)]
 pub mod fuzzing {
-    pub use crate::frame::first_message;
+    pub use crate::frame_reader::read_frames;
     pub use paceline_protocol::{ToServer, ToWorker};
 }
 

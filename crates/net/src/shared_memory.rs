@@ -92,6 +92,12 @@ impl Region {
     }
 }
 
+impl AsRef<[f32]> for Region {
+    fn as_ref(&self) -> &[f32] {
+        self.values()
+    }
+}
+
 /// The seals of a shared region: its size is fixed, and parameters can be written by their owner only.
 fn seals(writer: RegionWriter) -> SealFlags {
     let size = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;

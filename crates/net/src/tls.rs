@@ -1,150 +1,89 @@
-//! A TLS connection that one thread reads while another writes.
+//! TLS over a socket that never blocks.
 
-use std::collections::VecDeque;
 use std::fmt;
-use std::io::{self, Read, Write};
-use std::net::TcpStream;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::io::{self, IoSlice, Read, Write};
 
 use rustls::Connection;
 
 /// Bytes per read from the network: one TLS record.
 const READ_SIZE: usize = 16 * 1024;
 
-/// A TLS connection. Reading and writing do not block each other: the lock on the TLS state is never held during
-/// network I/O.
-pub(crate) struct TlsStream {
-    stream: TcpStream,
-    connection: Mutex<Connection>,
-    /// Bytes that have arrived and are not decrypted yet.
-    encrypted: Mutex<VecDeque<u8>>,
-    /// Held while writing to the network, so that records are sent in the order of their encryption.
-    write_lock: Mutex<()>,
+/// The state of one TLS connection. The thread that owns the connection reads and writes; the two directions do not wait
+/// for each other, so two peers that both send can't block each other.
+pub(crate) struct Tls {
+    connection: Connection,
+    /// Bytes that have arrived; those from `decrypted` on are not decrypted yet.
+    encrypted: Vec<u8>,
+    decrypted: usize,
 }
 
-impl fmt::Debug for TlsStream {
+impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TlsStream({:?})", self.stream)
+        f.write_str("Tls")
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl TlsStream {
-    pub(crate) fn new(stream: TcpStream, connection: Connection) -> Self {
-        TlsStream {
-            stream,
-            connection: Mutex::new(connection),
-            encrypted: Mutex::default(),
-            write_lock: Mutex::default(),
-        }
+impl Tls {
+    pub(crate) fn new(connection: impl Into<Connection>) -> Self {
+        Tls { connection: connection.into(), encrypted: Vec::new(), decrypted: 0 }
     }
 
-    pub(crate) fn stream(&self) -> &TcpStream {
-        &self.stream
-    }
-
-    /// Reads decrypted bytes. All reads from the network that this takes must be done by `deadline`.
-    pub(crate) fn read(&self, bytes: &mut [u8], deadline: Option<Instant>) -> io::Result<usize> {
+    /// Reads decrypted bytes; `socket` supplies the encrypted ones, and takes replies of the handshake.
+    pub(crate) fn read(&mut self, bytes: &mut [u8], mut socket: impl Read + Write) -> io::Result<usize> {
         loop {
-            match lock(&self.connection).reader().read(bytes) {
+            match self.connection.reader().read(bytes) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 // Frames carry their length, so a missing TLS close message does no harm.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 read => return read,
             }
-            let mut encrypted = lock(&self.encrypted);
-            if encrypted.is_empty() {
-                if let Some(deadline) = deadline {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return Err(io::ErrorKind::WouldBlock.into());
-                    }
-                    self.stream.set_read_timeout(Some(left))?;
-                }
-                let mut buffer = [0; READ_SIZE];
-                let count = (&self.stream).read(&mut buffer)?;
-                if count == 0 {
+            if self.decrypted == self.encrypted.len() {
+                self.decrypted = 0;
+                self.encrypted.resize(READ_SIZE, 0);
+                let read = socket.read(&mut self.encrypted);
+                self.encrypted.truncate(*read.as_ref().unwrap_or(&0));
+                if read? == 0 {
                     return Ok(0);
                 }
-                encrypted.extend(&buffer[..count]);
             }
-            let (must_write, decrypted) = self.decrypt(&mut encrypted);
-            // During the handshake the peer waits for this reply; later it can be sent with the next write.
-            if must_write {
-                self.write(&[])?;
+            let mut rest = &self.encrypted[self.decrypted..];
+            let taken = self.connection.read_tls(&mut rest)?;
+            self.decrypted += taken;
+            let processed = self.connection.process_new_packets();
+            // During the handshake the peer waits for this reply, or for the reason of a failure.
+            let replied = self.flush(&mut socket);
+            processed.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            match replied {
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+                _ => {}
             }
-            decrypted?;
         }
     }
 
-    /// Decrypts until plaintext can be read, which buffers about one record. Also returns whether a reply must be sent
-    /// at once.
-    fn decrypt(&self, encrypted: &mut VecDeque<u8>) -> (bool, io::Result<()>) {
-        let mut connection = lock(&self.connection);
-        let handshaking = connection.is_handshaking();
-        let mut readable = Ok(0);
-        while let Ok(0) = readable
-            && !encrypted.is_empty()
-        {
-            let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
-            let taken = connection.read_tls(encrypted);
-            let decrypted = taken.and_then(|_| connection.process_new_packets().map_err(invalid));
-            readable = decrypted.map(|state| state.plaintext_bytes_to_read());
+    /// Encrypts and sends as many bytes as the connection takes now. Some of them may wait for [`flush`](Tls::flush), or
+    /// for the end of the handshake.
+    pub(crate) fn write(&mut self, slices: &[IoSlice<'_>], mut socket: impl Write) -> io::Result<usize> {
+        self.flush(&mut socket)?;
+        let written = self.connection.writer().write_vectored(slices)?;
+        if written == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
         }
-        (connection.wants_write() && (handshaking || readable.is_err()), readable.map(drop))
+        match self.flush(&mut socket) {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            _ => Ok(written),
+        }
     }
 
-    pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<usize> {
-        let _write_lock = lock(&self.write_lock);
-        let mut encrypted = Vec::new();
-        let count = {
-            let mut connection = lock(&self.connection);
-            let count = connection.writer().write(bytes)?;
-            while connection.wants_write() {
-                connection.write_tls(&mut encrypted)?;
-            }
-            count
-        };
-        (&self.stream).write_all(&encrypted)?;
-        Ok(count)
+    /// Whether what is to be sent waits for an answer of the peer.
+    pub(crate) fn is_handshaking(&self) -> bool {
+        self.connection.is_handshaking()
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::keys::Keys;
-    use rustls::ServerConnection;
-    use std::net::TcpListener;
-    use std::sync::atomic::{AtomicBool, Ordering};
-    use std::thread;
-    use std::time::Duration;
-
-    #[test]
-    fn a_handshake_that_arrives_byte_by_byte_ends_at_the_deadline() {
-        let folder = tempfile::tempdir().unwrap();
-        Keys::generate(folder.path()).unwrap();
-        let config = Keys::read(folder.path()).unwrap().server().unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let tls = TlsStream::new(listener.accept().unwrap().0, ServerConnection::new(config).unwrap().into());
-        let ended = AtomicBool::new(false);
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                // The header of a record of 16 KiB, then one byte now and then.
-                slow.write_all(&[22, 3, 1, 0x40, 0]).unwrap();
-                while !ended.load(Ordering::Relaxed) && slow.write_all(&[1]).is_ok() {
-                    thread::sleep(Duration::from_millis(20));
-                }
-            });
-            let deadline = Instant::now() + Duration::from_millis(300);
-            let error = tls.read(&mut [0; 16], Some(deadline)).unwrap_err();
-            ended.store(true, Ordering::Relaxed);
-            assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
-        });
+    /// Sends what is encrypted already.
+    pub(crate) fn flush(&mut self, mut socket: impl Write) -> io::Result<()> {
+        while self.connection.wants_write() {
+            self.connection.write_tls(&mut socket)?;
+        }
+        Ok(())
     }
 }

@@ -53,23 +53,13 @@ impl PayloadFormat {
         bytemuck::cast_slice(scratch)
     }
 
-    /// Decodes into `values` the bytes that `read` supplies.
-    pub fn decode<E>(
-        self,
-        values: &mut [f32],
-        scratch: &mut Vec<u16>,
-        read: impl FnOnce(&mut [u8]) -> Result<(), E>,
-    ) -> Result<(), E> {
-        if self == PayloadFormat::F32 {
-            return read(bytemuck::cast_slice_mut(values));
-        }
-        scratch.resize(values.len(), 0);
-        read(bytemuck::cast_slice_mut(scratch))?;
+    /// Decodes the bytes of `values`, which are given in pairs.
+    pub fn decode(self, encoded: &[u16], values: &mut [f32]) {
         match self {
-            PayloadFormat::F16 => bytemuck::cast_slice::<_, f16>(scratch).convert_to_f32_slice(values),
-            _ => bytemuck::cast_slice::<_, bf16>(scratch).convert_to_f32_slice(values),
+            PayloadFormat::F32 => bytemuck::cast_slice_mut(values).copy_from_slice(encoded),
+            PayloadFormat::F16 => bytemuck::cast_slice::<_, f16>(encoded).convert_to_f32_slice(values),
+            PayloadFormat::Bf16 => bytemuck::cast_slice::<_, bf16>(encoded).convert_to_f32_slice(values),
         }
-        Ok(())
     }
 }
 
@@ -99,14 +89,10 @@ mod tests {
             [(PayloadFormat::F32, 0.0), (PayloadFormat::F16, 1.0 / 2048.0), (PayloadFormat::Bf16, 1.0 / 256.0)]
         {
             let mut scratch = Vec::new();
-            let bytes = payload.encode(&values, &mut scratch).to_vec();
+            let bytes = payload.encode(&values, &mut scratch);
             assert_eq!(bytes.len(), values.len() * payload.width());
             let mut decoded = vec![0.0; values.len()];
-            let copy = |into: &mut [u8]| {
-                into.copy_from_slice(&bytes);
-                Ok::<_, ()>(())
-            };
-            payload.decode(&mut decoded, &mut scratch, copy).unwrap();
+            payload.decode(&bytemuck::pod_collect_to_vec(bytes), &mut decoded);
             for (value, decoded) in values.iter().zip(&decoded) {
                 assert!((value - decoded).abs() <= precision * value.abs(), "{payload}: {value} became {decoded}");
             }

@@ -241,6 +241,11 @@ impl<M: Clone> WorkerProtocol<M> {
         self.cancelled
     }
 
+    /// The number of the running task, if it is cancelled.
+    pub fn cancelled_task(&self) -> Option<u64> {
+        self.running.filter(|_| self.is_cancelled()).map(|running| running.task.number)
+    }
+
     /// Whether the server has asked for the result of the running task.
     pub fn is_collected(&self) -> bool {
         self.answer == Some(Answer::Collect)

@@ -5,11 +5,11 @@ use std::thread::Scope;
 use std::time::{Duration, Instant};
 
 use paceline_core::{DriveError, Ledger, Time, WorkerId};
-use paceline_protocol::{Fingerprint, Notice, ServerConfig, ServerProtocol, ToServer};
+use paceline_protocol::{Fingerprint, Notice, ServerConfig, ServerProtocol, ToServer, Token};
 use paceline_runtime::{BrokenUpdates, Goal, Job, Monitor, ResumePoint, ServerObserver, Stepper, StopReason};
 use paceline_store::Checkpoint;
 
-use super::event_source::{EventSource, ServerInput};
+use super::event_source::{CoordinatorHandle, EventSource, ServerInput};
 use super::host::{NetHost, no_memory};
 use super::parameter_ring::ParameterRing;
 use super::session::SessionContext;
@@ -33,6 +33,7 @@ impl<'a> Coordinator<'a> {
     pub(super) fn new(
         job: &'a Job,
         context: &'a SessionContext,
+        token: Option<Token>,
         shared: bool,
         observer: &'a mut dyn ServerObserver,
         from: Option<ResumePoint>,
@@ -59,7 +60,7 @@ impl<'a> Coordinator<'a> {
             seed: job.seed,
             payload: context.payload,
             optimizer: job.optimizer,
-            token: context.token,
+            token,
             timeout: job.timeout,
         };
         let keeps_models = ledger.compensates();
@@ -79,11 +80,12 @@ impl<'a> Coordinator<'a> {
         mut self,
         scope: &'scope Scope<'scope, '_>,
         event_source: &mut EventSource,
+        handle: CoordinatorHandle,
     ) -> Result<RunOutcome, ServerError>
     where
         'a: 'scope,
     {
-        self.host.start_evaluator(scope);
+        self.host.start_evaluator(scope, handle);
         if let Some((at, departed)) = self.resumed.take() {
             let now = self.now();
             self.protocol.resume(now, at, departed, &mut self.host).map_err(failure)?;
@@ -185,6 +187,7 @@ impl<'a> Coordinator<'a> {
                 self.host.stop = Some(reason);
                 Ok(())
             }
+            ServerInput::Failed(error) => Err(DriveError::Executor(ServerError::System(error))),
         }
     }
 

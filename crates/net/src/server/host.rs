@@ -16,7 +16,7 @@ use paceline_runtime::{
 };
 use paceline_workload::Evaluation;
 
-use super::event_source::ServerInput;
+use super::event_source::{CoordinatorHandle, ServerInput};
 use super::link::{Link, TaskBuffers};
 use super::parameter_ring::{ParameterBuffer, ParameterRing};
 use super::session::SessionContext;
@@ -143,7 +143,7 @@ impl<'a> NetHost<'a> {
     // --- evaluation ---
 
     /// Starts a thread that evaluates the model on the held-out set, so that training does not wait for it.
-    pub(super) fn start_evaluator<'scope>(&mut self, scope: &'scope Scope<'scope, '_>)
+    pub(super) fn start_evaluator<'scope>(&mut self, scope: &'scope Scope<'scope, '_>, coordinator: CoordinatorHandle)
     where
         'a: 'scope,
     {
@@ -153,7 +153,7 @@ impl<'a> NetHost<'a> {
         // One model is being evaluated, one is queued. If the queue is full, the next evaluation is skipped.
         let (sender, receiver) = sync_channel::<Arc<ParameterBuffer>>(1);
         self.evaluation_sender = Some(sender);
-        let (workload, coordinator) = (&self.job.workload, self.context.handle.clone());
+        let workload = &self.job.workload;
         scope.spawn(move || {
             let mut replica = workload.replica();
             for parameters in receiver {

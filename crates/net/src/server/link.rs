@@ -1,18 +1,23 @@
-//! The server's end of one connection: the send queue, and the buffers that the worker uses.
+//! One connection, seen from the coordinator: its outbox, and the buffers that the worker uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use paceline_core::Version;
-use paceline_protocol::{SharedBuffer, SharedBuffers, ToWorker};
+use paceline_protocol::{PayloadFormat, SharedBuffer, SharedBuffers, ToWorker};
 
 use super::parameter_ring::ParameterBuffer;
-use super::send_queue::SendQueue;
+use crate::frame;
+use crate::outbox::{Outbox, Transfer};
 use crate::shared_memory::{Region, RegionWriter};
 
-/// Which gradients the reader of a connection may store, and whether it is to stop reading. Set by the coordinator.
+/// The longest model that the coordinator sends itself over TCP, in bytes. It fits the kernel's empty buffers.
+const MAX_DIRECT_BYTES: usize = 64 * 1024;
+
+/// Which gradients the session of a connection may store, and whether it is to stop. Set by the coordinator.
 #[derive(Debug, Default)]
 pub(super) struct UploadPermits {
     granted: Mutex<BTreeSet<u64>>,
@@ -51,26 +56,36 @@ pub(super) struct TaskBuffers {
 /// connection is closed by the worker, and with it every buffer that the worker was given.
 #[derive(Debug)]
 pub(super) struct Link {
-    send_queue: SendQueue,
+    outbox: Arc<Outbox>,
     permits: Arc<UploadPermits>,
+    payload: PayloadFormat,
     buffers: BTreeMap<u64, TaskBuffers>,
     gradients: Vec<Arc<Region>>,
     mapped: BTreeSet<u32>,
 }
 
 impl Link {
-    pub(super) fn new(send_queue: SendQueue, permits: Arc<UploadPermits>) -> Self {
-        Link { send_queue, permits, buffers: BTreeMap::new(), gradients: Vec::new(), mapped: BTreeSet::new() }
+    pub(super) fn new(outbox: Arc<Outbox>, permits: Arc<UploadPermits>, payload: PayloadFormat) -> Self {
+        Link { outbox, permits, payload, buffers: BTreeMap::new(), gradients: Vec::new(), mapped: BTreeSet::new() }
     }
 
     pub(super) fn send(&self, message: &ToWorker) {
-        self.send_queue.send(message);
+        self.send_with(message, None);
+    }
+
+    /// Sends a message, with a file descriptor if one is given. If that is not possible, the session finds the
+    /// connection ended.
+    fn send_with(&self, message: &ToWorker, file: Option<OwnedFd>) {
+        let sent = frame::encode(message).map_err(io::Error::from).and_then(|frame| self.outbox.send(frame, file));
+        if sent.is_err() {
+            self.outbox.disconnect();
+        }
     }
 
     /// Sends a last message, closes the sending direction and stops reading.
     pub(super) fn close(&self, last: &ToWorker) {
         self.permits.refused.store(true, Ordering::Relaxed);
-        self.send_queue.close(last);
+        self.outbox.close(frame::encode(last).ok());
     }
 
     /// Keeps a model for a task that is sent now or later.
@@ -83,14 +98,18 @@ impl Link {
         let Some(parameters) = self.buffers.get(&number).map(|buffers| buffers.parameters.clone()) else {
             return Ok(());
         };
-        if !self.send_queue.is_shared() {
+        if !self.outbox.is_local() {
             self.permits.grant(number);
-            self.send_queue.assign(number, &message, version, &parameters);
+            let frame = frame::encode(&message)?;
+            let announcement = frame::encode(&ToWorker::Model { version })?;
+            let (version, payload) = (Some(version), self.payload);
+            let transfer = Transfer { number, frame, version, announcement, values: parameters, payload };
+            self.outbox.transfer(transfer, MAX_DIRECT_BYTES);
             return Ok(());
         }
         let (index, gradient) = self.free_gradient(parameters.region.values().len())?;
         if self.mapped.insert(parameters.index) {
-            self.map(SharedBuffer::Parameters(parameters.index), &parameters.region);
+            self.map(SharedBuffer::Parameters(parameters.index), &parameters.region)?;
         }
         if let ToWorker::Assign { buffers, .. } = &mut message {
             *buffers = Some(SharedBuffers { parameters: parameters.index, gradient: index });
@@ -107,7 +126,7 @@ impl Link {
             // The worker runs one task at a time, so it never writes this buffer for two tasks at once.
             buffers.gradient = None;
         }
-        self.send_queue.withdraw(number)
+        self.outbox.withdraw(number)
     }
 
     /// Takes the buffers of a task that is over.
@@ -122,7 +141,7 @@ impl Link {
             Some(index) => index,
             None => {
                 let mut region = Region::shared(length, RegionWriter::Peer)?;
-                self.map(SharedBuffer::Gradient(self.gradients.len() as u32), &region);
+                self.map(SharedBuffer::Gradient(self.gradients.len() as u32), &region)?;
                 region.close_file();
                 self.gradients.push(Arc::new(region));
                 self.gradients.len() - 1
@@ -131,25 +150,37 @@ impl Link {
         Ok((index as u32, self.gradients[index].clone()))
     }
 
-    fn map(&self, buffer: SharedBuffer, region: &Region) {
-        self.send_queue.send_buffer(&ToWorker::Map { buffer, length: region.values().len() as u64 }, region);
+    fn map(&self, buffer: SharedBuffer, region: &Region) -> io::Result<()> {
+        let file = region.file().map(|file| file.try_clone_to_owned()).transpose()?;
+        self.send_with(&ToWorker::Map { buffer, length: region.values().len() as u64 }, file);
+        Ok(())
+    }
+}
+
+impl Drop for Link {
+    /// What is pending is still sent.
+    fn drop(&mut self) {
+        self.outbox.close(None);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::connection::{Receiver, Socket, Traffic};
+    use crate::poller::Waker;
+    use crate::scripted_peer::ScriptedPeer;
     use crate::server::parameter_ring::ParameterRing;
+    use crate::socket::{Socket, Stream, Traffic};
     use paceline_core::{Assignment, TaskId, Work, WorkerId};
     use paceline_protocol::ReplicaSettings;
     use std::os::unix::net::UnixStream;
 
-    /// The link of a worker that shares memory, and the receiving end of its connection.
-    fn link() -> (Link, Receiver) {
+    /// The link of a worker that shares memory, and the other end of its connection.
+    fn link() -> (Link, ScriptedPeer<UnixStream>) {
         let (near, far) = UnixStream::pair().unwrap();
-        let link = Link::new(SendQueue::local(Socket::local(near)), Arc::default());
-        (link, Receiver::new(Socket::local(far), Traffic::default()))
+        let stream = Stream::new(Socket::local(near), None);
+        let outbox = Outbox::new(&stream, Traffic::default(), Waker::new().unwrap(), 0);
+        (Link::new(Arc::new(outbox), Arc::default(), PayloadFormat::F32), ScriptedPeer::new(far))
     }
 
     fn assign(link: &mut Link, ring: &ParameterRing, number: u64) {
@@ -162,9 +193,9 @@ mod tests {
     }
 
     /// The gradient buffer of the next assignment.
-    fn assigned_buffer(worker: &mut Receiver) -> u32 {
+    fn assigned_buffer(worker: &mut ScriptedPeer<UnixStream>) -> u32 {
         loop {
-            if let ToWorker::Assign { buffers, .. } = worker.message().unwrap() {
+            if let ToWorker::Assign { buffers, .. } = worker.message() {
                 return buffers.unwrap().gradient;
             }
         }

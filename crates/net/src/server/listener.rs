@@ -1,29 +1,37 @@
 //! Accepts connections.
 
-use std::collections::HashMap;
 use std::io;
-use std::net::{Shutdown, TcpListener};
-use std::os::fd::AsFd;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
-use paceline_protocol::SessionId;
+use paceline_protocol::{PeerTrust, SessionId};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
 use rustls::{ServerConfig, ServerConnection};
 
 use super::MAX_CONNECTIONS;
 use super::event_source::ServerInput;
-use super::session::{CLOSE_TIMEOUT, SessionContext, THREAD_STACK_SIZE, serve_session};
+use super::io_thread::IoThreadHandle;
+use super::session::{Session, SessionContext};
+use super::session_set::SessionSet;
 use crate::address::Address;
-use crate::connection::Socket;
+use crate::poller::{Interest, Poller};
+use crate::socket::Socket;
+use crate::tls::Tls;
 
 /// The delay before the next accept after the system could not provide another connection.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+
+/// Connections accepted before the sessions get their turn.
+const MAX_ACCEPTED: usize = 64;
+
+/// The token of the first listener. Sessions count from 0 and never get this high.
+const FIRST_LISTENER: u64 = 1 << 63;
 
 /// Options of the TCP connections that are accepted.
 #[derive(Debug, Default)]
@@ -62,19 +70,21 @@ impl Listener {
         }
     }
 
-    fn accept(&self, options: &TcpOptions) -> io::Result<(Socket, String)> {
+    fn set_nonblocking(&self) -> io::Result<()> {
+        match self {
+            Listener::Tcp(listener) => listener.set_nonblocking(true),
+            Listener::Local(listener) => listener.set_nonblocking(true),
+        }
+    }
+
+    fn accept(&self, options: &TcpOptions) -> io::Result<Accepted> {
         match self {
             Listener::Tcp(listener) => {
                 let (stream, peer) = listener.accept()?;
                 let socket = Socket::tcp(stream, options.congestion.as_deref())?;
-                let socket = match &options.encryption {
-                    Some(config) => {
-                        let connection = ServerConnection::new(config.clone()).map_err(io::Error::other)?;
-                        socket.encrypted(connection)?
-                    }
-                    None => socket,
-                };
-                Ok((socket, peer.to_string()))
+                let connection = options.encryption.clone().map(ServerConnection::new).transpose();
+                let tls = connection.map_err(io::Error::other)?.map(Tls::new);
+                Ok(Accepted { socket, tls, peer: peer.to_string() })
             }
             Listener::Local(listener) => {
                 let (stream, _) = listener.accept()?;
@@ -83,143 +93,152 @@ impl Listener {
                 if peer.uid != getuid() {
                     return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the process belongs to another user"));
                 }
-                Ok((Socket::local(stream), format!("process {}", peer.pid)))
+                Ok(Accepted { socket: Socket::local(stream), tls: None, peer: format!("process {}", peer.pid) })
             }
         }
     }
+}
 
-    /// Wakes the thread that accepts on this socket.
-    fn close(&self) {
-        let socket = match self {
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
             Listener::Tcp(listener) => listener.as_fd(),
             Listener::Local(listener) => listener.as_fd(),
-        };
-        // It fails only if the socket is closed already.
-        let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+        }
     }
 }
 
-/// All open TCP connections, so that they can be closed with the run.
+/// A new connection.
+struct Accepted {
+    socket: Socket,
+    tls: Option<Tls>,
+    peer: String,
+}
+
+/// A listener, and what it is waited for.
 #[derive(Debug)]
-pub(super) struct ConnectionRegistry {
-    state: Mutex<RegistryState>,
-    removed: Condvar,
+struct ListeningSocket {
+    listener: Listener,
+    interest: Interest,
+    /// When it accepts again, after the system could not provide another connection.
+    paused: Option<Instant>,
 }
 
+/// Accepts connections and makes sessions of them. Those that share memory stay with the coordinator; the others go to
+/// the I/O threads in turn.
 #[derive(Debug)]
-struct RegistryState {
-    open: HashMap<SessionId, Socket>,
-    closed: bool,
+pub(super) struct Acceptor {
+    sockets: Vec<ListeningSocket>,
+    options: TcpOptions,
+    context: Arc<SessionContext>,
+    io_threads: Vec<IoThreadHandle>,
+    next_session: u64,
+    /// Whether the last attempt failed, so that a failure that lasts is reported once.
+    has_failed: bool,
 }
 
-impl ConnectionRegistry {
-    pub(super) fn new() -> Self {
-        ConnectionRegistry {
-            state: Mutex::new(RegistryState { open: HashMap::new(), closed: false }),
-            removed: Condvar::new(),
+impl Acceptor {
+    /// `io_threads` are needed if there is a TCP listener.
+    pub(super) fn new(
+        listeners: Vec<Listener>,
+        options: TcpOptions,
+        context: Arc<SessionContext>,
+        io_threads: Vec<IoThreadHandle>,
+        poller: &Poller,
+    ) -> io::Result<Self> {
+        let socket = |listener| ListeningSocket { listener, interest: Interest::default(), paused: None };
+        let sockets = listeners.into_iter().map(socket).collect();
+        let mut acceptor = Acceptor { sockets, options, context, io_threads, next_session: 0, has_failed: false };
+        for (token, socket) in (FIRST_LISTENER..).zip(&mut acceptor.sockets) {
+            socket.listener.set_nonblocking()?;
+            socket.wait_for(poller, token, Interest::READABLE)?;
         }
+        Ok(acceptor)
     }
 
-    fn lock(&self) -> MutexGuard<'_, RegistryState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// When a paused listener accepts again.
+    pub(super) fn next_retry(&self) -> Option<Instant> {
+        self.sockets.iter().filter_map(|socket| socket.paused).min()
     }
 
-    /// Adds a connection. Fails if the limit is reached or the run has ended.
-    fn register(&self, session: SessionId, socket: &Socket) -> io::Result<()> {
-        let mut state = self.lock();
-        if state.closed {
-            return Err(io::Error::other("the run is over"));
+    /// Waits again for listeners whose pause is over.
+    pub(super) fn resume(&mut self, poller: &Poller) -> io::Result<()> {
+        let now = Instant::now();
+        for (token, socket) in (FIRST_LISTENER..).zip(&mut self.sockets) {
+            if socket.paused.take_if(|until| *until <= now).is_some() {
+                socket.wait_for(poller, token, Interest::READABLE)?;
+            }
         }
-        if state.open.len() >= MAX_CONNECTIONS {
-            return Err(io::Error::other(format!(
-                "the server has {MAX_CONNECTIONS} connections already, which is the limit"
-            )));
-        }
-        state.open.insert(session, socket.clone());
         Ok(())
     }
 
-    fn unregister(&self, session: SessionId) {
-        self.lock().open.remove(&session);
-        self.removed.notify_all();
-    }
-
-    fn is_closed(&self) -> bool {
-        self.lock().closed
-    }
-
-    /// Stops accepting, then closes the open connections. Nothing more is read from them; the last messages to them
-    /// have [`CLOSE_TIMEOUT`] to be sent.
-    fn close(&self, listeners: &[Listener]) {
-        let mut state = self.lock();
-        state.closed = true;
-        listeners.iter().for_each(Listener::close);
-        state.open.values().for_each(|socket| socket.shutdown(Shutdown::Read));
-        let is_open = |state: &mut RegistryState| !state.open.is_empty();
-        let waited = self.removed.wait_timeout_while(state, CLOSE_TIMEOUT, is_open);
-        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        state.open.values().for_each(|socket| socket.shutdown(Shutdown::Both));
-    }
-}
-
-/// Closes the registry when dropped.
-pub(super) struct CloseOnDrop<'a> {
-    pub(super) registry: &'a ConnectionRegistry,
-    pub(super) listeners: &'a [Listener],
-}
-
-impl Drop for CloseOnDrop<'_> {
-    fn drop(&mut self) {
-        self.registry.close(self.listeners);
-    }
-}
-
-/// Accepts connections until the registry is closed. Every TCP connection is served by a new thread.
-pub(super) fn accept_all<'scope>(
-    scope: &'scope thread::Scope<'scope, '_>,
-    context: &'scope SessionContext,
-    registry: &'scope ConnectionRegistry,
-    sessions: &AtomicU64,
-    listener: &'scope Listener,
-    options: &TcpOptions,
-) {
-    while !registry.is_closed() {
-        let refuse = |error: io::Error| {
-            if registry.is_closed() {
-                return;
+    /// Accepts what waits at the listener with this token, if there is one.
+    pub(super) fn accept(
+        &mut self,
+        token: u64,
+        local: &mut SessionSet,
+        on_input: &mut dyn FnMut(ServerInput),
+    ) -> io::Result<()> {
+        let Some(index) = token.checked_sub(FIRST_LISTENER) else { return Ok(()) };
+        for _ in 0..MAX_ACCEPTED {
+            let Some(socket) = self.sockets.get_mut(index as usize) else { return Ok(()) };
+            let error = match socket.listener.accept(&self.options) {
+                Ok(accepted) => {
+                    self.has_failed = false;
+                    self.connect(accepted, local, on_input);
+                    continue;
+                }
+                Err(error) => error,
+            };
+            if error.kind() == io::ErrorKind::WouldBlock {
+                break;
             }
-            let (is_system_error, reason) = (error.raw_os_error().is_some(), error.to_string());
-            // It fails only if the run has ended.
-            let _ = context.handle.send(ServerInput::Refused { peer: "a connection".into(), reason });
+            // E.g. too many open files: the connection stays in the queue of the listener.
+            let is_system_error = error.raw_os_error().is_some();
             if is_system_error {
-                thread::sleep(ACCEPT_RETRY_DELAY);
+                socket.paused = Some(Instant::now() + ACCEPT_RETRY_DELAY);
+                socket.wait_for(local.poller(), token, Interest::default())?;
             }
-        };
-        let (socket, peer) = match listener.accept(options) {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                refuse(error);
-                continue;
+            if !(is_system_error && std::mem::replace(&mut self.has_failed, true)) {
+                on_input(ServerInput::Refused { peer: "a connection".into(), reason: error.to_string() });
             }
-        };
-        let session = SessionId(sessions.fetch_add(1, Ordering::Relaxed));
-        if socket.is_local() {
-            // The coordinator reads this socket. It fails only if the run has ended.
-            let _ = context.handle.connect(session, peer, socket);
-            continue;
+            if is_system_error {
+                break;
+            }
         }
-        if let Err(error) = registry.register(session, &socket) {
-            refuse(error);
-            continue;
+        Ok(())
+    }
+
+    fn connect(
+        &mut self,
+        Accepted { socket, tls, peer }: Accepted,
+        local: &mut SessionSet,
+        on_input: &mut dyn FnMut(ServerInput),
+    ) {
+        if self.context.open.load(Ordering::Relaxed) >= MAX_CONNECTIONS {
+            let reason = format!("the server has {MAX_CONNECTIONS} connections already, which is the limit");
+            return on_input(ServerInput::Refused { peer, reason });
         }
-        let thread = thread::Builder::new().name(format!("from {peer}")).stack_size(THREAD_STACK_SIZE);
-        let spawned = thread.spawn_scoped(scope, move || {
-            serve_session(context, session, peer, socket);
-            registry.unregister(session);
-        });
-        if let Err(error) = spawned {
-            registry.unregister(session);
-            refuse(error);
+        let id = SessionId(self.next_session);
+        self.next_session += 1;
+        let is_local = socket.is_local();
+        let io_thread = self.io_threads.get(id.0 as usize % self.io_threads.len().max(1)).filter(|_| !is_local);
+        let waker = io_thread.map_or_else(|| local.waker(), |thread| thread.waker().clone());
+        let (session, link) = Session::new(id, socket, tls, self.context.clone(), &waker);
+        let trust = if is_local { PeerTrust::SameUser } else { PeerTrust::Network };
+        // First of all inputs of the session.
+        on_input(ServerInput::Connected { session: id, peer, trust, link });
+        match io_thread {
+            Some(thread) => thread.add(session),
+            None => local.add(session, on_input),
         }
+    }
+}
+
+impl ListeningSocket {
+    fn wait_for(&mut self, poller: &Poller, token: u64, interest: Interest) -> io::Result<()> {
+        poller.change(&self.listener, token, self.interest, interest)?;
+        self.interest = interest;
+        Ok(())
     }
 }

@@ -1,25 +1,27 @@
 //! The server: runs a scheme with workers in other processes.
 //!
 //! One thread, the `coordinator`, drives the protocol. It takes its inputs from an `event_source`, and the protocol acts
-//! through the `host`, which has the model and a `link` for every connection. The `listener` threads accept
-//! connections. Every TCP connection has two more threads: `session` reads, `send_queue` writes. The coordinator itself
-//! reads and writes the Unix sockets of workers that share memory (`local_reader`). `parameter_ring` holds the versions
-//! of the model.
+//! through the `host`, which has the model and a `link` to every connection. The other end of a link is a `session`,
+//! which reads and writes the connection and never blocks. The sessions of a thread are a `session_set`: the coordinator
+//! itself has those that share memory, and a few `io_thread`s have those over TCP. The `listener` accepts connections.
+//! `parameter_ring` holds the versions of the model.
 
 mod coordinator;
 mod error;
 mod event_source;
 mod host;
+mod io_thread;
 mod link;
 mod listener;
-mod local_reader;
 mod parameter_ring;
-mod send_queue;
 mod session;
+mod session_set;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::AtomicU64;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::thread;
 
 use paceline_core::WorkerId;
@@ -29,14 +31,15 @@ use paceline_runtime::{Job, ResumePoint, ServerObserver, StopReason, Summary};
 pub use error::ServerError;
 
 use crate::address::Address;
-use crate::connection::Traffic;
 use crate::keys::Keys;
+use crate::socket::Traffic;
 use coordinator::Coordinator;
 use event_source::{CoordinatorHandle, EventSource, ServerInput};
-use listener::{CloseOnDrop, ConnectionRegistry, Listener, TcpOptions, accept_all, raise_file_limit};
+use io_thread::{IoThread, thread_count};
+use listener::{Acceptor, Listener, TcpOptions, raise_file_limit};
 use session::{GradientPool, SessionContext};
 
-/// The limit of open connections per transport. Every TCP connection costs two threads.
+/// The limit of open connections.
 pub const MAX_CONNECTIONS: usize = 8_192;
 
 /// How values are sent over TCP, and which workers may join. Shared memory needs none of this.
@@ -70,7 +73,6 @@ pub struct Server {
     addresses: Vec<Address>,
     transport: TransportOptions,
     tcp_options: TcpOptions,
-    traffic: Traffic,
     handle: CoordinatorHandle,
     event_source: EventSource,
 }
@@ -110,9 +112,8 @@ impl Server {
         };
         let bound = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
         let (listeners, addresses) = bound.into_iter().unzip();
-        let traffic = Traffic::default();
-        let (handle, event_source) = EventSource::new(traffic.clone()).map_err(ServerError::System)?;
-        Ok(Server { listeners, addresses, transport, tcp_options, traffic, handle, event_source })
+        let (handle, event_source) = EventSource::new().map_err(ServerError::System)?;
+        Ok(Server { listeners, addresses, transport, tcp_options, handle, event_source })
     }
 
     /// The addresses the server listens on. Port 0 is replaced by the port that the system chose.
@@ -152,29 +153,31 @@ impl Server {
         from: Option<ResumePoint>,
         observer: &mut dyn ServerObserver,
     ) -> Result<RunOutcome, ServerError> {
-        let Server { listeners, addresses, transport, tcp_options, traffic, handle, event_source } = self;
+        let Server { listeners, addresses, transport, tcp_options, handle, mut event_source } = self;
         let shared = addresses.iter().any(|address| matches!(address, Address::Local { .. }));
-        let context = SessionContext {
-            handle,
+        let over_tcp = addresses.iter().any(|address| matches!(address, Address::Tcp { .. }));
+        let context = Arc::new(SessionContext {
             pool: GradientPool::default(),
-            traffic,
+            traffic: Traffic::default(),
             payload: transport.payload,
-            token: transport.keys.as_ref().map(Keys::token),
             length: job.workload.layout().len(),
-        };
-        let (registry, sessions) = (ConnectionRegistry::new(), AtomicU64::new(0));
-        let coordinator = Coordinator::new(job, &context, shared, observer, from)?;
+            open: AtomicUsize::new(0),
+        });
+        let token = transport.keys.as_ref().map(Keys::token);
+        let coordinator = Coordinator::new(job, &context, token, shared, observer, from)?;
+        let threads = (0..if over_tcp { thread_count() } else { 0 }).map(|_| IoThread::new(handle.clone()));
+        let (io_threads, io_handles): (Vec<_>, Vec<_>) =
+            threads.collect::<io::Result<Vec<_>>>().map_err(ServerError::System)?.into_iter().unzip();
+        let acceptor = Acceptor::new(listeners, tcp_options, context.clone(), io_handles, event_source.poller());
+        event_source.acceptor = Some(acceptor.map_err(ServerError::System)?);
         thread::scope(|scope| {
-            for listener in &listeners {
-                let (context, registry, sessions) = (&context, &registry, &sessions);
-                let tcp_options = &tcp_options;
-                scope.spawn(move || accept_all(scope, context, registry, sessions, listener, tcp_options));
+            for io_thread in io_threads {
+                scope.spawn(|| io_thread.run());
             }
-            // Dropped in reverse order, also on a panic: first the event source, so that pending senders get an error,
-            // then all connections are closed, then the scope joins their threads.
-            let _close_on_drop = CloseOnDrop { registry: &registry, listeners: &listeners };
+            // Dropped before the scope joins the threads, also on a panic: senders that wait get an error, and the I/O
+            // threads end after the last messages.
             let mut event_source = event_source;
-            coordinator.run(scope, &mut event_source)
+            coordinator.run(scope, &mut event_source, handle)
         })
     }
 }

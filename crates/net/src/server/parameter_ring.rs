@@ -13,6 +13,12 @@ pub(super) struct ParameterBuffer {
     pub(super) region: Region,
 }
 
+impl AsRef<[f32]> for ParameterBuffer {
+    fn as_ref(&self) -> &[f32] {
+        self.region.values()
+    }
+}
+
 /// A ring of parameter buffers. A commit writes the next version into a buffer that has no reader, or into a new one.
 /// A reader thus never sees its vector change, and the ring holds at most two more buffers than there are readers.
 #[derive(Debug)]

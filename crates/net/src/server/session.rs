@@ -1,29 +1,31 @@
-//! One TCP connection, read by its own thread from the handshake to the end.
+//! The server's end of one connection: its messages and gradients become inputs of the coordinator.
 
 use std::io;
+use std::net::Shutdown;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use paceline_protocol::{GradientLocation, HANDSHAKE_TIMEOUT, PayloadFormat, PeerTrust, SessionId, ToServer, Token};
+use paceline_protocol::{GradientLocation, PayloadFormat, SessionId, ToServer};
 
-use super::event_source::{CoordinatorHandle, RunEnded, ServerInput};
+use super::event_source::ServerInput;
 use super::link::{Link, UploadPermits};
-use super::send_queue::SendQueue;
-use crate::connection::{Incoming, Receiver, Socket, Traffic, invalid};
+use crate::connection::Connection;
+use crate::frame_reader::{Received, invalid};
+use crate::outbox::Rest;
+use crate::poller::{Interest, Poller, Ready, Waker};
 use crate::shared_memory::Region;
+use crate::socket::{Socket, Traffic};
+use crate::tls::Tls;
 
 /// The time between two notifications that a gradient is arriving.
 const TRANSFER_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long a peer may take to close the connection after its last message was sent.
+/// How long a peer may take to read its last message and to close the connection.
 pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How many bytes are still read from a refused peer before it is disconnected.
-const MAX_DRAINED_BYTES: usize = 64 * 1024 * 1024;
-
-/// The stack size of a connection's threads, in bytes. They need little, and there may be thousands.
-pub(super) const THREAD_STACK_SIZE: usize = 128 * 1024;
+const MAX_SKIPPED_BYTES: usize = 64 * 1024 * 1024;
 
 /// The buffers for gradients received over TCP; they are reused.
 #[derive(Debug, Default)]
@@ -45,148 +47,288 @@ impl GradientPool {
 /// What all sessions share.
 #[derive(Debug)]
 pub(super) struct SessionContext {
-    pub(super) handle: CoordinatorHandle,
     pub(super) pool: GradientPool,
     pub(super) traffic: Traffic,
     pub(super) payload: PayloadFormat,
-    /// The token that a worker must have to join over TCP; without one every worker may join.
-    pub(super) token: Option<Token>,
     /// The length of the parameter vector.
     pub(super) length: usize,
+    /// The number of open connections.
+    pub(super) open: AtomicUsize,
 }
 
-/// Serves a connection until the peer has closed it and the last messages are sent.
-pub(super) fn serve_session(context: &SessionContext, session: SessionId, peer: String, socket: Socket) {
-    let (send_queue, writer) = SendQueue::tcp(socket.clone(), context.payload, context.traffic.clone());
-    let receiver = Receiver::new(socket, context.traffic.clone());
-    thread::scope(|scope| {
-        let thread = thread::Builder::new().name(format!("to {peer}")).stack_size(THREAD_STACK_SIZE);
-        match thread.spawn_scoped(scope, move || writer.write()) {
-            Ok(_) => run_session(context, session, peer, send_queue, receiver),
-            Err(error) => {
-                // It fails only if the run has ended.
-                let _ = context.handle.send(ServerInput::Refused { peer, reason: error.to_string() });
-            }
+/// How far a session is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reading {
+    Open,
+    /// What arrives is skipped, so that the peer receives its last message: closing a connection with unread bytes
+    /// resets it and discards what was sent.
+    Skipping {
+        /// Bytes that may still be skipped.
+        left: usize,
+    },
+    Ended,
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(super) struct Session {
+    id: SessionId,
+    connection: Connection,
+    context: Arc<SessionContext>,
+    permits: Arc<UploadPermits>,
+    reading: Reading,
+    /// What was left to send.
+    rest: Rest,
+    /// Whether everything is sent and the sending direction is closed.
+    has_sent_all: bool,
+    /// Whether the coordinator knows that the connection is closed.
+    is_reported: bool,
+    /// Whether a message has arrived.
+    has_greeted: bool,
+    /// The message of the gradient that is arriving.
+    report: Option<ToServer>,
+    /// The bytes at the last notification about a gradient, and its time.
+    notified: (u64, Instant),
+    /// When the connection is closed at the latest.
+    deadline: Option<Instant>,
+}
+
+impl Session {
+    /// A session that the thread of `owner` waits for, and the coordinator's link to it.
+    pub(super) fn new(
+        id: SessionId,
+        socket: Socket,
+        tls: Option<Tls>,
+        context: Arc<SessionContext>,
+        owner: &Waker,
+    ) -> (Session, Link) {
+        let permits = Arc::new(UploadPermits::default());
+        let connection = Connection::new(socket, tls, &context.traffic, owner, id.0);
+        let link = Link::new(connection.outbox().clone(), permits.clone(), context.payload);
+        context.open.fetch_add(1, Ordering::Relaxed);
+        let session = Session {
+            id,
+            connection,
+            context,
+            permits,
+            reading: Reading::Open,
+            rest: Rest::Nothing,
+            has_sent_all: false,
+            is_reported: false,
+            has_greeted: false,
+            report: None,
+            notified: (0, Instant::now()),
+            deadline: None,
+        };
+        (session, link)
+    }
+
+    pub(super) fn id(&self) -> SessionId {
+        self.id
+    }
+
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Whether the run may end without this session: its last messages are sent, or there are none.
+    pub(super) fn can_be_dropped(&self) -> bool {
+        self.has_sent_all || !self.connection.outbox().is_closed()
+    }
+
+    /// Starts to wait for messages.
+    pub(super) fn begin(&mut self, poller: &Poller) -> io::Result<()> {
+        self.connection.wait_for(poller, Interest::READABLE)
+    }
+
+    /// Reads and sends what is possible now. Returns whether the session has ended.
+    pub(super) fn advance(&mut self, ready: Ready, poller: &Poller, on_input: &mut dyn FnMut(ServerInput)) -> bool {
+        if ready.readable {
+            self.read(on_input);
         }
-    });
-}
-
-/// Reads a connection from the handshake to its end.
-fn run_session(context: &SessionContext, session: SessionId, peer: String, send_queue: SendQueue, receiver: Receiver) {
-    let permits = Arc::new(UploadPermits::default());
-    let link = Link::new(send_queue, permits.clone());
-    let connected = ServerInput::Connected { session, peer, trust: PeerTrust::Network, link };
-    if context.handle.send(connected).is_err() {
-        return;
+        // What arrives adds nothing to send, except with encryption.
+        if ready.writable || self.connection.is_encrypted() {
+            self.rest = self.send();
+        }
+        if self.has_sent_all && self.reading == Reading::Ended {
+            self.leave(poller);
+            return true;
+        }
+        let interest = Interest {
+            readable: self.reading != Reading::Ended,
+            writable: matches!(self.rest, Rest::Some | Rest::Blocked),
+        };
+        if let Err(error) = self.connection.wait_for(poller, interest) {
+            self.report_closed(error.to_string(), on_input);
+            return true;
+        }
+        false
     }
-    let mut reader = SessionReader { context, session, permits: &permits, receiver };
-    let reason = match reader.read() {
-        Ok(()) => "connection closed".into(),
-        // The peer was killed with unread messages.
-        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => "connection closed".into(),
-        Err(error) => error.to_string(),
-    };
-    // The protocol refuses a session that sent something invalid, with this reason. It fails only if the run has ended.
-    let _ = context.handle.send(ServerInput::Closed { session, reason });
-    drain(reader.receiver);
-}
 
-/// Reads on for a while, so that the peer receives its last message: closing a connection with unread bytes resets it
-/// and discards what was sent. Ends at once if the peer has closed.
-fn drain(mut receiver: Receiver) {
-    if receiver.set_deadline(Some(Instant::now() + CLOSE_TIMEOUT)).is_ok() {
-        let _ = receiver.skip(MAX_DRAINED_BYTES);
+    /// Waits for nothing more. The socket may live on: the link has it too.
+    pub(super) fn leave(&mut self, poller: &Poller) {
+        // It fails only if the socket is broken, which ends the session as well.
+        let _ = self.connection.wait_for(poller, Interest::default());
     }
-}
 
-/// Reads the messages of a peer.
-struct SessionReader<'a> {
-    context: &'a SessionContext,
-    session: SessionId,
-    permits: &'a UploadPermits,
-    receiver: Receiver,
-}
+    /// Ends a session that did not end by itself in time.
+    pub(super) fn time_out(&mut self, poller: &Poller, on_input: &mut dyn FnMut(ServerInput)) {
+        self.leave(poller);
+        self.connection.outbox().disconnect();
+        self.report_closed("connection closed".into(), on_input);
+    }
 
-impl SessionReader<'_> {
-    /// Reads until the peer closes the connection, breaks the protocol or is dismissed. Its first message, and the
-    /// handshake of the encryption before it, must be complete within [`HANDSHAKE_TIMEOUT`].
-    fn read(&mut self) -> io::Result<()> {
-        self.receiver.set_deadline(Some(Instant::now() + Duration::from_nanos(HANDSHAKE_TIMEOUT.0)))?;
-        let mut is_first = true;
-        while !self.permits.is_refused() {
-            match self.receiver.next()? {
-                Incoming::Message(message) => self.handle(message)?,
-                Incoming::Chunk(_) => return Err(invalid("chunk of values outside a gradient")),
-                Incoming::End if is_first => {
-                    let text = "connection closed before the handshake";
-                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, text));
+    fn report_closed(&mut self, reason: String, on_input: &mut dyn FnMut(ServerInput)) {
+        if !std::mem::replace(&mut self.is_reported, true) {
+            on_input(ServerInput::Closed { session: self.id, reason });
+        }
+    }
+
+    fn read(&mut self, on_input: &mut dyn FnMut(ServerInput)) {
+        self.connection.begin_reading();
+        match self.reading {
+            Reading::Open => {
+                if let Err(error) = self.receive(on_input) {
+                    // The protocol refuses the session with this reason, unless the peer has closed it.
+                    self.reading = Reading::Skipping { left: MAX_SKIPPED_BYTES };
+                    self.report_closed(error.to_string(), on_input);
                 }
-                Incoming::End => return Ok(()),
             }
-            if std::mem::take(&mut is_first) {
-                self.receiver.set_deadline(None)?;
+            Reading::Skipping { .. } => self.skip(on_input),
+            Reading::Ended => {}
+        }
+        if self.reading != Reading::Open {
+            self.limit_time();
+        }
+    }
+
+    /// A connection that is about to end has [`CLOSE_TIMEOUT`]. A worker that shares memory has all the time it needs:
+    /// until it has closed the connection, it may still use its buffers.
+    fn limit_time(&mut self) {
+        let is_waited_for = self.connection.socket().is_local() && !self.is_reported;
+        if self.deadline.is_none() && !is_waited_for {
+            self.deadline = Some(Instant::now() + CLOSE_TIMEOUT);
+        }
+    }
+
+    /// Reads messages and gradients until there is nothing more, or the peer has had its share.
+    fn receive(&mut self, on_input: &mut dyn FnMut(ServerInput)) -> io::Result<()> {
+        while self.reading == Reading::Open {
+            if self.permits.is_refused() {
+                self.reading = Reading::Skipping { left: MAX_SKIPPED_BYTES };
+                self.skip(on_input);
+                return Ok(());
+            }
+            match self.connection.receive() {
+                Ok(Some(Received::Message(message))) => self.handle(message, on_input)?,
+                Ok(Some(Received::Values(gradient))) => {
+                    if let Some(message) = self.report.take() {
+                        on_input(ServerInput::Message { session: self.id, message, gradient });
+                    }
+                }
+                Ok(Some(Received::End)) if !self.has_greeted => {
+                    self.reading = Reading::Ended;
+                    self.report_closed("connection closed before the handshake".into(), on_input);
+                }
+                Ok(Some(Received::End)) => self.end(on_input),
+                // The peer was killed with unread messages.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => self.end(on_input),
+                Err(error) => return Err(error),
+                Ok(None) => break,
             }
         }
+        self.notify_of_transfer(on_input);
         Ok(())
     }
 
-    fn handle(&mut self, message: ToServer) -> io::Result<()> {
-        let ToServer::Report { number, gradient: GradientLocation::Follows, .. } = message else {
-            return self.send(message, None);
+    fn end(&mut self, on_input: &mut dyn FnMut(ServerInput)) {
+        self.reading = Reading::Ended;
+        self.report_closed("connection closed".into(), on_input);
+    }
+
+    /// A gradient that takes long is a sign of life, even if not one chunk of it is complete.
+    fn notify_of_transfer(&mut self, on_input: &mut dyn FnMut(ServerInput)) {
+        let (bytes, at) = self.notified;
+        if self.report.is_some() && self.connection.reader().bytes() > bytes && at.elapsed() > TRANSFER_INTERVAL {
+            self.notified = (self.connection.reader().bytes(), Instant::now());
+            on_input(ServerInput::Transfer { session: self.id });
+        }
+    }
+
+    fn skip(&mut self, on_input: &mut dyn FnMut(ServerInput)) {
+        while let Reading::Skipping { left } = &mut self.reading {
+            match self.connection.skip() {
+                Ok(Some(bytes)) if bytes > 0 && bytes < *left => *left -= bytes,
+                Ok(None) => break,
+                Ok(_) | Err(_) => self.end(on_input),
+            }
+        }
+    }
+
+    fn handle(&mut self, message: ToServer, on_input: &mut dyn FnMut(ServerInput)) -> io::Result<()> {
+        self.has_greeted = true;
+        let arriving = match &self.report {
+            Some(ToServer::Report { number, .. }) => Some(*number),
+            _ => None,
         };
-        match self.receive(number)? {
-            Some(gradient) => self.send(message, gradient),
-            None => Ok(()),
+        match message {
+            ToServer::Report { number, gradient: GradientLocation::Follows, .. } if arriving.is_none() => {
+                return self.expect_gradient(number, message);
+            }
+            ToServer::Dropped { number } if arriving == Some(number) => {
+                self.report = None;
+                self.connection.reader().abandon().into_iter().for_each(|region| self.context.pool.give(region));
+            }
+            ToServer::Dropped { .. } | ToServer::Heartbeat { .. } => {}
+            _ if arriving.is_some() => return Err(invalid("message in the middle of a gradient")),
+            _ => {}
         }
+        on_input(ServerInput::Message { session: self.id, message, gradient: None });
+        Ok(())
     }
 
-    fn send(&self, message: ToServer, gradient: Option<Region>) -> io::Result<()> {
-        self.notify(ServerInput::Message { session: self.session, message, gradient })
-    }
-
-    fn notify(&self, input: ServerInput) -> io::Result<()> {
-        self.context.handle.send(input).map_err(|RunEnded| io::Error::other("the run is over"))
-    }
-
-    /// Receives a gradient; its values only if they are wanted. `None` if the worker dropped the task in the middle of
-    /// it. Other messages may arrive between its chunks.
-    fn receive(&mut self, number: u64) -> io::Result<Option<Option<Region>>> {
+    /// The gradient of a task follows. Its values are kept only if they are wanted.
+    fn expect_gradient(&mut self, number: u64, message: ToServer) -> io::Result<()> {
+        if self.connection.socket().is_local() {
+            return Err(invalid("gradient sent over a shared-memory connection"));
+        }
         let SessionContext { length, payload, ref pool, .. } = *self.context;
-        let mut region = self.permits.take(number).then(|| pool.take(length)).transpose()?;
-        let mut filled = 0;
-        let mut notified = Instant::now();
-        while filled < length {
-            if self.permits.is_refused() {
-                return Err(io::Error::other("dismissed in the middle of a gradient"));
-            }
-            match self.receiver.next()? {
-                Incoming::Chunk(bytes) => {
-                    filled += match &mut region {
-                        Some(region) => self.receiver.chunk(bytes, &mut region.values_mut()[filled..], payload)?,
-                        None => self.receiver.skip_chunk(bytes, payload)?,
-                    };
-                    if notified.elapsed() > TRANSFER_INTERVAL {
-                        notified = Instant::now();
-                        self.notify(ServerInput::Transfer { session: self.session })?;
-                    }
-                }
-                Incoming::Message(message @ ToServer::Dropped { number: dropped }) => {
-                    self.send(message, None)?;
-                    if dropped == number {
-                        region.into_iter().for_each(|region| pool.give(region));
-                        return Ok(None);
-                    }
-                }
-                Incoming::Message(message @ ToServer::Heartbeat { .. }) => self.send(message, None)?,
-                Incoming::Message(_) => return Err(invalid("message in the middle of a gradient")),
-                Incoming::End => {
-                    return Err(io::Error::new(
-                        io::ErrorKind::UnexpectedEof,
-                        "connection closed in the middle of a gradient",
-                    ));
-                }
-            }
+        let region = self.permits.take(number).then(|| pool.take(length)).transpose()?;
+        self.connection.reader().expect(region, length, payload);
+        self.report = Some(message);
+        self.notified.1 = Instant::now();
+        Ok(())
+    }
+
+    /// Sends what is pending. After the last message it closes the sending direction.
+    fn send(&mut self) -> Rest {
+        if self.has_sent_all {
+            return Rest::Nothing;
         }
-        Ok(Some(region))
+        let rest = self.connection.send_pending();
+        match rest {
+            Ok(Rest::Closed) => {
+                self.has_sent_all = true;
+                self.connection.socket().shutdown(Shutdown::Write);
+                self.limit_time();
+            }
+            // Reading finds the connection ended.
+            Err(_) => {
+                self.has_sent_all = true;
+                self.connection.socket().shutdown(Shutdown::Both);
+            }
+            Ok(_) if self.connection.outbox().is_closed() => self.limit_time(),
+            Ok(_) => {}
+        }
+        rest.unwrap_or(Rest::Nothing)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.context.open.fetch_sub(1, Ordering::Relaxed);
+        if let Some(region) = self.connection.reader().abandon() {
+            self.context.pool.give(region);
+        }
     }
 }

@@ -13,8 +13,9 @@ use paceline_runtime::{Iteration, Monitor, Notice, Observer};
 use paceline_workload::{Evaluation, Order, Partition, Sampler, SoftmaxRegression, Workload, synthetic_digits};
 
 use super::*;
-use crate::connection::{Incoming, Receiver, Sender, Socket};
 use crate::frame::{self, FrameHeader};
+use crate::frame_reader::Received;
+use crate::scripted_peer::ScriptedPeer;
 use crate::worker::{Worker, WorkerError, WorkerNotice, WorkerOutcome};
 
 fn workload(seed: u64) -> Arc<dyn Workload> {
@@ -100,8 +101,7 @@ fn connect(address: &Address) -> TcpStream {
 
 /// A worker whose messages are scripted by the test.
 struct ScriptedWorker {
-    sender: Sender,
-    receiver: Receiver,
+    peer: ScriptedPeer<TcpStream>,
     length: usize,
 }
 
@@ -110,38 +110,24 @@ impl ScriptedWorker {
     fn join(address: &Address, job: &Job, rank: u32) -> Self {
         let mut worker = ScriptedWorker::connected(connect(address), job);
         worker.send(&ToServer::Hello { rank: Some(rank), emulated: None, token: None });
-        assert!(matches!(worker.receiver.message(), Ok(ToWorker::Welcome { .. })));
+        assert!(matches!(worker.peer.message(), ToWorker::Welcome { .. }));
         worker.send(&ToServer::Ready { fingerprint: Fingerprint::of(job.workload.as_ref(), job.seed) });
         worker
     }
 
     fn connected(stream: TcpStream, job: &Job) -> Self {
-        let socket = Socket::tcp(stream, None).unwrap();
-        let receiver = Receiver::new(socket.clone(), Traffic::default());
-        ScriptedWorker {
-            sender: Sender::new(socket, Traffic::default()),
-            receiver,
-            length: job.workload.layout().len(),
-        }
+        ScriptedWorker { peer: ScriptedPeer::new(stream), length: job.workload.layout().len() }
     }
 
     fn send(&mut self, message: &ToServer) {
-        self.sender.message(message).unwrap();
+        self.peer.send(message);
     }
 
     /// Receives the next assignment and its model, and returns the number of the task.
     fn task(&mut self) -> u64 {
-        let ToWorker::Assign { assignment, .. } = self.receiver.message().unwrap() else {
-            panic!("expected an assignment")
-        };
-        assert!(matches!(self.receiver.message(), Ok(ToWorker::Model { .. })));
-        let (mut values, mut filled) = (vec![0.0; self.length], 0);
-        while filled < self.length {
-            // Messages may arrive between chunks.
-            if let Incoming::Chunk(bytes) = self.receiver.next::<ToWorker>().unwrap() {
-                filled += self.receiver.chunk(bytes, &mut values[filled..], PayloadFormat::F32).unwrap();
-            }
-        }
+        let ToWorker::Assign { assignment, .. } = self.peer.message() else { panic!("expected an assignment") };
+        assert!(matches!(self.peer.message(), ToWorker::Model { .. }));
+        self.peer.vector::<ToWorker>(self.length);
         assignment.task.number
     }
 
@@ -154,17 +140,17 @@ impl ScriptedWorker {
     }
 
     fn values(&mut self, count: usize) {
-        self.sender.chunk(&vec![1.0; count], PayloadFormat::F32).unwrap();
+        self.peer.send_chunk(&vec![1.0; count]);
     }
 
     /// The reason for which the server refuses or dismisses it.
     fn refusal(mut self) -> String {
         loop {
-            match self.receiver.next().unwrap() {
-                Incoming::Message(ToWorker::Refuse { reason, .. }) => return reason,
-                Incoming::Message(_) => {}
-                Incoming::Chunk(bytes) => self.receiver.skip(bytes).unwrap(),
-                Incoming::End => panic!("closed without a reason"),
+            match self.peer.next().unwrap() {
+                Received::Message(ToWorker::Refuse { reason, .. }) => return reason,
+                Received::Message(ToWorker::Model { .. }) => self.peer.expect(self.length),
+                Received::Message(_) | Received::Values(_) => {}
+                Received::End => panic!("closed without a reason"),
             }
         }
     }
@@ -291,7 +277,7 @@ fn stale_gradients_are_compensated_for_later_steps() {
             worker.report(0, 1.0, GradientLocation::Follows);
             worker.values(worker.length);
             // The new model arrives when the gradient is applied; after the second one the run ends.
-            assert!(worker.receiver.message::<ToWorker>().is_ok());
+            worker.peer.message::<ToWorker>();
         }
     });
     // All gradients are 1: the first step is −0.01, the second's gradient 1 + 2·1·1·(−0.01).
@@ -355,7 +341,7 @@ fn a_worker_that_dies_while_sending_is_replaced() {
                 let number = dying.task();
                 dying.report(number, 1.0, GradientLocation::Follows);
                 dying.values(dying.length / 2);
-                dying.sender.socket().shutdown(Shutdown::Both);
+                dying.peer.stream.shutdown(Shutdown::Both).unwrap();
                 await_notice(notices, "worker 1 left: ");
                 let successor = scope.spawn(|| work(address, 1, job.workload.clone()));
                 await_notice(notices, "worker 1 joined");
@@ -404,18 +390,14 @@ fn a_worker_refused_in_the_middle_of_a_model_does_not_rejoin() {
     let address = listener.local_addr().unwrap().to_string().parse().unwrap();
     let refused = thread::scope(|scope| {
         let worker = scope.spawn(|| work(&address, 0, job.workload.clone()));
-        let socket = Socket::tcp(listener.accept().unwrap().0, None).unwrap();
-        let (mut sender, mut receiver) =
-            (Sender::new(socket.clone(), Traffic::default()), Receiver::new(socket, Traffic::default()));
-        receiver.message::<ToServer>().unwrap();
+        let mut server = ScriptedPeer::new(listener.accept().unwrap().0);
+        server.message::<ToServer>();
         let Job { workload_spec, seed, optimizer, .. } = job.clone();
-        sender
-            .message(&ToWorker::Welcome { rank: 0, workload_spec, seed, payload: PayloadFormat::F32, optimizer })
-            .unwrap();
-        receiver.message::<ToServer>().unwrap();
-        sender.message(&ToWorker::Model { version: Version(0) }).unwrap();
-        sender.chunk(&[0.0; 10], PayloadFormat::F32).unwrap();
-        sender.message(&ToWorker::Refuse { reason: "enough".into(), may_rejoin: false }).unwrap();
+        server.send(&ToWorker::Welcome { rank: 0, workload_spec, seed, payload: PayloadFormat::F32, optimizer });
+        server.message::<ToServer>();
+        server.send(&ToWorker::Model { version: Version(0) });
+        server.send_chunk(&[0.0; 10]);
+        server.send(&ToWorker::Refuse { reason: "enough".into(), may_rejoin: false });
         worker.join().unwrap()
     });
     assert!(matches!(&refused, Err(WorkerError::Refused { reason, .. }) if reason == "enough"), "{refused:?}");
@@ -472,7 +454,7 @@ fn a_worker_rejoins_a_restarted_server() {
         let Listener::Tcp(listener) = &server.listeners[0] else { unreachable!("the server listens on TCP") };
         let (stream, _) = listener.accept().unwrap();
         let mut first = ScriptedWorker::connected(stream, &job);
-        assert!(matches!(first.receiver.message(), Ok(ToServer::Hello { .. })));
+        assert!(matches!(first.peer.message(), ToServer::Hello { .. }));
         drop((first, server));
         let second = Server::bind(std::slice::from_ref(&address), TransportOptions::default()).unwrap();
         assert_eq!(second.run(&job, &mut ()).unwrap().summary.iterations, 5);

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::Shutdown;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use paceline_core::{Assignment, LocalWork, ReplicaStart, Span, Work};
@@ -16,11 +15,11 @@ use paceline_store::{Layout, OptimizerSpec};
 use paceline_workload::{Draw, Progress, Replica};
 
 use super::emulation::Emulation;
-use super::lock;
 use super::system_load::SystemLoad;
 use super::task_queue::{TaskModel, TaskQueue};
-use crate::connection::{Sender, invalid};
 use crate::frame;
+use crate::frame_reader::invalid;
+use crate::outbox::{Outbox, Transfer, TransferEnd};
 use crate::shared_memory::Region;
 
 /// Runs the tasks of one session.
@@ -30,10 +29,12 @@ pub(super) struct Computer<'a> {
     /// The optimizer of local iterations.
     pub(super) optimizer: OptimizerSpec,
     pub(super) task_queue: &'a TaskQueue,
-    pub(super) sender: &'a Mutex<Sender>,
+    pub(super) outbox: &'a Outbox,
     pub(super) payload: PayloadFormat,
-    /// The buffer for gradients that are sent, if memory is not shared.
-    pub(super) gradient: Option<Arc<Mutex<Region>>>,
+    /// Whether the server shares memory with this worker.
+    pub(super) is_shared: bool,
+    /// The buffer for gradients that are sent. It is allocated for the first, and while another is still being read.
+    pub(super) gradient: Option<Region>,
     pub(super) emulation: Option<&'a mut Emulation>,
     pub(super) system_load: SystemLoad,
     pub(super) tasks: u64,
@@ -62,7 +63,7 @@ impl Computer<'_> {
             self.progress.step();
             if let Err(error) = self.run_task(task, model) {
                 // If the server sent a reason before it closed the connection, the reader still finds it.
-                lock(self.sender).socket().shutdown(Shutdown::Both);
+                self.outbox.disconnect();
                 return match self.task_queue.wait_for_end() {
                     SessionEnd::Lost(_) => SessionEnd::Lost(error.to_string()),
                     known => known,
@@ -77,20 +78,26 @@ impl Computer<'_> {
         NextTask { assignment, settings, .. }: NextTask<TaskModel>,
         TaskModel { parameters, gradient }: TaskModel,
     ) -> io::Result<()> {
-        let shared = gradient.is_some();
-        let Some(gradient) = gradient.or_else(|| self.gradient.clone()) else {
+        let number = assignment.task.number;
+        let compute = |computer: &mut Self, gradient: &mut Region| match assignment.work {
+            Work::Gradient => Ok(computer.gradient(&assignment, parameters.values(), gradient)),
+            Work::Local(local) => computer.iterate(&assignment, local, settings, parameters.values(), gradient),
+        };
+        if let Some(gradient) = gradient {
+            let result = compute(self, &mut gradient.lock().unwrap_or_else(PoisonError::into_inner))?;
+            return self.report_in_place(number, result);
+        }
+        if self.is_shared {
             return Err(invalid("assignment without shared buffers"));
-        };
-        let result = match assignment.work {
-            Work::Gradient => self.gradient(&assignment, parameters.values(), &gradient),
-            Work::Local(local) => self.iterate(&assignment, local, settings, parameters.values(), &gradient)?,
-        };
-        self.deliver(assignment.task.number, result, &gradient, shared)
+        }
+        let length = self.layout.len();
+        let mut gradient = self.gradient.take().map_or_else(|| Region::private(length), Ok)?;
+        let result = compute(self, &mut gradient)?;
+        self.upload(number, result, gradient)
     }
 
-    fn gradient(&mut self, assignment: &Assignment, model: &[f32], gradient: &Mutex<Region>) -> TaskResult {
+    fn gradient(&mut self, assignment: &Assignment, model: &[f32], gradient: &mut Region) -> TaskResult {
         let started = Instant::now();
-        let mut gradient = gradient.lock().unwrap_or_else(PoisonError::into_inner);
         let loss = self.replica.gradient(model, draw(assignment, 0), gradient.values_mut());
         self.emulate_delay(started);
         TaskResult { loss, compute: elapsed(started), querying: Span::ZERO }
@@ -103,7 +110,7 @@ impl Computer<'_> {
         local: LocalWork,
         settings: ReplicaSettings,
         model: &[f32],
-        difference: &Mutex<Region>,
+        difference: &mut Region,
     ) -> io::Result<TaskResult> {
         let start = self.start(local.start, settings.committed, model);
         let mut replica = LocalReplica::new(self.layout, start, self.optimizer, settings.rate);
@@ -133,7 +140,6 @@ impl Computer<'_> {
                 break;
             }
         }
-        let mut difference = difference.lock().unwrap_or_else(PoisonError::into_inner);
         let loss = replica.finish(model, difference.values_mut());
         if let ReplicaStart::Replica { .. } = local.start {
             self.replicas.insert(assignment.task.number, replica_at(model, difference.values()));
@@ -166,30 +172,56 @@ impl Computer<'_> {
     }
 
     fn send(&self, message: &ToServer) -> io::Result<()> {
-        lock(self.sender).message(message)
+        self.outbox.send(frame::encode(message)?, None)
     }
 
-    /// Sends the result of a task, if it is still needed.
-    fn deliver(&mut self, number: u64, result: TaskResult, gradient: &Mutex<Region>, shared: bool) -> io::Result<()> {
+    /// The message with the result of a task.
+    fn report_of(&mut self, number: u64, result: TaskResult, gradient: GradientLocation) -> ToServer {
         let TaskResult { loss, compute, querying } = result;
-        let report = self.report(compute, querying);
-        let message = |gradient| ToServer::Report { number, report, loss, gradient };
-        match self.task_queue.result_status() {
-            ResultStatus::Cancelled => return self.send(&ToServer::Dropped { number }),
-            _ if shared => self.send(&message(GradientLocation::InPlace))?,
-            ResultStatus::Late => self.send(&message(GradientLocation::Withheld))?,
-            ResultStatus::Wanted => {
-                lock(self.sender).hold(&frame::encode(&message(GradientLocation::Follows))?);
-                let gradient = gradient.lock().unwrap_or_else(PoisonError::into_inner);
-                for part in gradient.values().chunks(self.payload.values_per_chunk()) {
-                    if self.task_queue.result_status() == ResultStatus::Cancelled {
-                        return self.send(&ToServer::Dropped { number });
-                    }
-                    lock(self.sender).chunk(part, self.payload)?;
-                }
-            }
+        ToServer::Report { number, report: self.report(compute, querying), loss, gradient }
+    }
+
+    /// Reports a result in shared memory, if it is still needed.
+    fn report_in_place(&mut self, number: u64, result: TaskResult) -> io::Result<()> {
+        let report = self.report_of(number, result, GradientLocation::InPlace);
+        if self.task_queue.result_status() == ResultStatus::Cancelled {
+            return self.send(&ToServer::Dropped { number });
         }
         self.tasks += 1;
+        self.send(&report)
+    }
+
+    /// Sends a result, as far as it is still needed. Returns when it is sent.
+    fn upload(&mut self, number: u64, result: TaskResult, gradient: Region) -> io::Result<()> {
+        let status = self.task_queue.result_status();
+        let location =
+            if status == ResultStatus::Late { GradientLocation::Withheld } else { GradientLocation::Follows };
+        let report = self.report_of(number, result, location);
+        let end = match status {
+            ResultStatus::Cancelled => TransferEnd::Withdrawn,
+            ResultStatus::Late => {
+                self.send(&report)?;
+                TransferEnd::Sent
+            }
+            ResultStatus::Wanted => {
+                let (values, payload) = (Arc::new(gradient), self.payload);
+                let (frame, announcement) = (frame::encode(&report)?, Vec::new());
+                let transfer = Transfer { number, frame, version: None, announcement, values: values.clone(), payload };
+                self.outbox.transfer(transfer, usize::MAX);
+                // It may have been cancelled before the transfer was there to be stopped.
+                if self.task_queue.result_status() == ResultStatus::Cancelled {
+                    self.outbox.stop_transfer(number);
+                }
+                let end = self.outbox.wait_for_transfer();
+                self.gradient = Arc::into_inner(values);
+                end
+            }
+        };
+        match end {
+            TransferEnd::Sent => self.tasks += 1,
+            TransferEnd::Withdrawn => self.send(&ToServer::Dropped { number })?,
+            TransferEnd::Disconnected => return Err(io::ErrorKind::NotConnected.into()),
+        }
         Ok(())
     }
 }

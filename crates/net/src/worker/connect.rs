@@ -13,8 +13,9 @@ use rustls::ClientConnection;
 
 use super::{MAX_RETRY_DELAY, MIN_RETRY_DELAY, WorkerError};
 use crate::address::Address;
-use crate::connection::Socket;
 use crate::keys::Keys;
+use crate::socket::Socket;
+use crate::tls::Tls;
 
 /// The time limit of one attempt to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -27,12 +28,12 @@ pub(super) fn connect(
     keys: Option<&Keys>,
     join_timeout: Duration,
     on_waiting: &mut dyn FnMut(&io::Error),
-) -> Result<Socket, WorkerError> {
+) -> Result<(Socket, Option<Tls>), WorkerError> {
     let started = Instant::now();
     let mut delay = MIN_RETRY_DELAY;
     loop {
         let error = match attempt(address, congestion, keys) {
-            Ok(socket) => return Ok(socket),
+            Ok(connected) => return Ok(connected),
             Err(error) => error,
         };
         let absent = matches!(
@@ -68,19 +69,20 @@ fn reach(host: &str, port: u16) -> io::Result<TcpStream> {
     Err(last)
 }
 
-fn attempt(address: &Address, congestion: Option<&str>, keys: Option<&Keys>) -> io::Result<Socket> {
+fn attempt(address: &Address, congestion: Option<&str>, keys: Option<&Keys>) -> io::Result<(Socket, Option<Tls>)> {
     match address {
         Address::Tcp { host, port } => {
             let socket = Socket::tcp(reach(host, *port)?, congestion)?;
-            let Some(keys) = keys else { return Ok(socket) };
+            let Some(keys) = keys else { return Ok((socket, None)) };
             let (config, name) = keys.client().map_err(io::Error::other)?;
-            socket.encrypted(ClientConnection::new(config, name).map_err(io::Error::other)?)
+            let connection = ClientConnection::new(config, name).map_err(io::Error::other)?;
+            Ok((socket, Some(Tls::new(connection))))
         }
         Address::Local { name } => {
             let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
             // Any user of the machine can listen on an abstract name. Nothing is sent before the owner is known.
             check_owner(socket_peercred(&stream)?.uid, getuid())?;
-            Ok(Socket::local(stream))
+            Ok((Socket::local(stream), None))
         }
     }
 }

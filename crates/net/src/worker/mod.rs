@@ -3,35 +3,34 @@
 mod computer;
 mod connect;
 mod emulation;
+mod server_link;
+mod server_messages;
 mod system_load;
 mod task_queue;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::Shutdown;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use paceline_core::{Version, WorkerId};
-use paceline_protocol::{
-    Fingerprint, HANDSHAKE_TIMEOUT, HEARTBEAT_INTERVAL, PayloadFormat, Reaction, SessionEnd, SharedBuffer,
-    SharedBuffers, ToServer, ToWorker, Welcome,
-};
+use paceline_core::WorkerId;
+use paceline_protocol::{Fingerprint, HANDSHAKE_TIMEOUT, Reaction, SessionEnd, ToServer, Welcome};
 use paceline_workload::{Progress, Workload};
 use thiserror::Error;
 
 pub use emulation::Emulation;
 
 use crate::address::Address;
-use crate::connection::{Incoming, Receiver, Sender, Socket, Traffic, invalid, unexpected};
-use crate::frame::FrameKind;
+use crate::frame;
 use crate::keys::Keys;
-use crate::shared_memory::{Region, RegionWriter};
+use crate::outbox::Outbox;
 use computer::Computer;
 use connect::connect;
+use server_link::ServerLink;
+use server_messages::ServerMessages;
 use system_load::SystemLoad;
-use task_queue::{TaskModel, TaskQueue};
+use task_queue::TaskQueue;
 
 /// A worker and how it joins its server.
 #[derive(Debug)]
@@ -203,59 +202,46 @@ impl Worker {
         on_notice: &mut dyn FnMut(WorkerNotice<'_>),
     ) -> Result<SessionEnd, WorkerError> {
         let mut on_waiting = |error: &io::Error| on_notice(WorkerNotice::Waiting { error });
-        let socket =
+        let (socket, tls) =
             connect(&self.address, self.congestion.as_deref(), self.keys.as_ref(), join_timeout, &mut on_waiting)?;
-        let shared = socket.is_local();
-        let mut receiver = Receiver::new(socket.clone(), Traffic::default());
-        let shutdown_on_drop = ShutdownOnDrop(socket.clone());
-        let sender = Mutex::new(Sender::new(socket, Traffic::default()));
-        let (task_queue, progress) = (TaskQueue::default(), Progress::default());
+        let is_shared = socket.is_local();
+        let no_link = |error| WorkerError::Connect { address: self.address.clone(), error, waited: None };
+        let mut link = ServerLink::new(socket, tls).map_err(no_link)?;
+        let (task_queue, progress, length) = (TaskQueue::default(), Progress::default(), OnceLock::new());
 
         let emulated = self.emulation.as_ref().map(ToString::to_string);
         // The token is for a server on a network, and only readable for it: TLS is on with keys.
-        let token = self.keys.as_ref().filter(|_| !shared).map(Keys::token);
+        let token = self.keys.as_ref().filter(|_| !is_shared).map(Keys::token);
         let hello = ToServer::Hello { rank: self.rank, emulated, token };
-        let welcome = match self.join(&hello, &sender, &mut receiver, &task_queue) {
+        let welcome = match self.join(&hello, &mut link, &task_queue) {
             Ok(welcome) => welcome,
             Err(end) => return Ok(end),
         };
         let Welcome { rank, workload_spec, seed, payload, optimizer } = welcome;
         self.rank = Some(rank);
         on_notice(WorkerNotice::Joined { worker: WorkerId(rank) });
+        let outbox = link.outbox().clone();
+        let messages = ServerMessages::new(&task_queue, &progress, payload, &length);
         let (tasks, end) = thread::scope(|scope| {
-            // Ends the session, and with it the other threads, also if the computation panics.
-            let _end_on_drop = EndOnDrop(&task_queue);
-            let _shutdown_on_drop = shutdown_on_drop;
-            scope.spawn(|| send_heartbeats(&sender, &task_queue, &progress));
+            // Ends the session, and with it the other thread, also if the computation panics.
+            let _end_on_drop = EndOnDrop(&outbox);
+            scope.spawn(|| link.run(messages));
+            let send = |message: &ToServer| outbox.send(frame::encode(message)?, None);
             let built = state.workload.take().filter(|(spec, _)| *spec == workload_spec);
             let workload = match built.map_or_else(|| build(&workload_spec), |(_, workload)| Ok(workload)) {
                 Ok(workload) => workload,
                 Err(reason) => {
                     // It fails only if the server has closed the connection.
-                    let _ = lock(&sender).message(&ToServer::Leave { reason: reason.clone() });
+                    let _ = send(&ToServer::Leave { reason: reason.clone() });
                     return Err(WorkerError::Workload { reason });
                 }
             };
             state.workload = Some((workload_spec, workload.clone()));
+            length.get_or_init(|| workload.layout().len());
             let fingerprint = Fingerprint::of(workload.as_ref(), seed);
-            if let Err(error) = lock(&sender).message(&ToServer::Ready { fingerprint }) {
-                return Ok((0, lost(&error)));
+            if send(&ToServer::Ready { fingerprint }).is_err() {
+                return Ok((0, task_queue.wait_for_end()));
             }
-            let length = workload.layout().len();
-            let gradient = if shared { Ok(None) } else { Region::private(length).map(Some) };
-            let gradient = gradient.map_err(WorkerError::Memory)?.map(|region| Arc::new(Mutex::new(region)));
-            let reader = ServerReader {
-                receiver,
-                sender: &sender,
-                task_queue: &task_queue,
-                progress: &progress,
-                payload,
-                length,
-                parameters: BTreeMap::new(),
-                gradients: BTreeMap::new(),
-                models: Vec::new(),
-            };
-            scope.spawn(|| reader.read());
             let mut replica = workload.replica();
             replica.track(progress.clone());
             let mut computer = Computer {
@@ -263,9 +249,10 @@ impl Worker {
                 layout: workload.layout(),
                 optimizer,
                 task_queue: &task_queue,
-                sender: &sender,
+                outbox: &outbox,
                 payload,
-                gradient,
+                is_shared,
+                gradient: None,
                 emulation: self.emulation.as_mut(),
                 system_load: SystemLoad::default(),
                 tasks: 0,
@@ -280,18 +267,9 @@ impl Worker {
     }
 
     /// Sends the hello and waits for the answer, up to [`HANDSHAKE_TIMEOUT`].
-    fn join(
-        &self,
-        hello: &ToServer,
-        sender: &Mutex<Sender>,
-        receiver: &mut Receiver,
-        task_queue: &TaskQueue,
-    ) -> Result<Welcome, SessionEnd> {
+    fn join(&self, hello: &ToServer, link: &mut ServerLink, task_queue: &TaskQueue) -> Result<Welcome, SessionEnd> {
         let deadline = Instant::now() + Duration::from_nanos(HANDSHAKE_TIMEOUT.0);
-        let answer = receiver.set_deadline(Some(deadline)).and_then(|()| lock(sender).message(hello));
-        let answer = answer.and_then(|()| receiver.message());
-        receiver.set_deadline(None).map_err(|error| lost(&error))?;
-        match answer {
+        match link.ask(hello, deadline) {
             Ok(message) => match task_queue.on_message(message, None) {
                 Reaction::Join(welcome) => Ok(welcome),
                 Reaction::End(end) => Err(end),
@@ -320,16 +298,6 @@ impl Worker {
     }
 }
 
-/// Sends heartbeats until the session ends. This thread does not compute, so the server knows that the process is
-/// alive, however long a task takes.
-fn send_heartbeats(sender: &Mutex<Sender>, task_queue: &TaskQueue, progress: &Progress) {
-    while task_queue.wait(Duration::from_nanos(HEARTBEAT_INTERVAL.0)) {
-        if lock(sender).message(&ToServer::Heartbeat { progress: progress.steps() }).is_err() {
-            break;
-        }
-    }
-}
-
 fn lost(error: &io::Error) -> SessionEnd {
     SessionEnd::Lost(error.to_string())
 }
@@ -343,135 +311,12 @@ fn set_batch_scheduling() {
     let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &priority) };
 }
 
-/// Ends the session when dropped.
-struct EndOnDrop<'a>(&'a TaskQueue);
+/// Closes the connection when dropped, after the last messages.
+struct EndOnDrop<'a>(&'a Outbox);
 
 impl Drop for EndOnDrop<'_> {
     fn drop(&mut self) {
-        self.0.end(SessionEnd::Lost("the session is over".into()));
-    }
-}
-
-/// Closes the connection when dropped.
-struct ShutdownOnDrop(Socket);
-
-impl Drop for ShutdownOnDrop {
-    fn drop(&mut self) {
-        self.0.shutdown(Shutdown::Both);
-    }
-}
-
-fn lock(sender: &Mutex<Sender>) -> MutexGuard<'_, Sender> {
-    sender.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The thread that reads the messages of the server.
-struct ServerReader<'a> {
-    receiver: Receiver,
-    sender: &'a Mutex<Sender>,
-    task_queue: &'a TaskQueue,
-    progress: &'a Progress,
-    payload: PayloadFormat,
-    length: usize,
-    /// Parameter buffers shared by the server.
-    parameters: BTreeMap<u32, Arc<Region>>,
-    /// Gradient buffers shared by the server.
-    gradients: BTreeMap<u32, Arc<Mutex<Region>>>,
-    /// Own buffers for received models; a buffer is reused when no task reads it.
-    models: Vec<Arc<Region>>,
-}
-
-impl ServerReader<'_> {
-    fn read(mut self) {
-        let end = loop {
-            match self.receiver.next() {
-                Ok(Incoming::Message(message)) => {
-                    if let Err(end) = self.handle(message) {
-                        break end;
-                    }
-                }
-                Ok(Incoming::Chunk(_)) => {
-                    break SessionEnd::Lost(unexpected(FrameKind::Message, FrameKind::Chunk).to_string());
-                }
-                Ok(Incoming::End) => break SessionEnd::Lost("connection closed".into()),
-                Err(error) => break lost(&error),
-            }
-        };
-        self.task_queue.end(end);
-    }
-
-    /// Carries out a message. An error is the end of the session.
-    fn handle(&mut self, message: ToWorker) -> Result<(), SessionEnd> {
-        let model = match &message {
-            ToWorker::Assign { buffers: Some(buffers), .. } => Some(self.shared(*buffers)?),
-            ToWorker::Map { buffer, length } => {
-                self.map(*buffer, *length)?;
-                None
-            }
-            ToWorker::Model { version } => return self.receive(*version),
-            _ => None,
-        };
-        match self.task_queue.on_message(message, model) {
-            Reaction::None => Ok(()),
-            Reaction::Drop(messages) => {
-                messages.iter().try_for_each(|message| lock(self.sender).message(message)).map_err(|error| lost(&error))
-            }
-            Reaction::Join(_) => Err(SessionEnd::Lost("second welcome".into())),
-            Reaction::End(end) => Err(end),
-        }
-    }
-
-    fn shared(&self, SharedBuffers { parameters, gradient }: SharedBuffers) -> Result<TaskModel, SessionEnd> {
-        match (self.parameters.get(&parameters), self.gradients.get(&gradient)) {
-            (Some(parameters), Some(gradient)) => {
-                Ok(TaskModel { parameters: parameters.clone(), gradient: Some(gradient.clone()) })
-            }
-            _ => Err(lost(&invalid(format!("unknown shared buffer: parameters {parameters} or gradient {gradient}")))),
-        }
-    }
-
-    fn map(&mut self, buffer: SharedBuffer, length: u64) -> Result<(), SessionEnd> {
-        if length != self.length as u64 {
-            let text = format!("shared buffer of {length} values: expected {}", self.length);
-            return Err(SessionEnd::Lost(text));
-        }
-        let (SharedBuffer::Parameters(index) | SharedBuffer::Gradient(index)) = buffer;
-        let writer = if let SharedBuffer::Parameters(_) = buffer { RegionWriter::Owner } else { RegionWriter::Peer };
-        let file = self.receiver.file();
-        let region = file.and_then(|file| Region::open(file, self.length, writer)).map_err(|error| lost(&error))?;
-        match writer {
-            RegionWriter::Owner => drop(self.parameters.insert(index, Arc::new(region))),
-            RegionWriter::Peer => drop(self.gradients.insert(index, Arc::new(Mutex::new(region)))),
-        }
-        Ok(())
-    }
-
-    /// Receives a model; messages may arrive between its chunks.
-    fn receive(&mut self, version: Version) -> Result<(), SessionEnd> {
-        let free = self.models.iter_mut().position(|model| Arc::get_mut(model).is_some());
-        let mut model = match free {
-            Some(free) => self.models.swap_remove(free),
-            None => Arc::new(Region::private(self.length).map_err(|error| lost(&error))?),
-        };
-        let values = Arc::get_mut(&mut model).expect("a free buffer has no reader").values_mut();
-        let mut filled = 0;
-        while filled < values.len() {
-            match self.receiver.next().map_err(|error| lost(&error))? {
-                Incoming::Chunk(bytes) => {
-                    let chunk = self.receiver.chunk(bytes, &mut values[filled..], self.payload);
-                    filled += chunk.map_err(|error| lost(&error))?;
-                    self.progress.step();
-                }
-                Incoming::Message(ToWorker::Assign { .. } | ToWorker::Model { .. }) => {
-                    return Err(SessionEnd::Lost("message in the middle of a model".into()));
-                }
-                Incoming::Message(message) => self.handle(message)?,
-                Incoming::End => return Err(SessionEnd::Lost("connection closed".into())),
-            }
-        }
-        self.task_queue.add_model(version, model.clone());
-        self.models.push(model);
-        Ok(())
+        self.0.close(None);
     }
 }
 

@@ -1,4 +1,4 @@
-//! The worker's side of the protocol, shared by the reading thread and the computing thread.
+//! The worker's side of the protocol, shared by the thread of the connection and the computing thread.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ impl TaskQueue {
         self.protocol.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    // --- for the reading thread ---
+    // --- for the thread of the connection ---
 
     pub(super) fn on_message(&self, message: ToWorker, model: Option<TaskModel>) -> Reaction {
         let reaction = self.lock().on_message(message, model);
@@ -42,19 +42,15 @@ impl TaskQueue {
         self.changed.notify_all();
     }
 
+    /// The number of the running task, if it is cancelled.
+    pub(super) fn cancelled_task(&self) -> Option<u64> {
+        self.lock().cancelled_task()
+    }
+
     /// Ends the session; only the first reason counts.
     pub(super) fn end(&self, end: SessionEnd) {
         self.lock().end(end);
         self.changed.notify_all();
-    }
-
-    // --- for the heartbeats ---
-
-    /// Waits for this time. Returns `false` at once if the session ends.
-    pub(super) fn wait(&self, duration: Duration) -> bool {
-        let running = |protocol: &mut WorkerProtocol<TaskModel>| protocol.ended().is_none();
-        let waited = self.changed.wait_timeout_while(self.lock(), duration, running);
-        waited.unwrap_or_else(PoisonError::into_inner).0.ended().is_none()
     }
 
     // --- for the computing thread ---

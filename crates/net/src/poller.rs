@@ -1,0 +1,164 @@
+//! Waits for sockets and wake-ups: `epoll`, level-triggered.
+//!
+//! Written on `rustix` rather than `mio`, whose timeouts are whole milliseconds: schemes set timers in microseconds.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+
+/// Sockets reported per wait.
+const MAX_EVENTS: usize = 256;
+
+/// The token of the waker. Sockets have smaller ones.
+const WAKER_TOKEN: u64 = u64::MAX;
+
+/// What a socket is waited for. A socket that is waited for nothing is not in the poller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Interest {
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+}
+
+impl Interest {
+    pub(crate) const READABLE: Interest = Interest { readable: true, writable: false };
+
+    fn flags(self) -> EventFlags {
+        let flag = |wanted: bool, flag| if wanted { flag } else { EventFlags::empty() };
+        flag(self.readable, EventFlags::IN) | flag(self.writable, EventFlags::OUT)
+    }
+}
+
+/// A socket that is ready. A broken one is ready for everything: the next call says what is wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ready {
+    pub(crate) token: u64,
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+}
+
+#[derive(Debug)]
+struct Wakeups {
+    fd: OwnedFd,
+    /// Sockets that another thread wants to be written.
+    to_write: Mutex<Vec<u64>>,
+}
+
+/// Wakes the thread that waits, from other threads.
+#[derive(Debug, Clone)]
+pub(crate) struct Waker(Arc<Wakeups>);
+
+impl Waker {
+    pub(crate) fn new() -> io::Result<Self> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Waker(Arc::new(Wakeups { fd, to_write: Mutex::default() })))
+    }
+
+    pub(crate) fn wake(&self) {
+        // It fails only if the counter would exceed 2⁶⁴ − 2; the thread is awake then.
+        let _ = rustix::io::write(&self.0.fd, &1_u64.to_ne_bytes());
+    }
+
+    /// Wakes the thread, which then finds this socket ready to be written.
+    pub(crate) fn wake_to_write(&self, token: u64) {
+        self.to_write().push(token);
+        self.wake();
+    }
+
+    fn to_write(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.0.to_write.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the socket, the only one of this thread, is ready, a wake-up or the deadline.
+    ///
+    /// The kernel wakes a thread in `poll` as one that its waker hands over to, and a thread in `epoll` as one to run at
+    /// once: a server on the same machine would be interrupted by every worker that it sends a message to.
+    pub(crate) fn wait_for_one(&self, socket: impl AsFd, interest: Interest, deadline: Instant) -> io::Result<()> {
+        let flag = |wanted: bool, flag| if wanted { flag } else { PollFlags::empty() };
+        let flags = flag(interest.readable, PollFlags::IN) | flag(interest.writable, PollFlags::OUT);
+        let mut sources = [PollFd::new(&socket, flags), PollFd::new(&self.0.fd, PollFlags::IN)];
+        let timeout = timespec(deadline.saturating_duration_since(Instant::now()));
+        match poll(&mut sources, Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if !sources[1].revents().is_empty() {
+            self.reset();
+            self.to_write().clear();
+        }
+        Ok(())
+    }
+
+    fn reset(&self) {
+        // Only resets the counter.
+        let _ = rustix::io::read(&self.0.fd, &mut [0; 8]);
+    }
+}
+
+/// The sockets that one thread waits for.
+#[derive(Debug)]
+pub(crate) struct Poller {
+    epoll: OwnedFd,
+    waker: Waker,
+}
+
+impl Poller {
+    pub(crate) fn new() -> io::Result<Self> {
+        let (waker, epoll) = (Waker::new()?, epoll::create(CreateFlags::CLOEXEC)?);
+        epoll::add(&epoll, &waker.0.fd, EventData::new_u64(WAKER_TOKEN), EventFlags::IN)?;
+        Ok(Poller { epoll, waker })
+    }
+
+    pub(crate) fn waker(&self) -> &Waker {
+        &self.waker
+    }
+
+    /// Changes what a socket is waited for.
+    pub(crate) fn change(&self, socket: impl AsFd, token: u64, from: Interest, to: Interest) -> io::Result<()> {
+        let data = EventData::new_u64(token);
+        let nothing = Interest::default();
+        match (from, to) {
+            _ if from == to => {}
+            (_, to) if to == nothing => epoll::delete(&self.epoll, socket)?,
+            (from, to) if from == nothing => epoll::add(&self.epoll, socket, data, to.flags())?,
+            (_, to) => epoll::modify(&self.epoll, socket, data, to.flags())?,
+        }
+        Ok(())
+    }
+
+    /// Waits until something is ready, a wake-up or the deadline, and appends what is ready.
+    pub(crate) fn wait(&self, deadline: Option<Instant>, ready: &mut Vec<Ready>) -> io::Result<()> {
+        let timeout = deadline.map(|until| timespec(until.saturating_duration_since(Instant::now())));
+        let mut events = Vec::with_capacity(MAX_EVENTS);
+        match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        for event in events {
+            // Copied out: the structure is packed.
+            let (data, flags) = (event.data, event.flags);
+            if data.u64() == WAKER_TOKEN {
+                self.waker.reset();
+                continue;
+            }
+            let broken = flags.intersects(EventFlags::ERR | EventFlags::HUP);
+            let [readable, writable] = [EventFlags::IN, EventFlags::OUT].map(|flag| broken || flags.intersects(flag));
+            ready.push(Ready { token: data.u64(), readable, writable });
+        }
+        let to_write = std::mem::take(&mut *self.waker.to_write());
+        ready.extend(to_write.into_iter().map(|token| Ready { token, readable: false, writable: true }));
+        Ok(())
+    }
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(duration.subsec_nanos()),
+    }
+}

@@ -1,0 +1,109 @@
+//! The worker's connection to its server, and the thread that waits for it.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use paceline_protocol::{HEARTBEAT_INTERVAL, SessionEnd, ToServer, ToWorker};
+
+use super::lost;
+use super::server_messages::ServerMessages;
+use crate::connection::Connection;
+use crate::frame;
+use crate::frame_reader::{Received, invalid};
+use crate::outbox::{Outbox, Rest};
+use crate::poller::{Interest, Waker};
+use crate::socket::{Socket, Traffic};
+use crate::tls::Tls;
+
+/// How long the last messages may take to be sent.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The token of the connection, the only one that is waited for.
+const TOKEN: u64 = 0;
+
+/// The connection to the server.
+pub(super) struct ServerLink {
+    waker: Waker,
+    connection: Connection,
+}
+
+impl ServerLink {
+    pub(super) fn new(socket: Socket, tls: Option<Tls>) -> io::Result<Self> {
+        let waker = Waker::new()?;
+        let connection = Connection::new(socket, tls, &Traffic::default(), &waker, TOKEN);
+        Ok(ServerLink { waker, connection })
+    }
+
+    pub(super) fn outbox(&self) -> &Arc<Outbox> {
+        self.connection.outbox()
+    }
+
+    /// Sends the first message and waits for the answer until `deadline`.
+    pub(super) fn ask(&mut self, message: &ToServer, deadline: Instant) -> io::Result<ToWorker> {
+        self.outbox().send(frame::encode(message)?, None)?;
+        loop {
+            let rest = self.connection.send_pending()?;
+            self.wait(rest, deadline)?;
+            self.connection.begin_reading();
+            match self.connection.receive()? {
+                Some(Received::Message(answer)) => return Ok(answer),
+                Some(Received::Values(_)) => return Err(invalid("values before the welcome")),
+                Some(Received::End) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                None if Instant::now() >= deadline => return Err(io::ErrorKind::TimedOut.into()),
+                None => {}
+            }
+        }
+    }
+
+    /// Waits until the connection can be read, or written if something is left, a wake-up or the deadline.
+    fn wait(&mut self, rest: Rest, deadline: Instant) -> io::Result<()> {
+        let interest = Interest { readable: true, writable: matches!(rest, Rest::Some | Rest::Blocked) };
+        self.waker.wait_for_one(self.connection.socket(), interest, deadline)
+    }
+
+    /// Sends what is in the outbox and passes on what arrives, until the session ends. This thread does not compute, so
+    /// its heartbeats tell the server that the process is alive, however long a task takes.
+    pub(super) fn run(mut self, mut messages: ServerMessages<'_>) {
+        let end = self.exchange(&mut messages).unwrap_or_else(|end| end);
+        messages.end(end);
+        self.outbox().disconnect();
+    }
+
+    /// Returns the end of the session, in whichever way.
+    fn exchange(&mut self, messages: &mut ServerMessages<'_>) -> Result<SessionEnd, SessionEnd> {
+        let interval = Duration::from_nanos(HEARTBEAT_INTERVAL.0);
+        let mut next_heartbeat = Instant::now() + interval;
+        let mut closing: Option<Instant> = None;
+        let mut send_error = None;
+        loop {
+            // What has arrived comes first: it may say why the connection has ended.
+            self.connection.begin_reading();
+            while let Some(received) = self.connection.receive().map_err(|error| lost(&error))? {
+                if let Received::End = received {
+                    let text = send_error.map_or("connection closed".into(), |error: io::Error| error.to_string());
+                    return Ok(SessionEnd::Lost(text));
+                }
+                messages.handle(received, &mut self.connection)?;
+            }
+            messages.on_bytes(self.connection.reader().bytes());
+            let now = Instant::now();
+            if now >= next_heartbeat {
+                next_heartbeat = now + interval;
+                messages.send_heartbeat(self.connection.outbox());
+            }
+            if self.outbox().is_closed() && *closing.get_or_insert(now + CLOSE_TIMEOUT) <= now {
+                return Ok(SessionEnd::Lost("the session is over".into()));
+            }
+            let rest = match self.connection.send_pending() {
+                Ok(Rest::Closed) => return Ok(SessionEnd::Lost("the session is over".into())),
+                Ok(rest) => rest,
+                Err(error) => {
+                    send_error.get_or_insert(error);
+                    Rest::Nothing
+                }
+            };
+            self.wait(rest, closing.unwrap_or(next_heartbeat)).map_err(|error| lost(&error))?;
+        }
+    }
+}

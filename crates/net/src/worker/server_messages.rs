@@ -1,0 +1,160 @@
+//! What the messages of the server do: tasks go to the queue, models and shared buffers into memory.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use paceline_core::Version;
+use paceline_protocol::{PayloadFormat, Reaction, SessionEnd, SharedBuffer, SharedBuffers, ToServer, ToWorker};
+use paceline_workload::Progress;
+
+use super::lost;
+use super::task_queue::{TaskModel, TaskQueue};
+use crate::connection::Connection;
+use crate::frame;
+use crate::frame_reader::{Received, invalid};
+use crate::outbox::Outbox;
+use crate::shared_memory::{Region, RegionWriter};
+
+/// Handles the messages of the server.
+pub(super) struct ServerMessages<'a> {
+    task_queue: &'a TaskQueue,
+    progress: &'a Progress,
+    payload: PayloadFormat,
+    /// The length of the parameter vector, once the workload is built.
+    length: &'a OnceLock<usize>,
+    /// Parameter buffers shared by the server.
+    parameters: BTreeMap<u32, Arc<Region>>,
+    /// Gradient buffers shared by the server.
+    gradients: BTreeMap<u32, Arc<Mutex<Region>>>,
+    /// Own buffers for received models; a buffer is reused when no task reads it.
+    models: Vec<Arc<Region>>,
+    /// The version of the model that is arriving.
+    arriving: Option<Version>,
+    /// The bytes that had arrived at the last look.
+    bytes: u64,
+}
+
+impl<'a> ServerMessages<'a> {
+    pub(super) fn new(
+        task_queue: &'a TaskQueue,
+        progress: &'a Progress,
+        payload: PayloadFormat,
+        length: &'a OnceLock<usize>,
+    ) -> Self {
+        let (parameters, gradients) = (BTreeMap::new(), BTreeMap::new());
+        let (models, arriving, bytes) = (Vec::new(), None, 0);
+        ServerMessages { task_queue, progress, payload, length, parameters, gradients, models, arriving, bytes }
+    }
+
+    /// Ends the session; only the first reason counts.
+    pub(super) fn end(&self, end: SessionEnd) {
+        self.task_queue.end(end);
+    }
+
+    /// Notes how many bytes have arrived in all. A part of a model is progress.
+    pub(super) fn on_bytes(&mut self, bytes: u64) {
+        if std::mem::replace(&mut self.bytes, bytes) != bytes && self.arriving.is_some() {
+            self.progress.step();
+        }
+    }
+
+    /// Tells the server that this process is alive, and how far it is.
+    pub(super) fn send_heartbeat(&self, outbox: &Outbox) {
+        // If the last one is still pending, another says nothing more.
+        if !outbox.has_messages()
+            && let Ok(frame) = frame::encode(&ToServer::Heartbeat { progress: self.progress.steps() })
+        {
+            // If it fails, reading finds the connection ended.
+            let _ = outbox.send(frame, None);
+        }
+    }
+
+    /// Carries out what has arrived. An error is the end of the session.
+    pub(super) fn handle(
+        &mut self,
+        received: Received<ToWorker>,
+        connection: &mut Connection,
+    ) -> Result<(), SessionEnd> {
+        match received {
+            Received::Message(message) => self.on_message(message, connection),
+            Received::Values(region) => {
+                if let (Some(region), Some(version)) = (region, self.arriving.take()) {
+                    let model = Arc::new(region);
+                    self.task_queue.add_model(version, model.clone());
+                    self.models.push(model);
+                }
+                Ok(())
+            }
+            Received::End => Err(SessionEnd::Lost("connection closed".into())),
+        }
+    }
+
+    fn on_message(&mut self, message: ToWorker, connection: &mut Connection) -> Result<(), SessionEnd> {
+        let model = match &message {
+            ToWorker::Assign { .. } | ToWorker::Model { .. } if self.arriving.is_some() => {
+                return Err(SessionEnd::Lost("message in the middle of a model".into()));
+            }
+            ToWorker::Assign { buffers: Some(buffers), .. } => Some(self.shared(*buffers)?),
+            ToWorker::Map { buffer, length } => {
+                self.map(*buffer, *length, connection)?;
+                None
+            }
+            ToWorker::Model { version } => return self.expect_model(*version, connection),
+            _ => None,
+        };
+        let reaction = self.task_queue.on_message(message, model);
+        if let Some(number) = self.task_queue.cancelled_task() {
+            connection.outbox().stop_transfer(number);
+        }
+        match reaction {
+            Reaction::None => Ok(()),
+            Reaction::Drop(messages) => messages.iter().try_for_each(|message| {
+                let frame = frame::encode(message).map_err(|error| lost(&error.into()))?;
+                connection.outbox().send(frame, None).map_err(|error| lost(&error))
+            }),
+            Reaction::Join(_) => Err(SessionEnd::Lost("second welcome".into())),
+            Reaction::End(end) => Err(end),
+        }
+    }
+
+    fn shared(&self, SharedBuffers { parameters, gradient }: SharedBuffers) -> Result<TaskModel, SessionEnd> {
+        match (self.parameters.get(&parameters), self.gradients.get(&gradient)) {
+            (Some(parameters), Some(gradient)) => {
+                Ok(TaskModel { parameters: parameters.clone(), gradient: Some(gradient.clone()) })
+            }
+            _ => Err(lost(&invalid(format!("unknown shared buffer: parameters {parameters} or gradient {gradient}")))),
+        }
+    }
+
+    /// The length of the parameter vector.
+    fn length(&self) -> Result<usize, SessionEnd> {
+        self.length.get().copied().ok_or_else(|| SessionEnd::Lost("values before this worker was ready".into()))
+    }
+
+    fn map(&mut self, buffer: SharedBuffer, length: u64, connection: &mut Connection) -> Result<(), SessionEnd> {
+        let expected = self.length()?;
+        if length != expected as u64 {
+            return Err(SessionEnd::Lost(format!("shared buffer of {length} values: expected {expected}")));
+        }
+        let (SharedBuffer::Parameters(index) | SharedBuffer::Gradient(index)) = buffer;
+        let writer = if let SharedBuffer::Parameters(_) = buffer { RegionWriter::Owner } else { RegionWriter::Peer };
+        let file = connection.stream().file();
+        let region = file.and_then(|file| Region::open(file, expected, writer)).map_err(|error| lost(&error))?;
+        match writer {
+            RegionWriter::Owner => drop(self.parameters.insert(index, Arc::new(region))),
+            RegionWriter::Peer => drop(self.gradients.insert(index, Arc::new(Mutex::new(region)))),
+        }
+        Ok(())
+    }
+
+    /// A model follows; messages may arrive between its chunks.
+    fn expect_model(&mut self, version: Version, connection: &mut Connection) -> Result<(), SessionEnd> {
+        let length = self.length()?;
+        let free = self.models.iter_mut().position(|model| Arc::get_mut(model).is_some());
+        let free = free.and_then(|free| Arc::into_inner(self.models.swap_remove(free)));
+        let region = free.map_or_else(|| Region::private(length), Ok).map_err(|error| lost(&error))?;
+        self.arriving = Some(version);
+        connection.reader().expect(Some(region), length, self.payload);
+        Ok(())
+    }
+}
