@@ -142,7 +142,7 @@ impl WorkerActivities {
                     running.awaits_answer = running.assignment.work.length() == Some(LocalLength::AskAndWait);
                 }
             }
-            Event::Committed { .. } | Event::Broken { .. } | Event::Timer => {}
+            Event::Committed { .. } | Event::Broken { .. } | Event::Late { .. } | Event::Timer => {}
         }
         for Decision { action, reason } in decisions {
             self.carry_out(now, action, *reason, &mut on_change);

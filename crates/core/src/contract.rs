@@ -179,6 +179,12 @@ pub enum Event {
         /// The task.
         task: TaskId,
     },
+    /// A task takes far longer than the worker's tasks so far. Only for schemes that
+    /// [watch](Scheme::watches_lateness) for it.
+    Late {
+        /// The task.
+        task: TaskId,
+    },
     /// The time of an [`Action::Wake`] has come.
     Timer,
 }
@@ -285,8 +291,16 @@ pub trait Scheme: Send {
     /// A commit was carried out. No other event came in between.
     fn on_committed(&mut self, _turn: &mut Turn<'_>, _aggregate: Option<&Aggregate>) {}
 
+    /// A task takes far longer than [expected](crate::Lateness) from the worker's own times. It may still be reported.
+    fn on_late(&mut self, _turn: &mut Turn<'_>, _task: TaskId) {}
+
     /// A time requested with [`Turn::wake`] has come.
     fn on_timer(&mut self, _turn: &mut Turn<'_>) {}
+
+    /// Whether the scheme is told of late tasks with [`on_late`](Scheme::on_late).
+    fn watches_lateness(&self) -> bool {
+        false
+    }
 
     /// Whether the scheme commits with [`CommitStep::Compensated`]. Drivers then keep the versions that gradients are
     /// computed from.

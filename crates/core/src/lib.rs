@@ -17,6 +17,7 @@
 //! - [`RoundTripTable`]: estimates the time until k gradients have arrived.
 //! - [`Executor`]: what carries out decisions. [`Ledger::drive`] is the loop that every driver shares.
 //! - [`WorkerActivities`]: who is doing what, from events and decisions.
+//! - [`Lateness`]: how long each worker's tasks are expected to take.
 
 mod activity;
 pub mod barrier;
@@ -28,6 +29,7 @@ pub mod free_running;
 mod gain;
 mod interval;
 mod iteration_times;
+mod lateness;
 mod ledger;
 pub mod local_rounds;
 mod loss_guard;
@@ -51,6 +53,7 @@ pub use contract::{
 };
 pub use dispatch::Dispatch;
 pub use driver::{CommitOutcome, DriveError, Executor};
+pub use lateness::Lateness;
 pub use ledger::{ExpectedEvent, Law, LawBroken, Ledger, LedgerError, Refusal, SampleCounts, Turn};
 pub use pretrained::{Pretrained, PretrainedError, Tensors};
 pub use reason::{Estimate, QuorumChoice, Reason};

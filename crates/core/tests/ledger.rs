@@ -142,6 +142,16 @@ fn invalid_events_are_refused_and_change_nothing() {
 }
 
 #[test]
+fn only_a_running_task_can_be_late() {
+    let mut ledger = ledger(work, |_, _| {});
+    ledger.handle(Time::START, Event::Joined { worker: ZERO }).unwrap();
+    let task = |number| TaskId { worker: ZERO, number };
+    assert!(ledger.handle(Time::START, Event::Late { task: task(0) }).unwrap().is_empty(), "nothing follows");
+    let refused = ledger.handle(Time::START, Event::Late { task: task(1) }).unwrap_err();
+    assert!(matches!(refused, LedgerError::Refused(Refusal::NotRunning(_))), "{refused}");
+}
+
+#[test]
 fn a_broken_update_of_the_last_commit_does_not_count() {
     // The second worker's report commits both updates, each in a commit of its own.
     let mut ledger = ledger(

@@ -11,12 +11,11 @@
 //!
 //! A worker can be gone or late, and these are different things. It is *gone* if its heartbeats stay away; it is then
 //! dismissed within seconds, however long its task takes. It is *late* if its task takes longer than its history lets
-//! expect; then the user gets a notice, and nothing else happens. Only a worker that sends heartbeats but makes no
+//! expect; then the user gets a notice, and a scheme that watches for it an event, and nothing else happens. Only a worker that sends heartbeats but makes no
 //! progress for far longer than expected is dismissed. A worker dismissed for any of this may rejoin. Times at which the
 //! server itself stood still count for no worker.
 
 mod fingerprint;
-mod lateness;
 mod message;
 mod notice;
 mod payload;
@@ -27,7 +26,6 @@ mod worker;
 use paceline_core::Span;
 
 pub use fingerprint::Fingerprint;
-pub use lateness::Lateness;
 pub use message::{
     GradientLocation, ReplicaSettings, SharedBuffer, SharedBuffers, ToServer, ToWorker, Token, WireReport,
 };

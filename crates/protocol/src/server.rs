@@ -3,13 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use paceline_core::{
-    Action, CommitOutcome, CommitStep, Decision, DriveError, Event, Executor, Ledger, LedgerError, LocalLength, Share,
-    Span, TaskId, Time, WorkerId,
+    Action, CommitOutcome, CommitStep, Decision, DriveError, Event, Executor, Lateness, Ledger, LedgerError,
+    LocalLength, Share, Span, TaskId, Time, WorkerId,
 };
 use paceline_store::OptimizerSpec;
 use subtle::ConstantTimeEq;
 
-use crate::lateness::Lateness;
 use crate::message::{GradientLocation, ReplicaSettings, ToServer, ToWorker, Token, WireReport};
 use crate::notice::Notice;
 use crate::payload::PayloadFormat;
@@ -485,6 +484,7 @@ impl ServerProtocol {
             return self.dismiss(id, reason, true, host);
         }
         let mut next = session.heard + session.patience;
+        let mut late = None;
         if let Stage::Joined(worker) = session.stage
             && let Some((task, elapsed)) = self.lateness.running(worker, now)
         {
@@ -500,6 +500,7 @@ impl ServerProtocol {
             if let Some(late_after) = self.lateness.late_after(worker).filter(|_| session.noticed_late != Some(task)) {
                 if elapsed >= late_after {
                     session.noticed_late = Some(task);
+                    late = Some(task);
                     let expected = self.lateness.usual(worker).unwrap_or_default();
                     host.notice(Notice::Late { worker, elapsed, expected });
                 } else {
@@ -508,7 +509,10 @@ impl ServerProtocol {
             }
         }
         self.schedule(id, next);
-        Ok(())
+        match late.filter(|_| self.ledger.watches_lateness()) {
+            Some(task) => self.feed(Event::Late { task }, host),
+            None => Ok(()),
+        }
     }
 
     fn schedule(&mut self, id: SessionId, at: Time) {
@@ -747,7 +751,6 @@ impl ServerProtocol {
             sessions: &mut self.sessions,
             members: &self.members,
             lateness: &mut self.lateness,
-            changed: Vec::new(),
             host,
         };
         self.ledger.drive(at, event, &mut executor)
@@ -791,8 +794,6 @@ struct HostExecutor<'a, H> {
     sessions: &'a mut BTreeMap<SessionId, Session>,
     members: &'a BTreeMap<WorkerId, SessionId>,
     lateness: &'a mut Lateness,
-    /// Workers whose task may have changed in this turn.
-    changed: Vec<WorkerId>,
     host: &'a mut H,
 }
 
@@ -813,14 +814,7 @@ impl<H: ServerHost> Executor for HostExecutor<'_, H> {
     type Error = H::Error;
 
     fn begin_turn(&mut self, at: Time, event: &Event, decisions: &[Decision]) -> Result<(), H::Error> {
-        match *event {
-            Event::Reported { task, .. } | Event::Asked { task, .. } => {
-                self.lateness.on_report(self.now, task.worker, matches!(event, Event::Reported { .. }));
-                self.changed.push(task.worker);
-            }
-            Event::Left { worker } => self.changed.push(worker),
-            Event::Joined { .. } | Event::Committed { .. } | Event::Broken { .. } | Event::Timer => {}
-        }
+        self.lateness.observe(self.now, event, decisions);
         self.host.begin_turn(at, event, decisions)
     }
 
@@ -837,7 +831,6 @@ impl<H: ServerHost> Executor for HostExecutor<'_, H> {
         match *action {
             Action::Assign(assignment) => {
                 let (now, task) = (self.now, assignment.task);
-                self.changed.push(task.worker);
                 let Some(&id) = self.members.get(&task.worker) else { return Ok(()) };
                 let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
                 if !assignment.queued {
@@ -850,7 +843,6 @@ impl<H: ServerHost> Executor for HostExecutor<'_, H> {
                 send_next(now, id, session, self.host)?;
             }
             Action::Interrupt { task } => {
-                self.changed.push(task.worker);
                 if let Some((id, session)) = self.session(task.worker) {
                     let cancellation = session.tasks.cancel(task.number);
                     cancel(id, task, cancellation, self.host);
@@ -869,9 +861,7 @@ impl<H: ServerHost> Executor for HostExecutor<'_, H> {
     }
 
     fn end_turn(&mut self, at: Time, event: &Event, ledger: &Ledger) -> Result<(), H::Error> {
-        for worker in self.changed.drain(..) {
-            self.lateness.update(self.now, worker, ledger.running(worker).as_ref());
-        }
+        self.lateness.settle(self.now, ledger);
         self.host.end_turn(at, event, ledger)
     }
 }

@@ -3,7 +3,8 @@
 use std::convert::Infallible;
 
 use paceline_core::{
-    CommitOutcome, CommitStep, Decision, Event, Ledger, SchemeSpec, Setup, Share, Span, TaskId, Time, WorkerId,
+    CommitOutcome, CommitStep, Decision, Event, Ledger, Scheme, SchemeSpec, Setup, Share, Span, TaskId, Time, Turn,
+    Update, WorkerId,
 };
 use paceline_protocol::{
     Fingerprint, GradientLocation, Notice, PayloadFormat, PeerTrust, ServerConfig, ServerHost, ServerProtocol,
@@ -17,6 +18,7 @@ struct RecordingHost {
     sent: Vec<(SessionId, ToWorker)>,
     notices: Vec<String>,
     reported: Vec<Span>,
+    late: Vec<TaskId>,
 }
 
 impl ServerHost for RecordingHost {
@@ -56,8 +58,10 @@ impl ServerHost for RecordingHost {
     }
 
     fn begin_turn(&mut self, _: Time, event: &Event, _: &[Decision]) -> Result<(), Infallible> {
-        if let Event::Reported { report, .. } = event {
-            self.reported.push(report.compute);
+        match event {
+            Event::Reported { report, .. } => self.reported.push(report.compute),
+            Event::Late { task } => self.late.push(*task),
+            _ => {}
         }
         Ok(())
     }
@@ -70,6 +74,32 @@ impl ServerHost for RecordingHost {
 
     fn notice(&mut self, notice: Notice) {
         self.notices.push(notice.to_string());
+    }
+}
+
+fn bsp(workers: usize) -> Box<dyn Scheme> {
+    let setup = Setup { workers, batch: 4, dispatch: None };
+    "bsp".parse::<SchemeSpec>().unwrap().build(&setup).unwrap()
+}
+
+/// `bsp` that is told of late tasks.
+struct Watching(Box<dyn Scheme>);
+
+impl Scheme for Watching {
+    fn on_joined(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
+        self.0.on_joined(turn, worker);
+    }
+
+    fn on_left(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
+        self.0.on_left(turn, worker);
+    }
+
+    fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update) {
+        self.0.on_reported(turn, update);
+    }
+
+    fn watches_lateness(&self) -> bool {
+        true
     }
 }
 
@@ -87,8 +117,10 @@ const SECOND: SessionId = SessionId(1);
 impl TestServer {
     /// A server of `bsp` for `workers` workers.
     fn new(workers: usize, token: Option<[u8; 32]>) -> Self {
-        let scheme: SchemeSpec = "bsp".parse().unwrap();
-        let setup = Setup { workers, batch: 4, dispatch: None };
+        TestServer::of(bsp(workers), workers, token)
+    }
+
+    fn of(scheme: Box<dyn Scheme>, workers: usize, token: Option<[u8; 32]>) -> Self {
         let config = ServerConfig {
             workers,
             workload_spec: "digits".into(),
@@ -99,13 +131,17 @@ impl TestServer {
             token,
             timeout: Span::from_seconds(3600.0),
         };
-        let protocol = ServerProtocol::new(config, Ledger::new(scheme.build(&setup).unwrap()));
+        let protocol = ServerProtocol::new(config, Ledger::new(scheme));
         TestServer { protocol, host: RecordingHost::default(), now: Time::START, tasks: 0 }
     }
 
     /// A server with workers 0 and 1 at work.
     fn with_two_workers() -> Self {
-        let mut server = TestServer::new(2, None);
+        TestServer::new(2, None).join_two()
+    }
+
+    fn join_two(self) -> Self {
+        let mut server = self;
         for session in [FIRST, SECOND] {
             server.connect(session, PeerTrust::SameUser);
             server.hello(session, None, None);
@@ -263,6 +299,18 @@ fn a_late_worker_is_named_once_and_stays() {
     server.tasks += 1;
     (0..5).for_each(|_| server.round(50.0));
     assert_eq!(server.host.notices.len(), 2, "slow tasks are expected now");
+}
+
+#[test]
+fn a_scheme_that_watches_is_told_of_late_tasks() {
+    for (scheme, events) in [(bsp(2), 0), (Box::new(Watching(bsp(2))) as Box<dyn Scheme>, 2)] {
+        let mut server = TestServer::of(scheme, 2, None).join_two();
+        (0..32).for_each(|_| server.round(1.0));
+        server.pass(50.0, |server| [FIRST, SECOND].into_iter().for_each(|session| server.heartbeat(session, 0)));
+        assert_eq!(server.host.notices.len(), 2, "the user knows in any case");
+        assert_eq!(server.host.late.len(), events);
+        assert!(server.host.late.iter().all(|task| task.number == 32));
+    }
 }
 
 #[test]

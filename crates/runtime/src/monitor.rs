@@ -244,7 +244,7 @@ impl Monitor {
                 self.committed -= 1;
                 self.broken += 1;
             }
-            Event::Joined { .. } | Event::Left { .. } | Event::Timer => {}
+            Event::Joined { .. } | Event::Left { .. } | Event::Late { .. } | Event::Timer => {}
         }
         let mut activities = std::mem::take(&mut self.activities);
         activities.observe(now, event, decisions, |change| self.on_change(now, change));

@@ -11,6 +11,7 @@ mod event_queue;
 mod foresight;
 mod gradients;
 mod interference;
+mod late_checks;
 mod network;
 mod ranks;
 mod script;

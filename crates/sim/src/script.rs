@@ -79,7 +79,7 @@ impl Script {
         Script::parse(text, workers).map_err(|(line, problem)| ScriptError { path: path.into(), line, problem })
     }
 
-    fn parse(text: &str, workers: usize) -> Result<Self, (usize, String)> {
+    pub(crate) fn parse(text: &str, workers: usize) -> Result<Self, (usize, String)> {
         let mut steps = Vec::new();
         for (index, line) in text.lines().enumerate() {
             let words: Vec<&str> = line.split('#').next().unwrap_or("").split_whitespace().collect();

@@ -17,6 +17,7 @@ use thiserror::Error;
 
 use crate::cluster::{SimulatedCluster, WorkerEvent};
 use crate::foresight::TasksUnderWay;
+use crate::late_checks::LateChecks;
 use crate::network::NetworkSpec;
 use crate::ranks::Slowness;
 use crate::script::{Change, Script};
@@ -113,11 +114,31 @@ impl Simulation {
     /// If the scheme does not support the setup, or breaks a law.
     pub fn run(&self, observer: &mut dyn Observer) -> Result<SimulationOutcome, SimulationError> {
         let cluster = SimulatedCluster::new(self);
-        let ledger = Ledger::new(build(&self.scheme, &self.setup, cluster.under_way.clone())?);
+        let scheme = build(&self.scheme, &self.setup, cluster.under_way.clone())?;
+        self.run_scheme(scheme, cluster, observer)
+    }
+
+    fn run_scheme(
+        &self,
+        scheme: Box<dyn Scheme>,
+        cluster: SimulatedCluster<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<SimulationOutcome, SimulationError> {
+        let ledger = Ledger::new(scheme);
         let (monitor, broken_updates) = (Monitor::default(), BrokenUpdates::default());
         let (iteration, to_dismiss, stop) = (None, Vec::new(), None);
-        let run =
-            SimulatedRun { monitor, broken_updates, cluster, simulation: self, observer, iteration, to_dismiss, stop };
+        let late_checks = ledger.watches_lateness().then(LateChecks::default);
+        let run = SimulatedRun {
+            monitor,
+            broken_updates,
+            cluster,
+            simulation: self,
+            observer,
+            iteration,
+            to_dismiss,
+            stop,
+            late_checks,
+        };
         Engine { ledger, run }.run()
     }
 
@@ -154,6 +175,8 @@ struct SimulatedRun<'a> {
     /// The last tasks of workers that are to be dismissed for broken updates.
     to_dismiss: Vec<TaskId>,
     stop: Option<StopReason>,
+    /// Kept for schemes that watch for late tasks.
+    late_checks: Option<LateChecks>,
 }
 
 /// The next event of the simulation.
@@ -161,6 +184,7 @@ enum NextEvent {
     Script(usize),
     Message,
     Worker(WorkerId),
+    LateCheck(TaskId),
     Timer,
 }
 
@@ -194,20 +218,28 @@ impl Engine<'_> {
                     None => None,
                 },
                 NextEvent::Worker(worker) => self.act(now, worker)?,
+                NextEvent::LateCheck(task) => {
+                    match self.run.late_checks.as_mut().is_some_and(|checks| checks.check(now)) {
+                        true => self.feed(now, Event::Late { task })?,
+                        false => None,
+                    }
+                }
                 NextEvent::Timer => self.feed(now, Event::Timer)?,
             };
         }
         Ok(self.outcome(now, stop))
     }
 
-    /// The earliest event. At equal times the script comes first, then short messages, then workers by rank, then
-    /// timers.
+    /// The earliest event. At equal times the script comes first, then short messages, then workers by rank, then late
+    /// tasks, then timers.
     fn next(&self, script: usize) -> Option<(Time, NextEvent)> {
         let step = self.run.simulation.script.steps().get(script).map(|&(at, _)| (at, NextEvent::Script(script)));
         let message = self.run.cluster.next_message().map(|at| (at, NextEvent::Message));
         let worker = self.run.cluster.next_worker().map(|(at, worker)| (at, NextEvent::Worker(worker)));
+        let late = self.run.late_checks.as_ref().and_then(LateChecks::next);
+        let late = late.map(|(at, task)| (at, NextEvent::LateCheck(task)));
         let timer = self.ledger.next_timer().map(|at| (at, NextEvent::Timer));
-        [step, message, worker, timer].into_iter().flatten().min_by_key(|&(at, _)| at)
+        [step, message, worker, late, timer].into_iter().flatten().min_by_key(|&(at, _)| at)
     }
 
     fn change(&mut self, now: Time, change: &Change) -> Result<Option<StopReason>, SimulationError> {
@@ -309,6 +341,9 @@ impl Executor for SimulatedRun<'_> {
         if let Event::Left { worker } = event {
             self.broken_updates.on_left(*worker);
         }
+        if let Some(checks) = &mut self.late_checks {
+            checks.lateness.observe(now, event, decisions);
+        }
         self.observer.on_turn(now, event, decisions);
         self.iteration = self.monitor.observe(now, event, decisions);
         Ok(())
@@ -331,6 +366,9 @@ impl Executor for SimulatedRun<'_> {
     }
 
     fn end_turn(&mut self, now: Time, _: &Event, ledger: &Ledger) -> Result<(), Infallible> {
+        if let Some(checks) = &mut self.late_checks {
+            checks.settle(now, ledger);
+        }
         if let Some(iteration) = self.iteration.take() {
             if let Some(evaluation) = self.cluster.evaluate_if_due(self.monitor.iterations()) {
                 self.monitor.evaluated(evaluation);
@@ -343,5 +381,61 @@ impl Executor for SimulatedRun<'_> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paceline_core::{Reason, Span, Turn, Update};
+    use std::sync::Mutex;
+
+    /// Every worker computes without a pause. Writes down the late tasks and their times.
+    struct Watching(Arc<Mutex<Vec<(Time, TaskId)>>>);
+
+    impl Scheme for Watching {
+        fn on_joined(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
+            turn.assign(worker, 1, Reason::Joined);
+        }
+
+        fn on_left(&mut self, _turn: &mut Turn<'_>, _worker: WorkerId) {}
+
+        fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update) {
+            turn.commit(&[update.task], Reason::NewVersion);
+            turn.assign(update.task.worker, 1, Reason::NewVersion);
+        }
+
+        fn on_late(&mut self, turn: &mut Turn<'_>, task: TaskId) {
+            self.0.lock().unwrap().push((turn.now(), task));
+        }
+
+        fn watches_lateness(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn a_scheme_that_watches_is_told_of_late_tasks_when_they_are_late() {
+        let simulation = Simulation {
+            scheme: "bsp".parse().unwrap(),
+            setup: Setup { workers: 2, batch: 1, dispatch: None },
+            times: Times::load(&TimesSpec::Deterministic { seconds: 1.0 }).unwrap(),
+            slowness: Slowness::default(),
+            // Its tenth task takes 30 s, and the next ones as long.
+            script: Script::parse("9.5 slow 1 30", 2).unwrap(),
+            network: None,
+            training: None,
+            goals: "time=200".parse().unwrap(),
+            seed: 1,
+        };
+        let late = Arc::default();
+        let scheme = Box::new(Watching(Arc::clone(&late)));
+        simulation.run_scheme(scheme, SimulatedCluster::new(&simulation), &mut ()).unwrap();
+        let task = TaskId { worker: WorkerId(1), number: 10 };
+        assert_eq!(
+            *late.lock().unwrap(),
+            [(Time::START + Span::from_seconds(14.0), task)],
+            "four times the usual, once"
+        );
     }
 }

@@ -97,6 +97,10 @@ impl Ledger {
                 self.scheme.on_committed(&mut turn, aggregate.as_ref());
             }
             Event::Broken { task } => turn.state.leave_out(task)?,
+            Event::Late { task } => {
+                turn.state.check_running(task)?;
+                self.scheme.on_late(&mut turn, task);
+            }
             Event::Timer => {
                 turn.state.timer(now);
                 self.scheme.on_timer(&mut turn);
@@ -132,6 +136,11 @@ impl Ledger {
     /// When [`Event::Timer`] is due.
     pub fn next_timer(&self) -> Option<Time> {
         self.state.timers.first().copied()
+    }
+
+    /// Whether the scheme [watches lateness](Scheme::watches_lateness).
+    pub fn watches_lateness(&self) -> bool {
+        self.scheme.watches_lateness()
     }
 
     /// Whether the scheme [compensates](Scheme::compensates).

@@ -242,6 +242,10 @@ impl LedgerState {
         Ok(())
     }
 
+    pub(super) fn check_running(&mut self, task: TaskId) -> Result<(), Refusal> {
+        self.running_task(task).map(|_| ())
+    }
+
     fn running_task(&mut self, task: TaskId) -> Result<&mut RunningTask, Refusal> {
         let running = self.workers.get_mut(task.worker.index()).and_then(|state| state.running.as_mut());
         running.filter(|running| running.assignment.task == task).ok_or(Refusal::NotRunning(task))

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use paceline_core::{Assignment, LocalLength, Span, TaskId, Time, WorkerId};
+use crate::{Action, Assignment, Decision, Event, Ledger, LocalLength, Span, TaskId, Time, WorkerId};
 
 /// How many of a worker's latest times are kept.
 const HISTORY: usize = 32;
@@ -34,6 +34,8 @@ const PAUSE_FACTOR: u64 = 4;
 pub struct Lateness {
     ceiling: Span,
     workers: Vec<TaskHistory>,
+    /// Workers whose task may have changed in this turn.
+    changed: Vec<WorkerId>,
 }
 
 /// One worker's times.
@@ -57,7 +59,7 @@ struct ExpectedReport {
 impl Lateness {
     /// No report is expected yet. `ceiling` is the time without progress after which a worker of unknown speed is stuck.
     pub fn new(ceiling: Span) -> Self {
-        Lateness { ceiling, workers: Vec::new() }
+        Lateness { ceiling, workers: Vec::new(), changed: Vec::new() }
     }
 
     fn history(&mut self, worker: WorkerId) -> &mut TaskHistory {
@@ -67,8 +69,33 @@ impl Lateness {
         &mut self.workers[worker.index()]
     }
 
-    /// `running` is the worker's present task. Called after every turn that may have changed it.
-    pub fn update(&mut self, now: Time, worker: WorkerId, running: Option<&Assignment>) {
+    /// An event led to these decisions. [`settle`](Lateness::settle) follows when they are carried out.
+    pub fn observe(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
+        match *event {
+            Event::Reported { task, .. } | Event::Asked { task, .. } => {
+                self.on_report(now, task.worker, matches!(event, Event::Reported { .. }));
+                self.changed.push(task.worker);
+            }
+            Event::Left { worker } => self.changed.push(worker),
+            _ => {}
+        }
+        self.changed.extend(decisions.iter().filter_map(|decision| match decision.action {
+            Action::Assign(Assignment { task, .. }) | Action::Interrupt { task } => Some(task.worker),
+            _ => None,
+        }));
+    }
+
+    /// The turn is over. Returns the workers whose task may have changed.
+    pub fn settle(&mut self, now: Time, ledger: &Ledger) -> Vec<WorkerId> {
+        let changed = std::mem::take(&mut self.changed);
+        for &worker in &changed {
+            self.update(now, worker, ledger.running(worker).as_ref());
+        }
+        changed
+    }
+
+    /// `running` is the worker's present task.
+    fn update(&mut self, now: Time, worker: WorkerId, running: Option<&Assignment>) {
         let late_after = self.late_after(worker);
         let history = self.history(worker);
         let task = running.map(|assignment| assignment.task);
@@ -87,7 +114,7 @@ impl Lateness {
     }
 
     /// The worker has reported its task, or has asked about it.
-    pub fn on_report(&mut self, now: Time, worker: WorkerId, done: bool) {
+    fn on_report(&mut self, now: Time, worker: WorkerId, done: bool) {
         let late_after = self.late_after(worker);
         let history = self.history(worker);
         let Some(expected) = &mut history.running else { return };
@@ -178,7 +205,7 @@ fn middle(values: &mut [f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paceline_core::{Version, Work};
+    use crate::{Version, Work};
 
     const WORKER: WorkerId = WorkerId(3);
 
