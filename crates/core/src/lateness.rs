@@ -18,9 +18,11 @@ const MAD_TO_DEVIATION: f64 = 1.4826;
 /// No task is late before this time: on a busy machine a healthy process may be delayed for about as long.
 const MIN_LATE: Span = Span(1_000_000_000);
 
-/// A worker is stuck if it makes no progress for this multiple of the expected time, and for at least [`MIN_STUCK`].
+/// A worker is stuck if it makes no progress for this multiple of the expected time, and for at least [`MIN_STUCK`]. A
+/// history of fewer than [`MIN_TIMES`] may be an accident; then only the ceiling holds.
 const STUCK_FACTOR: u64 = 100;
 const MIN_STUCK: Span = Span(60_000_000_000);
+const MIN_TIMES: usize = 5;
 
 /// A pause that a worker has recovered from is never taken for the end: it is stuck only after this multiple of it.
 const PAUSE_FACTOR: u64 = 4;
@@ -168,7 +170,8 @@ impl Lateness {
         let Some(history) = self.workers.get(worker.index()) else { return self.ceiling };
         let times = |span: Span, factor: u64| Span(span.0.saturating_mul(factor));
         let usual = self.usual(worker);
-        let learned = usual.map_or(self.ceiling, |usual| times(usual, STUCK_FACTOR).max(MIN_STUCK).min(self.ceiling));
+        let known = usual.filter(|_| history.times.len() >= MIN_TIMES);
+        let learned = known.map_or(self.ceiling, |usual| times(usual, STUCK_FACTOR).max(MIN_STUCK).min(self.ceiling));
         learned.max(times(history.longest_pause.max(usual.unwrap_or_default()), PAUSE_FACTOR))
     }
 }
@@ -258,6 +261,7 @@ mod tests {
     #[test]
     fn the_limits_follow_the_workers_own_times() {
         assert_eq!(after([]).limits(64), (None, 3600.0), "no history: nothing is late, and the ceiling holds");
+        assert_eq!(after([2.0; 4]).limits(64), (Some(8.0), 3600.0), "little history: late, but not stuck");
         assert_eq!(after([2.0; 10]).limits(64), (Some(8.0), 200.0));
         assert_eq!(after([0.01; 10]).limits(64), (Some(1.0), 60.0), "the minima");
         assert_eq!(after([2.0; 10]).limits(128), (Some(16.0), 400.0), "twice the work, twice the limits");

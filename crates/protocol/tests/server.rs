@@ -3,8 +3,8 @@
 use std::convert::Infallible;
 
 use paceline_core::{
-    CommitOutcome, CommitStep, Decision, Event, Ledger, Scheme, SchemeSpec, Setup, Share, Span, TaskId, Time, Turn,
-    Update, WorkerId,
+    Aggregate, CommitOutcome, CommitStep, Decision, Event, Ledger, Scheme, SchemeSpec, Setup, Share, Span, TaskId,
+    Time, Turn, Update, WorkerId,
 };
 use paceline_protocol::{
     Fingerprint, GradientLocation, Notice, PayloadFormat, PeerTrust, ServerConfig, ServerHost, ServerProtocol,
@@ -96,6 +96,10 @@ impl Scheme for Watching {
 
     fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update) {
         self.0.on_reported(turn, update);
+    }
+
+    fn on_committed(&mut self, turn: &mut Turn<'_>, aggregate: Option<&Aggregate>) {
+        self.0.on_committed(turn, aggregate);
     }
 
     fn watches_lateness(&self) -> bool {

@@ -332,3 +332,115 @@ impl Drop for Session {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::session_set::SessionSet;
+    use super::*;
+    use crate::frame::FrameHeader;
+    use crate::scripted_peer::ScriptedPeer;
+    use paceline_protocol::{ToWorker, WireReport};
+    use std::io::Write as _;
+    use std::net::{TcpListener, TcpStream};
+    use std::thread;
+
+    const LENGTH: usize = 100;
+
+    /// A session over TCP in a set of its own, its link and its peer.
+    fn session() -> (SessionSet, Link, ScriptedPeer<TcpStream>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let context = SessionContext {
+            pool: GradientPool::default(),
+            traffic: Traffic::default(),
+            payload: PayloadFormat::F32,
+            length: LENGTH,
+            open: AtomicUsize::new(0),
+        };
+        let mut set = SessionSet::new().unwrap();
+        let socket = Socket::tcp(near, None).unwrap();
+        let (session, link) = Session::new(SessionId(3), socket, None, Arc::new(context), &set.waker());
+        set.add(session, &mut |input| panic!("{input:?}"));
+        (set, link, ScriptedPeer::new(listener.accept().unwrap().0))
+    }
+
+    /// The inputs of the set's next turns, until there is one.
+    fn inputs(set: &mut SessionSet) -> Vec<ServerInput> {
+        let mut inputs = Vec::new();
+        while inputs.is_empty() && !set.is_empty() {
+            set.turn(None, &mut |input| inputs.push(input)).unwrap();
+        }
+        inputs
+    }
+
+    fn report(number: u64) -> ToServer {
+        ToServer::Report { number, report: WireReport::default(), loss: 1.0, gradient: GradientLocation::Follows }
+    }
+
+    #[test]
+    fn a_gradient_is_a_sign_of_life_before_its_first_chunk_is_complete() {
+        let (mut set, _link, mut peer) = session();
+        peer.send(&report(0));
+        peer.stream.write_all(&FrameHeader::of_chunk(4 * LENGTH)).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                // Until the session is gone: a byte now and then.
+                while peer.stream.write_all(&[0]).is_ok() {
+                    thread::sleep(Duration::from_millis(20));
+                }
+            });
+            let inputs = inputs(&mut set);
+            assert!(matches!(inputs[..], [ServerInput::Transfer { session: SessionId(3) }]), "{inputs:?}");
+            drop((set, _link));
+        });
+    }
+
+    #[test]
+    fn a_gradient_that_nobody_wants_is_read_and_forgotten() {
+        let (mut set, _link, mut peer) = session();
+        peer.send(&report(0));
+        peer.send_chunk(&[1.0; LENGTH]);
+        let inputs = inputs(&mut set);
+        assert!(matches!(inputs[..], [ServerInput::Message { gradient: None, .. }]), "{inputs:?}");
+    }
+
+    #[test]
+    fn a_dismissed_peer_gets_its_last_message_whatever_it_has_sent() {
+        let (mut set, link, mut peer) = session();
+        // More than fits into all buffers, of a gradient that is not read to the end.
+        peer.send(&report(0));
+        let sender = thread::spawn({
+            let mut stream = peer.stream.try_clone().unwrap();
+            move || {
+                let bytes = vec![0; 8 * 1024 * 1024];
+                stream.write_all(&FrameHeader::of_chunk(4 * LENGTH)).unwrap();
+                stream.write_all(&bytes).unwrap();
+                stream.shutdown(Shutdown::Write).unwrap();
+            }
+        });
+        link.close(&ToWorker::Refuse { reason: "enough".into(), may_rejoin: true });
+        let inputs = inputs(&mut set);
+        assert!(matches!(inputs[..], [ServerInput::Closed { .. }]), "{inputs:?}");
+        assert!(set.is_empty());
+        sender.join().unwrap();
+        assert!(matches!(peer.message(), ToWorker::Refuse { reason, .. } if reason == "enough"));
+    }
+
+    #[test]
+    fn what_breaks_the_protocol_is_reported_before_the_connection_ends() {
+        let (mut set, link, mut peer) = session();
+        peer.stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let inputs = inputs(&mut set);
+        let [ServerInput::Closed { reason, .. }] = &inputs[..] else { panic!("{inputs:?}") };
+        assert!(reason.contains("does not speak the Paceline protocol"), "{reason}");
+        link.close(&ToWorker::Refuse { reason: reason.clone(), may_rejoin: false });
+        peer.stream.set_nonblocking(true).unwrap();
+        while peer.next::<ToWorker>().is_err() {
+            set.turn(Some(Instant::now() + Duration::from_millis(1)), &mut |input| panic!("{input:?}")).unwrap();
+        }
+        drop(peer);
+        while !set.is_empty() {
+            set.turn(None, &mut |input| panic!("{input:?}")).unwrap();
+        }
+    }
+}
