@@ -12,7 +12,7 @@ use subtle::ConstantTimeEq;
 use crate::message::{GradientLocation, ReplicaSettings, ToServer, ToWorker, Token, WireReport};
 use crate::notice::Notice;
 use crate::payload::PayloadFormat;
-use crate::tasks::{Cancellation, OpenTasks, ProtocolViolation, ReadyTask, ReportOutcome};
+use crate::tasks::{Cancellation, OpenTasks, ReadyTask, ReportOutcome};
 use crate::{Fingerprint, HEARTBEAT_INTERVAL};
 
 /// The time limit of the handshake: from the connection, encryption included, to the complete hello.
@@ -371,7 +371,7 @@ impl ServerProtocol {
             (Stage::Joined(_), ToServer::Ready { .. }) => self.violation(id, "second ready message", host),
             (Stage::Joined(worker), message) => {
                 progressed(session, self.now, &mut self.lateness);
-                let handled = match message {
+                match message {
                     ToServer::Asked { number, iterations, report } => {
                         self.on_asked(id, TaskId { worker, number }, iterations, report, host)
                     }
@@ -379,12 +379,7 @@ impl ServerProtocol {
                         self.on_report(id, TaskId { worker, number }, report, loss, gradient, host)
                     }
                     ToServer::Dropped { number } => self.on_dropped(id, TaskId { worker, number }, host),
-                    _ => Ok(Ok(())),
-                };
-                match handled {
-                    Ok(Ok(())) => Ok(()),
-                    Ok(Err(violation)) => self.violation(id, &violation.to_string(), host),
-                    Err(error) => Err(error),
+                    _ => Ok(()),
                 }
             }
         }
@@ -662,19 +657,19 @@ impl ServerProtocol {
         iterations: u32,
         report: WireReport,
         host: &mut H,
-    ) -> Result<Result<(), ProtocolViolation>, DriveError<H::Error>> {
-        let Some(session) = self.sessions.get(&id) else { return Ok(Ok(())) };
+    ) -> Handled<H> {
+        let Some(session) = self.sessions.get(&id) else { return Ok(()) };
         let sent = match session.tasks.asked(task.number) {
             Ok(Some(sent)) => sent,
-            Ok(None) => return Ok(Ok(())),
-            Err(violation) => return Ok(Err(violation)),
+            Ok(None) => return Ok(()),
+            Err(violation) => return self.violation(id, &violation.to_string(), host),
         };
         let report = report.bounded(self.now.since(sent));
         self.feed_report(id, Event::Asked { task, iterations, report }, host)?;
         if self.sessions.contains_key(&id) {
             host.computed(task, 1, report.compute);
         }
-        Ok(Ok(()))
+        Ok(())
     }
 
     fn on_report<H: ServerHost>(
@@ -685,17 +680,16 @@ impl ServerProtocol {
         loss: f64,
         gradient: GradientLocation,
         host: &mut H,
-    ) -> Result<Result<(), ProtocolViolation>, DriveError<H::Error>> {
-        let Some(session) = self.sessions.get_mut(&id) else { return Ok(Ok(())) };
+    ) -> Handled<H> {
+        let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
         let trust = session.trust;
         let outcome = match session.tasks.reported(task.number) {
             Ok(outcome) => outcome,
-            Err(violation) => return Ok(Err(violation)),
+            Err(violation) => return self.violation(id, &violation.to_string(), host),
         };
         let ReportOutcome::Wanted { sent, late, length } = outcome else {
             host.release(id, task);
-            self.send_next(id, host)?;
-            return Ok(Ok(()));
+            return self.send_next(id, host);
         };
         let as_assigned = match gradient {
             GradientLocation::InPlace => trust == PeerTrust::SameUser,
@@ -705,7 +699,7 @@ impl ServerProtocol {
         self.send_next(id, host)?;
         if !as_assigned || !host.keep(id, task, loss, gradient) {
             let reason = format!("the gradient of {task} was not sent as assigned");
-            return self.dismiss(id, reason, false, host).map(Ok);
+            return self.dismiss(id, reason, false, host);
         }
         let report = report.bounded(self.now.since(sent));
         self.feed_report(id, Event::Reported { task, report }, host)?;
@@ -718,22 +712,16 @@ impl ServerProtocol {
         if self.sessions.contains_key(&id) && iterations > 0 {
             host.computed(task, iterations, report.compute);
         }
-        Ok(Ok(()))
+        Ok(())
     }
 
-    fn on_dropped<H: ServerHost>(
-        &mut self,
-        id: SessionId,
-        task: TaskId,
-        host: &mut H,
-    ) -> Result<Result<(), ProtocolViolation>, DriveError<H::Error>> {
-        let Some(session) = self.sessions.get_mut(&id) else { return Ok(Ok(())) };
+    fn on_dropped<H: ServerHost>(&mut self, id: SessionId, task: TaskId, host: &mut H) -> Handled<H> {
+        let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
         if let Err(violation) = session.tasks.dropped(task.number) {
-            return Ok(Err(violation));
+            return self.violation(id, &violation.to_string(), host);
         }
         host.release(id, task);
-        self.send_next(id, host)?;
-        Ok(Ok(()))
+        self.send_next(id, host)
     }
 
     /// Sends assignments that were held back.
