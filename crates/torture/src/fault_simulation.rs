@@ -204,6 +204,8 @@ impl<'a> FaultSimulation<'a> {
             self.enqueue(at, ScheduledEvent::Fault(fault));
             faults_over = faults_over.max(at + fault.duration());
         }
+        // Workers that are dismissed because of the last faults are started again.
+        faults_over = faults_over + AFTERMATH;
         for worker in 0..self.schedule.workers as u32 {
             self.start(WorkerId(worker));
         }
