@@ -27,9 +27,7 @@ fn start(arguments: &[&str]) -> Child {
 fn every_scheme_trains_and_its_events_replay() {
     let folder = tempdir().unwrap();
     for entry in CATALOGUE {
-        let required = entry.settings.iter().find(|(_, meaning)| meaning.contains("required"));
-        let settings = required.map_or(String::new(), |(key, _)| format!(":{key}=3"));
-        let scheme = format!("{}{settings}", entry.name);
+        let scheme = entry.example("", 4);
         let out = folder.path().join(entry.name);
         let run = train(&out, &["--scheme", &scheme, "--emulate", "3=3", "--until", "loss<1.2,iterations=5000"]);
         assert_eq!(run["reached"], true, "{run}");

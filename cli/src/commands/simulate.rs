@@ -78,8 +78,8 @@ fn after_help() -> String {
     let mut text = String::from("Schemes:\n");
     for entry in CATALOGUE {
         text += &format!("  {:<11} {}\n", entry.name, entry.summary);
-        for (key, meaning) in entry.settings {
-            text += &format!("             {key}: {meaning}\n");
+        for setting in entry.settings {
+            text += &format!("             {setting}\n");
         }
     }
     text + "

@@ -37,22 +37,6 @@ impl FromStr for SchemeList {
     }
 }
 
-/// A scheme with settings worth trying, the most common first. Most schemes have useful defaults.
-fn with_settings(name: &str, workers: usize) -> Vec<String> {
-    let settings: Vec<String> = match name {
-        "backup" => [workers * 3 / 4, workers - 1, workers / 2].map(|k| format!("k={}", k.max(1))).into(),
-        "local-sgd" => vec!["tau=4".into(), "tau=16".into()],
-        _ => return vec![name.into()],
-    };
-    let mut specs: Vec<String> = Vec::new();
-    for spec in settings.iter().map(|setting| format!("{name}:{setting}")) {
-        if !specs.contains(&spec) {
-            specs.push(spec);
-        }
-    }
-    specs
-}
-
 impl SchemeList {
     /// The schemes for a setup. `all` gives each scheme with its most common settings, or with all worth trying.
     ///
@@ -63,9 +47,11 @@ impl SchemeList {
             SchemeList::These(specs) => specs.clone(),
             SchemeList::All => {
                 let limit = if all_settings { usize::MAX } else { 1 };
-                let names =
-                    CATALOGUE.iter().flat_map(|entry| with_settings(entry.name, setup.workers).into_iter().take(limit));
-                names.map(|spec| spec.parse()).collect::<Result<_, _>>()?
+                let texts = CATALOGUE.iter().flat_map(|entry| {
+                    let compared = (entry.compared)(setup.workers);
+                    compared.into_iter().take(limit).map(|settings| entry.text(&settings))
+                });
+                texts.map(|text| text.parse()).collect::<Result<_, _>>()?
             }
         };
         for spec in &specs {

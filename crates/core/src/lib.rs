@@ -58,7 +58,10 @@ pub use ledger::{ExpectedEvent, Law, LawBroken, Ledger, LedgerError, Refusal, Sa
 pub use pretrained::{Pretrained, PretrainedError, Tensors};
 pub use reason::{Estimate, QuorumChoice, Reason};
 pub use round_trips::{Memory, RoundTripError, RoundTripTable};
-pub use schemes::{BuildContext, CATALOGUE, SchemeEntry, SchemeError, SchemeSpec, Setup};
+pub use schemes::{
+    BuildContext, BuildScheme, CATALOGUE, SchemeEntry, SchemeError, SchemeSpec, Setting, SettingDefault, SettingKind,
+    Settings, Setup, UpperBound,
+};
 pub use state_server::{QueryAnswer, QueryMode, StateServer};
 pub use time::{Span, Time};
 pub use work::{CommitStep, LocalLength, LocalWork, ReplicaStart, Work};

@@ -37,10 +37,7 @@ fn reaches_its_target_and_replays(job: &Job) {
 #[test]
 fn every_scheme_reaches_its_target_and_its_events_replay() {
     for entry in CATALOGUE {
-        // Settings without a default are given.
-        let required = entry.settings.iter().find(|(_, meaning)| meaning.contains("required"));
-        let settings = required.map_or(String::new(), |(key, _)| format!(":{key}=3"));
-        let job = job(&format!("{}{settings}", entry.name), 4, "loss<1.5");
+        let job = job(&entry.example("", 4), 4, "loss<1.5");
         reaches_its_target_and_replays(&job);
     }
 }

@@ -19,15 +19,15 @@ fn processor_time() -> Duration {
     clock_gettime(ClockId::ProcessCPUTime).try_into().unwrap()
 }
 
-struct NoticeSender(Sender<String>);
+struct NoticeChannel(Sender<String>);
 
-impl Observer for NoticeSender {
+impl Observer for NoticeChannel {
     fn on_notice(&mut self, notice: &Notice) {
         self.0.send(notice.to_string()).unwrap();
     }
 }
 
-impl ServerObserver for NoticeSender {}
+impl ServerObserver for NoticeChannel {}
 
 #[test]
 fn a_server_without_file_handles_says_so_once_waits_and_accepts_when_one_is_free() {
@@ -37,7 +37,7 @@ fn a_server_without_file_handles_says_so_once_waits_and_accepts_when_one_is_free
     let Address::Tcp { host, port } = &address else { unreachable!("the address is a TCP address") };
     let (sender, notices) = channel();
     thread::scope(|scope| {
-        let running = scope.spawn(|| server.run(&job, &mut NoticeSender(sender)).unwrap());
+        let running = scope.spawn(|| server.run(&job, &mut NoticeChannel(sender)).unwrap());
         // This connection tells that the server runs, and has all other handles that it needs.
         drop(TcpStream::connect((host.as_str(), *port)).unwrap());
         let first = notices.recv().unwrap();

@@ -26,11 +26,13 @@ const PATIENCE: Span = Span(HEARTBEAT_INTERVAL.0 * 5 / 2);
 const MAX_PATIENCE: Span = Span(30_000_000_000);
 const PATIENCE_PERIOD: Span = Span(60_000_000_000);
 
-/// If the protocol is called later than it asked for by more than this, the server stood still.
+/// If the protocol is called later than it asked for by more than this, the server stood still. So that a short stall does
+/// not go unnoticed, it asks to be called at least every [`TICK`].
 const STALL_TOLERANCE: Span = Span(250_000_000);
+const TICK: Span = Span(500_000_000);
 
-/// The shortest stall that the user is notified of.
-const NOTICED_STALL: Span = Span(1_000_000_000);
+/// The shortest stall that the user is notified of: it would have cost workers if it were theirs.
+const NOTICED_STALL: Span = PATIENCE;
 
 /// Identifies a connection. Numbers are never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -160,7 +162,7 @@ impl Stage {
 
 /// One connection.
 #[derive(Debug)]
-struct Session {
+struct SessionState {
     peer: String,
     trust: PeerTrust,
     emulated: Option<String>,
@@ -183,7 +185,7 @@ struct Session {
     check_at: Time,
 }
 
-impl Session {
+impl SessionState {
     /// Something has arrived.
     fn hear(&mut self, now: Time) {
         if now.since(self.heard) >= PATIENCE {
@@ -206,7 +208,7 @@ pub struct ServerProtocol {
     config: ServerConfig,
     ledger: Ledger,
     lateness: Lateness,
-    sessions: BTreeMap<SessionId, Session>,
+    sessions: BTreeMap<SessionId, SessionState>,
     /// The session of every rank that is taken.
     members: BTreeMap<WorkerId, SessionId>,
     /// All sessions by the time of their next check.
@@ -281,7 +283,7 @@ impl ServerProtocol {
     }
 
     fn next_check(&self) -> Option<Time> {
-        self.checks.first().map(|&(at, _)| at)
+        self.checks.first().map(|&(at, _)| at.min(self.now + TICK))
     }
 
     /// The connected workers that have joined.
@@ -310,7 +312,7 @@ impl ServerProtocol {
         self.checks.insert((deadline, id));
         self.sessions.insert(
             id,
-            Session {
+            SessionState {
                 peer,
                 trust,
                 emulated: None,
@@ -436,9 +438,9 @@ impl ServerProtocol {
     /// Moves the clock on. If the server stood still, nobody knows since when: the time since its last call counts for no
     /// worker.
     fn advance<H: ServerHost>(&mut self, now: Time, host: &mut H) {
-        let last = self.now;
+        let (last, due) = (self.now, self.next_check());
         self.now = last.max(now);
-        if self.next_check().is_none_or(|due| self.now <= due + STALL_TOLERANCE) {
+        if due.is_none_or(|due| self.now <= due + STALL_TOLERANCE) {
             return;
         }
         let stall = self.now.since(last);
@@ -754,14 +756,19 @@ impl ServerProtocol {
 }
 
 /// The worker of a session made progress.
-fn progressed(session: &mut Session, now: Time, lateness: &mut Lateness) {
+fn progressed(session: &mut SessionState, now: Time, lateness: &mut Lateness) {
     if let Stage::Joined(worker) = session.stage {
         lateness.on_progress(worker, now.since(session.progressed));
     }
     session.progressed = now;
 }
 
-fn send_next<H: ServerHost>(now: Time, id: SessionId, session: &mut Session, host: &mut H) -> Result<(), H::Error> {
+fn send_next<H: ServerHost>(
+    now: Time,
+    id: SessionId,
+    session: &mut SessionState,
+    host: &mut H,
+) -> Result<(), H::Error> {
     while let Some(ReadyTask { assignment, after, rate }) = session.tasks.send_next(now) {
         let settings = ReplicaSettings { rate, committed: session.committed };
         host.assign(id, assignment.task, ToWorker::Assign { assignment, after, buffers: None, settings })?;
@@ -779,14 +786,14 @@ fn cancel<H: ServerHost>(id: SessionId, task: TaskId, cancellation: Cancellation
 /// Carries out the decisions of the scheme.
 struct HostExecutor<'a, H> {
     now: Time,
-    sessions: &'a mut BTreeMap<SessionId, Session>,
+    sessions: &'a mut BTreeMap<SessionId, SessionState>,
     members: &'a BTreeMap<WorkerId, SessionId>,
     lateness: &'a mut Lateness,
     host: &'a mut H,
 }
 
 impl<H: ServerHost> HostExecutor<'_, H> {
-    fn session(&mut self, worker: WorkerId) -> Option<(SessionId, &mut Session)> {
+    fn session(&mut self, worker: WorkerId) -> Option<(SessionId, &mut SessionState)> {
         let id = *self.members.get(&worker)?;
         self.sessions.get_mut(&id).map(|session| (id, session))
     }

@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Once;
 
+use paceline_core::CATALOGUE;
 use paceline_store::write_file;
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -26,33 +27,16 @@ const BAR: f64 = 0.7;
 const LONG_LEGEND: usize = 8;
 const FONT: &str = "sans-serif";
 
-/// Colours by scheme: Okabe and Ito's, then Tol's muted ones.
-const COLOURS: [(&str, RGBColor); 16] = [
-    ("bsp", RGBColor(0, 0, 0)),
-    ("asp", RGBColor(230, 159, 0)),
-    ("ssp", RGBColor(86, 180, 233)),
-    ("dssp", RGBColor(0, 114, 178)),
-    ("elastic-bsp", RGBColor(213, 94, 0)),
-    ("dbw", RGBColor(0, 158, 115)),
-    ("b-dbw", RGBColor(204, 121, 167)),
-    ("adasync", RGBColor(136, 34, 85)),
-    ("backup", RGBColor(153, 153, 153)),
-    ("cutoff", RGBColor(51, 34, 136)),
-    ("esync", RGBColor(17, 119, 51)),
-    ("lb-bsp", RGBColor(170, 68, 153)),
-    ("local-sgd", RGBColor(153, 153, 51)),
-    ("easgd", RGBColor(68, 170, 153)),
-    ("dc-asgd", RGBColor(204, 102, 119)),
-    ("adacomm", RGBColor(221, 204, 119)),
-];
-
 const UNKNOWN: RGBColor = RGBColor(90, 90, 90);
 
 /// The colour of a scheme with any settings; dark grey for an unknown scheme.
 pub fn colour_of(scheme: &str) -> RGBColor {
     let name = scheme.split(':').next().unwrap_or(scheme);
-    let found = COLOURS.iter().find(|(known, _)| *known == name);
-    found.map_or(UNKNOWN, |&(_, colour)| colour)
+    let found = CATALOGUE.iter().find(|entry| entry.name == name);
+    found.map_or(UNKNOWN, |entry| {
+        let [red, green, blue] = entry.colour;
+        RGBColor(red, green, blue)
+    })
 }
 
 /// A colour for each of several schemes. If a scheme occurs with several settings, the later ones are paler.
@@ -344,13 +328,9 @@ mod tests {
 
     #[test]
     fn every_scheme_has_its_own_colour() {
-        let colours: Vec<RGBColor> = paceline_core::CATALOGUE.iter().map(|entry| colour_of(entry.name)).collect();
+        let colours: Vec<RGBColor> = CATALOGUE.iter().map(|entry| colour_of(entry.name)).collect();
         for (index, colour) in colours.iter().enumerate() {
-            assert!(
-                *colour != UNKNOWN && !colours[..index].contains(colour),
-                "{}",
-                paceline_core::CATALOGUE[index].name
-            );
+            assert!(*colour != UNKNOWN && !colours[..index].contains(colour), "{}", CATALOGUE[index].name);
         }
     }
 

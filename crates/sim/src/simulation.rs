@@ -391,9 +391,9 @@ mod tests {
     use std::sync::Mutex;
 
     /// Every worker computes without a pause. Writes down the late tasks and their times.
-    struct Watching(Arc<Mutex<Vec<(Time, TaskId)>>>);
+    struct LateRecorder(Arc<Mutex<Vec<(Time, TaskId)>>>);
 
-    impl Scheme for Watching {
+    impl Scheme for LateRecorder {
         fn on_joined(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
             turn.assign(worker, 1, Reason::Joined);
         }
@@ -429,7 +429,7 @@ mod tests {
             seed: 1,
         };
         let late = Arc::default();
-        let scheme = Box::new(Watching(Arc::clone(&late)));
+        let scheme = Box::new(LateRecorder(Arc::clone(&late)));
         simulation.run_scheme(scheme, SimulatedCluster::new(&simulation), &mut ()).unwrap();
         let task = TaskId { worker: WorkerId(1), number: 10 };
         assert_eq!(

@@ -144,7 +144,7 @@ enum ScheduledEvent {
 
 /// A connection, or what is left of it.
 #[derive(Debug)]
-struct Connection {
+struct SimulatedConnection {
     worker: WorkerId,
     /// The process at the worker's end.
     process: u64,
@@ -163,7 +163,7 @@ struct FaultSimulation<'a> {
     /// What arrives while the server stands still.
     inbox: VecDeque<ToServerEvent>,
     processes: BTreeMap<WorkerId, WorkerProcess>,
-    connections: BTreeMap<SessionId, Connection>,
+    connections: BTreeMap<SessionId, SimulatedConnection>,
     /// Slowdowns of the workers.
     factors: BTreeMap<WorkerId, f64>,
     /// Faults of the connections, and when they end.
@@ -362,7 +362,8 @@ impl<'a> FaultSimulation<'a> {
         }
         let trust = process.trust;
         let effects = process.connect(session);
-        self.connections.insert(session, Connection { worker, process: number, at_server: now, at_worker: now });
+        self.connections
+            .insert(session, SimulatedConnection { worker, process: number, at_server: now, at_worker: now });
         self.transmit_to_server(session, ToServerEvent::Connected(session, trust));
         self.carry_out(worker, effects);
     }

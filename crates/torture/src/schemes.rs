@@ -1,43 +1,19 @@
 //! All schemes, with the settings that change their behaviour.
 
-use paceline_core::{CATALOGUE, Dispatch, SchemeEntry, SchemeSpec};
+use paceline_core::{CATALOGUE, Dispatch, SchemeSpec};
 
-/// Non-default settings under which schemes take other code paths.
-const VARIANTS: &[&str] = &[
-    "ssp:staleness=0",
-    "dssp:min=0,max=3",
-    "dbw:memory=window-3,formulas=printed",
-    "elastic-bsp:r=4,interval=median",
-    "esync:mode=non-blocking",
-    "lb-bsp:mode=gpu,least=2",
-    "lb-bsp:predictor=ema,update=non-blocking,change=0",
-];
-
-/// Every scheme of the catalogue for `workers` workers, with every dispatch that the scheme supports, and some
-/// variants.
+/// Every scheme of the catalogue for `workers` workers, with every dispatch that the scheme supports, and its variants.
 pub fn schemes(workers: usize) -> Vec<SchemeSpec> {
     let texts = CATALOGUE.iter().flat_map(|entry| {
-        let required: Vec<String> = entry.settings.iter().filter_map(|setting| required(setting, workers)).collect();
-        let dispatches: Vec<String> = Dispatch::NAMES.iter().map(|(name, _)| format!("dispatch={name}")).collect();
-        let variants: Vec<Vec<String>> = if entry.dispatches {
-            dispatches.into_iter().map(|dispatch| required.iter().cloned().chain([dispatch]).collect()).collect()
-        } else {
-            vec![required]
-        };
-        variants.into_iter().map(|settings| spec_text(entry, &settings))
+        let names = if entry.dispatches { &Dispatch::NAMES[..] } else { &[] };
+        let mut settings: Vec<String> = names.iter().map(|(name, _)| format!("dispatch={name}")).collect();
+        if settings.is_empty() {
+            settings.push(String::new());
+        }
+        settings.extend(entry.variants.iter().map(|variant| variant.to_string()));
+        settings.into_iter().map(move |settings| entry.example(&settings, workers))
     });
-    let all = texts.chain(VARIANTS.iter().map(|text| text.to_string()));
-    all.map(|text| text.parse().expect("names and settings are from the catalogue")).collect()
-}
-
-fn required((key, meaning): &(&str, &str), workers: usize) -> Option<String> {
-    // A quorum k is limited by the number of workers; 3 is valid for every other setting.
-    let value = if *key == "k" { (workers * 2).div_ceil(3) } else { 3 };
-    meaning.ends_with("required").then(|| format!("{key}={value}"))
-}
-
-fn spec_text(entry: &SchemeEntry, settings: &[String]) -> String {
-    if settings.is_empty() { entry.name.into() } else { format!("{}:{}", entry.name, settings.join(",")) }
+    texts.map(|text| text.parse().expect("names and settings are from the catalogue")).collect()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! `adacomm`: `local-sgd` with fewer iterations per round as the loss falls (Wang & Joshi, 2019).
 
-use super::{SchemeError, Settings, Setup};
+use super::{GLOBAL_RATE, SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
 use crate::local_rounds::{LocalPolicy, LocalRounds};
 use crate::{Aggregate, LocalLength, LocalWork, Reason, ReplicaStart, Scheme, Span, Time, WorkerId};
 
@@ -35,12 +35,27 @@ impl LocalPolicy for AdaptiveIterations {
     }
 }
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
-    let first = settings.optional("tau", 20, 1..=1_000_000)?;
-    let interval = Span::from_seconds(settings.optional("interval", 60.0, 0.001..=1e9)?);
+pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
+    "adacomm",
+    "like local-sgd, with fewer local iterations per round as the loss falls",
+    [221, 204, 119],
+    build,
+)
+.settings(&[
+    Setting::count("tau", "local iterations per round at first", 1, UpperBound::Value(1_000_000))
+        .default(SettingDefault::Count(20)),
+    Setting::number("interval", "seconds between changes of that number", 0.001, 1e9)
+        .default(SettingDefault::Number(60.0)),
+    GLOBAL_RATE,
+])
+.variants(&["tau=8,interval=0.001"]);
+
+fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+    let first = settings.count("tau")?;
+    let interval = Span::from_seconds(settings.number("interval")?);
     let next = Time::START + interval;
     let policy = AdaptiveIterations { first, iterations: first, interval, next, first_loss: None };
-    Ok(Box::new(LocalRounds::new(policy, settings.global_rate()?, setup.batch)))
+    Ok(Box::new(LocalRounds::new(policy, settings.number("rate")? as f32, setup.batch)))
 }
 
 #[cfg(test)]

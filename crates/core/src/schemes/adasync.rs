@@ -1,7 +1,7 @@
 //! `adasync`: k grows as the loss falls, in the way that is best for shifted-exponential run-times (Dutta, Wang and
 //! Joshi, 2020).
 
-use super::{SchemeError, Settings, Setup};
+use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
 use crate::rounds::{Quorum, Rounds};
 use crate::{Aggregate, Reason, Scheme, Time};
 
@@ -49,10 +49,16 @@ impl Quorum for LossLevelQuorum {
     }
 }
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
-    let first = settings.optional("first", 1, 1..=setup.workers)?;
+pub(super) const ENTRY: SchemeEntry =
+    SchemeEntry::new("adasync", "wait for the first k workers; k grows as the loss falls", [136, 34, 85], build)
+        .settings(&[Setting::count("first", "gradients to wait for in the first iteration", 1, UpperBound::Workers)
+            .default(SettingDefault::Count(1))])
+        .dispatches();
+
+fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+    let first = settings.count("first")?;
     let quorum = LossLevelQuorum { first, first_loss: None, level: None };
-    Ok(Box::new(Rounds::new(quorum, settings.dispatch(setup)?, setup.batch)))
+    Ok(Box::new(Rounds::new(quorum, settings.dispatch()?, setup.batch)))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! `asp`: asynchronous parallel; no worker ever waits, as in Hogwild.
 
-use super::{SchemeError, Settings, Setup};
+use super::{SchemeEntry, SchemeError, Settings, Setup};
 use crate::free_running::{Admission, Clocks, FreeRunning, Gate};
 use crate::{Reason, Scheme, Time, WorkerId};
 
@@ -13,6 +13,9 @@ impl Gate for OpenGate {
     }
 }
 
-pub(super) fn build(_settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+pub(super) const ENTRY: SchemeEntry =
+    SchemeEntry::new("asp", "never wait: apply every update as it arrives", [230, 159, 0], build);
+
+fn build(_settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
     Ok(Box::new(FreeRunning::new(OpenGate, setup.batch)))
 }

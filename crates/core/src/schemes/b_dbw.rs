@@ -1,9 +1,19 @@
 //! `b-dbw`: blind DBW; the most gradients per unit of time, regardless of their gain.
 
-use super::dbw::{GainModel, build_dynamic};
-use super::{SchemeError, Settings, Setup};
+use super::dbw::{BETA, FORMULAS, GainModel, MEMORY, build_dynamic};
+use super::{SchemeEntry, SchemeError, Settings, Setup};
 use crate::Scheme;
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
+    "b-dbw",
+    "wait for the first k workers; k is chosen in every iteration for the most gradients per second",
+    [204, 121, 167],
+    build,
+)
+.settings(&[FORMULAS, BETA, MEMORY])
+.dispatches()
+.variants(&["memory=discount-0.7"]);
+
+fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
     build_dynamic(GainModel::Blind, settings, setup)
 }

@@ -1,6 +1,6 @@
 //! `backup`: static backup workers; the first k of n gradients make an iteration (Chen et al., 2016).
 
-use super::{SchemeError, Settings, Setup};
+use super::{SchemeEntry, SchemeError, Setting, Settings, Setup, UpperBound};
 use crate::rounds::{Quorum, Rounds};
 use crate::{Scheme, Time};
 
@@ -13,8 +13,24 @@ impl Quorum for FixedQuorum {
     }
 }
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
-    let k = settings.required("k", 1..=setup.workers)?;
-    let dispatch = settings.dispatch(setup)?;
+pub(super) const ENTRY: SchemeEntry =
+    SchemeEntry::new("backup", "wait for the first k workers in every iteration", [153, 153, 153], build)
+        .settings(&[Setting::count("k", "gradients to wait for", 1, UpperBound::Workers)])
+        .dispatches()
+        .variants(&["k=1"])
+        .compared(|workers| {
+            let mut ks: Vec<String> = Vec::new();
+            for k in [workers * 3 / 4, workers.saturating_sub(1), workers / 2] {
+                let text = format!("k={}", k.max(1));
+                if !ks.contains(&text) {
+                    ks.push(text);
+                }
+            }
+            ks
+        });
+
+fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+    let k = settings.count("k")?;
+    let dispatch = settings.dispatch()?;
     Ok(Box::new(Rounds::new(FixedQuorum(k), dispatch, setup.batch)))
 }

@@ -1,6 +1,6 @@
 //! `bsp`: bulk synchronous parallel, the baseline that waits for every worker.
 
-use super::{SchemeError, Settings, Setup};
+use super::{SchemeEntry, SchemeError, Settings, Setup};
 use crate::rounds::{Quorum, Rounds};
 use crate::{Scheme, Time};
 
@@ -12,6 +12,9 @@ impl Quorum for AllWorkers {
     }
 }
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
-    Ok(Box::new(Rounds::new(AllWorkers, settings.dispatch(setup)?, setup.batch)))
+pub(super) const ENTRY: SchemeEntry =
+    SchemeEntry::new("bsp", "wait for every worker in every iteration", [0, 0, 0], build).dispatches();
+
+fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+    Ok(Box::new(Rounds::new(AllWorkers, settings.dispatch()?, setup.batch)))
 }

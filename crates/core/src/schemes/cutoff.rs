@@ -3,16 +3,13 @@
 
 use std::sync::Arc;
 
-use super::{SchemeError, Settings, Setup};
+use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
 use crate::rounds::{Arrival, Quorum, Rounds};
 use crate::run_times::{Amortized, DeepMarkov, Draws, Forecast, IndependentNormal, Oracle, RunTimePredictor, SAMPLES};
 use crate::{Aggregate, Dispatch, Estimate, QuorumChoice, Reason, Scheme, Span, Time, WorkerId};
 
 /// The shortest run-time: run-times are above 0.
 const MIN_RUN_TIME: Span = Span(1);
-
-/// The default number of iterations that the predictor `normal` uses (the paper's ℓ).
-const LAG: usize = 20;
 
 /// Chooses the k with the largest predicted throughput.
 struct Cutoff {
@@ -106,23 +103,43 @@ enum PredictorChoice {
     Oracle,
 }
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
-    let kinds = [
-        ("normal", PredictorChoice::Normal),
-        ("dmm", PredictorChoice::DeepMarkov),
-        ("oracle", PredictorChoice::Oracle),
-    ];
-    let kind = settings.choice("predictor", &kinds)?;
-    let seed = settings.optional("seed", 1, 0..=u64::MAX)?;
+pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
+    "cutoff",
+    "wait for the first k workers, interrupt the others; k is predicted for the most gradients per second",
+    [51, 34, 136],
+    build,
+)
+.settings(&[
+    Setting::choice(
+        "predictor",
+        "of run times: independent and the same for all workers, a model pretrained on this cluster, or the simulator",
+        &["normal", "dmm", "oracle"],
+    ),
+    Setting::text("model", "the pretrained model for dmm", "FILE, as made by paceline predictor train")
+        .default(SettingDefault::Derived("none")),
+    Setting::count("samples", "draws that dmm predicts from", 2, UpperBound::Value(100_000))
+        .default(SettingDefault::Count(SAMPLES as u64)),
+    Setting::count("lag", "iterations that normal uses", 1, UpperBound::Value(100_000))
+        .default(SettingDefault::Count(20)),
+    Setting::count("seed", "of dmm's draws, and of imputed run times", 0, UpperBound::Unbounded)
+        .default(SettingDefault::Count(1)),
+])
+.dispatches()
+.variants(&["lag=2"]);
+
+fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+    let kinds = [PredictorChoice::Normal, PredictorChoice::DeepMarkov, PredictorChoice::Oracle];
+    let kind = settings.choice("predictor", kinds)?;
+    let seed = settings.count("seed")?;
     let predictor: Box<dyn RunTimePredictor> = match kind {
-        PredictorChoice::Normal => Box::new(IndependentNormal::new(settings.optional("lag", LAG, 1..=100_000)?)),
+        PredictorChoice::Normal => Box::new(IndependentNormal::new(settings.count("lag")?)),
         PredictorChoice::DeepMarkov => {
             let pretrained = settings
                 .pretrained()
                 .ok_or_else(|| settings.missing("model", "FILE, as made by paceline predictor train"))?;
             let model = DeepMarkov::new(pretrained).and_then(|model| model.for_workers(setup.workers));
             let model = model.map_err(|error| settings.unfit("model", format!("a model of this cluster; {error}")))?;
-            Box::new(Amortized::new(Arc::new(model), settings.optional("samples", SAMPLES, 2..=100_000)?, seed))
+            Box::new(Amortized::new(Arc::new(model), settings.count("samples")?, seed))
         }
         PredictorChoice::Oracle => {
             let foresight = settings.foresight().cloned();
@@ -131,7 +148,7 @@ pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Sc
             })?))
         }
     };
-    let dispatch = settings.dispatch_or(Dispatch::PushInterrupt, setup)?;
+    let dispatch = settings.dispatch_or(Dispatch::PushInterrupt)?;
     Ok(Box::new(Rounds::new(Cutoff::new(predictor, setup.workers, seed), dispatch, setup.batch)))
 }
 
@@ -198,7 +215,7 @@ mod tests {
 
     #[test]
     fn persistent_stragglers_are_cut_off() {
-        let mut cutoff = Cutoff::new(Box::new(IndependentNormal::new(LAG)), 8, 1);
+        let mut cutoff = Cutoff::new(Box::new(IndependentNormal::new(20)), 8, 1);
         cutoff.begin(&ranks(1));
         assert_eq!(cutoff.choose(Time::START, 1), usize::MAX);
         assert!(matches!(

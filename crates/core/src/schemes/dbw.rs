@@ -1,7 +1,7 @@
 //! `dbw`: dynamic backup workers; in every iteration k is chosen for the largest decrease of the loss per unit of time
 //! (Xu, Neglia and Sebastianelli, 2021).
 
-use super::{SchemeError, Settings, Setup};
+use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
 use crate::gain::{Gain, GainEstimator, Smoothness};
 use crate::iteration_times::{IterationTimes, MAX_WORKERS};
 use crate::loss_guard::LossGuard;
@@ -123,15 +123,46 @@ enum Formulas {
 
 impl Formulas {
     fn of(settings: &Settings<'_>) -> Result<Self, SchemeError> {
-        settings.choice("formulas", &[("robust", Formulas::Robust), ("printed", Formulas::Printed)])
+        settings.choice("formulas", [Formulas::Robust, Formulas::Printed])
     }
 }
 
 /// The default of D.
 const WINDOW: usize = 5;
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
-    let window = settings.optional("window", WINDOW, 1..=1_000_000)?;
+pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
+    "dbw",
+    "wait for the first k workers; k is chosen in every iteration to lower the loss fastest",
+    [0, 158, 115],
+    build,
+)
+.settings(&[
+    Setting::count("window", "iterations that estimates of the gradient and its noise are averaged over", 1, MILLION)
+        .default(SettingDefault::Count(WINDOW as u64)),
+    FORMULAS,
+    BETA,
+    MEMORY,
+])
+.dispatches()
+.variants(&["memory=window-3,formulas=printed"]);
+
+const MILLION: UpperBound = UpperBound::Value(1_000_000);
+
+// Settings of dbw and b-dbw.
+pub(super) const FORMULAS: Setting =
+    Setting::choice("formulas", "less sensitive to noise, or as in the paper", &["robust", "printed"]);
+pub(super) const BETA: Setting =
+    Setting::number("beta", "k rises when the loss has risen by more than this factor", 1.0, 1000.0)
+        .default(SettingDefault::Number(1.01));
+pub(super) const MEMORY: Setting = Setting::text(
+    "memory",
+    "which round trips are used",
+    "all, window-N (iterations) or discount-FACTOR (per iteration)",
+)
+.default(SettingDefault::Text("all"));
+
+fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+    let window = settings.count("window")?;
     let smoothness = match Formulas::of(settings)? {
         Formulas::Robust => Smoothness::Rate,
         Formulas::Printed => Smoothness::Measured,
@@ -145,15 +176,15 @@ pub(super) fn build_dynamic(
     settings: &Settings<'_>,
     setup: &Setup,
 ) -> Result<Box<dyn Scheme>, SchemeError> {
-    let beta = settings.optional("beta", 1.01, 1.0..=1000.0)?;
+    let beta = settings.number("beta")?;
     let guard = match Formulas::of(settings)? {
         Formulas::Robust => LossGuard::clear(beta, WINDOW),
         Formulas::Printed => LossGuard::printed(beta),
     };
-    let memory = settings.parsed("memory", Default::default())?;
+    let memory = settings.parsed("memory")?;
     let times = (setup.workers <= MAX_WORKERS).then(|| IterationTimes::new(setup.workers, memory).ok()).flatten();
-    let times = times.ok_or_else(|| settings.too_many_workers(setup.workers, MAX_WORKERS))?;
-    Ok(Box::new(Rounds::new(DynamicQuorum::new(gain_model, times, guard), settings.dispatch(setup)?, setup.batch)))
+    let times = times.ok_or_else(|| settings.too_many_workers(MAX_WORKERS))?;
+    Ok(Box::new(Rounds::new(DynamicQuorum::new(gain_model, times, guard), settings.dispatch()?, setup.batch)))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! `dssp`: dynamic stale synchronous parallel; the bound is chosen at run time from a range (Zhao et al., 2019).
 
-use super::{SchemeError, Settings, Setup, ssp::admit_within};
+use super::ssp::admit_within;
+use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
 use crate::free_running::{Admission, Clocks, FreeRunning, Gate};
 use crate::{Scheme, Span, Time, WorkerId};
 
@@ -83,8 +84,25 @@ impl Gate for StalenessRange {
     }
 }
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
-    let low = settings.optional("min", 3, 0..=u64::from(u32::MAX))?;
-    let high = settings.optional("max", low.max(15), low..=low + MAX_WIDTH)?;
+pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
+    "dssp",
+    "like ssp, with the bound chosen at run time for the shortest predicted wait",
+    [0, 114, 178],
+    build,
+)
+.settings(&[
+    Setting::count("min", "lower end of the bound", 0, UpperBound::Value(u32::MAX as u64))
+        .default(SettingDefault::Count(3)),
+    Setting::count("max", "upper end of the bound, at most 10,000 above the lower", 0, UpperBound::Unbounded)
+        .default(SettingDefault::Derived("15 or min, whichever is larger")),
+])
+.variants(&["min=0,max=3", "min=2,max=2"]);
+
+fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+    let low: u64 = settings.count("min")?;
+    let (high, most) = (settings.given_count("max")?.unwrap_or(low.max(15)), low + MAX_WIDTH);
+    if !(low..=most).contains(&high) {
+        return Err(settings.unfit("max", format!("{low} to {most}")));
+    }
     Ok(Box::new(FreeRunning::new(StalenessRange { low, high, pushes: Vec::new() }, setup.batch)))
 }

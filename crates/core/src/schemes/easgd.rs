@@ -5,13 +5,27 @@
 //! distance to the model. The model moves first: replicas are pulled towards its new position.
 
 use super::local_sgd::FixedIterations;
-use super::{SchemeError, Settings, Setup};
+use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
 use crate::local_rounds::LocalRounds;
 use crate::{ReplicaStart, Scheme};
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
-    let iterations = settings.optional("tau", 10, 1..=1_000_000)?;
-    let beta: f32 = settings.optional("beta", 0.9, 0.001..=1.0)?;
+pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
+    "easgd",
+    "every worker keeps its own replica; model and replicas are pulled towards each other",
+    [68, 170, 153],
+    build,
+)
+.settings(&[
+    Setting::count("tau", "local iterations between exchanges", 1, UpperBound::Value(1_000_000))
+        .default(SettingDefault::Count(10)),
+    Setting::number("beta", "how far the model moves towards the mean replica", 0.001, 1.0)
+        .default(SettingDefault::Number(0.9)),
+])
+.variants(&["tau=2"]);
+
+fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+    let iterations = settings.count("tau")?;
+    let beta = settings.number("beta")? as f32;
     let pull = beta / setup.workers.max(1) as f32;
     let policy = FixedIterations { iterations, start: ReplicaStart::Replica { pull } };
     Ok(Box::new(LocalRounds::new(policy, beta, setup.batch)))

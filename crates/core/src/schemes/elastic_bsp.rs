@@ -13,7 +13,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{SchemeError, Settings, Setup};
+use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
 use crate::barrier::{Planner, Progression};
 use crate::free_running::{Admission, Clocks, FreeRunning, Gate, GateRequest};
 use crate::interval::{Interval, IntervalEstimator};
@@ -228,13 +228,26 @@ impl Gate for ElasticBsp {
     }
 }
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
-    let horizon = settings.optional("r", 15, 1..=1_000_000)?;
-    let estimators = [
-        ("last", IntervalEstimator::Last),
-        ("ema", IntervalEstimator::MovingAverage),
-        ("median", IntervalEstimator::Median),
-    ];
-    let estimator = settings.choice("interval", &estimators)?;
+pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
+    "elastic-bsp",
+    "apply updates on arrival up to a barrier, planned for the shortest predicted wait",
+    [213, 94, 0],
+    build,
+)
+.settings(&[
+    Setting::count("r", "iterations of each worker to look ahead for the barrier", 1, UpperBound::Value(1_000_000))
+        .default(SettingDefault::Count(15)),
+    Setting::choice(
+        "interval",
+        "how the next interval is predicted: the last one, or a mean of the last 5",
+        &["last", "ema", "median"],
+    ),
+])
+.variants(&["r=1", "r=4,interval=ema", "r=20,interval=median"]);
+
+fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+    let horizon = settings.count("r")?;
+    let estimators = [IntervalEstimator::Last, IntervalEstimator::MovingAverage, IntervalEstimator::Median];
+    let estimator = settings.choice("interval", estimators)?;
     Ok(Box::new(FreeRunning::new(ElasticBsp::new(horizon, estimator), setup.batch)))
 }

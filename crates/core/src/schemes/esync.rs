@@ -1,6 +1,6 @@
 //! `esync`: fast workers iterate locally until the slowest is about to finish (Li, Zhou & Yu, 2020).
 
-use super::{SchemeError, Settings, Setup};
+use super::{GLOBAL_RATE, SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup};
 use crate::local_rounds::{LocalDecision, LocalPolicy, LocalRounds};
 use crate::{
     LocalLength, LocalWork, QueryMode, Question, Reason, ReplicaStart, Scheme, Span, StateServer, Time, Update,
@@ -53,10 +53,23 @@ impl LocalPolicy for Esync {
     }
 }
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
-    let modes = [("blocking", QueryMode::Blocking), ("non-blocking", QueryMode::NonBlocking)];
-    let mode = settings.choice("mode", &modes)?;
-    let margin = Span::from_seconds(settings.optional("margin", 0.001, 0.0..=3600.0)?);
+pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
+    "esync",
+    "fast workers iterate locally until the slowest is about to finish, then replicas are averaged",
+    [17, 119, 51],
+    build,
+)
+.settings(&[
+    Setting::choice("mode", "whether workers wait for the answer to continue", &["blocking", "non-blocking"]),
+    Setting::number("margin", "seconds added to the predicted time of one more local iteration", 0.0, 3600.0)
+        .default(SettingDefault::Number(0.001)),
+    GLOBAL_RATE,
+])
+.variants(&["mode=non-blocking,margin=0", "margin=10,rate=2"]);
+
+fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+    let mode = settings.choice("mode", [QueryMode::Blocking, QueryMode::NonBlocking])?;
+    let margin = Span::from_seconds(settings.number("margin")?);
     let state = StateServer::new(mode, margin);
-    Ok(Box::new(LocalRounds::new(Esync { mode, state }, settings.global_rate()?, setup.batch)))
+    Ok(Box::new(LocalRounds::new(Esync { mode, state }, settings.number("rate")? as f32, setup.batch)))
 }

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use super::backup::FixedQuorum;
-use super::{SchemeError, Settings, Setup};
+use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
 use crate::batching::{Cost, Devices, ProfilePoint, balance};
 use crate::recent::RecentValues;
 use crate::rounds::{Rounds, Sizing};
@@ -209,22 +209,54 @@ impl FromStr for NetworkWeights {
     }
 }
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
-    let cpu = settings.choice("mode", &[("cpu", true), ("gpu", false)])?;
-    let by_mode =
-        if cpu { [("blocking", true), ("non-blocking", false)] } else { [("non-blocking", false), ("blocking", true)] };
-    let blocking = settings.choice("update", &by_mode)?;
-    let kind = settings.parsed("predictor", PredictorKind::Narx)?;
-    let warm_up = settings.optional("warm-up", 500, 2..=1_000_000)?;
-    let weights: NetworkWeights = settings.parsed("weights", NetworkWeights(Vec::new()))?;
-    let weights = (!weights.0.is_empty()).then_some(weights.0);
+pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
+    "lb-bsp",
+    "wait for every worker, with batch sizes chosen so that all workers finish together",
+    [170, 68, 153],
+    build,
+)
+.settings(&[
+    Setting::choice("mode", "predict speeds, or profile each device first", &["cpu", "gpu"]),
+    Setting::text("predictor", "of speeds", "narx, memoryless, ema, arima, rnn or lstm")
+        .default(SettingDefault::Text("narx")),
+    Setting::count(
+        "warm-up",
+        "iterations in which ema is used while a network learns",
+        2,
+        UpperBound::Value(1_000_000),
+    )
+    .default(SettingDefault::Count(500)),
+    Setting::text("weights", "initial weights of the network", "numbers separated by /")
+        .default(SettingDefault::Derived("untrained")),
+    Setting::choice("update", "sizes from the newest reports, or computed beforehand", &["blocking", "non-blocking"])
+        .default(SettingDefault::Derived("blocking for cpu, non-blocking for gpu")),
+    Setting::number("change", "share of the iteration's time that new sizes must save to be adopted", 0.0, 1.0)
+        .default(SettingDefault::Number(0.01)),
+    Setting::count("least", "smallest batch of a worker", 1, UpperBound::Unbounded).default(SettingDefault::Count(1)),
+    Setting::count("most", "largest batch of a worker", 1, UpperBound::Unbounded)
+        .default(SettingDefault::Derived("as many samples as fit")),
+    Setting::count("k", "gradients to wait for", 1, UpperBound::Workers)
+        .default(SettingDefault::Derived("the number of workers")),
+])
+.dispatches()
+.variants(&["warm-up=3", "mode=gpu,least=2", "predictor=ema,update=non-blocking,change=0"]);
+
+fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+    let cpu = settings.choice("mode", [true, false])?;
+    let blocking = settings.given_choice("update", [true, false])?.unwrap_or(cpu);
+    let kind = settings.parsed::<PredictorKind>("predictor")?;
+    let warm_up = settings.count("warm-up")?;
+    let weights = settings.given_parsed::<NetworkWeights>("weights")?.map(|weights| weights.0);
     if weights.as_ref().is_some_and(|weights| weights.len() != kind.weights()) {
         return Err(settings.unfit("weights", format!("{} numbers for predictor {kind}", kind.weights())));
     }
-    let least = settings.optional("least", 1, 1..=u32::MAX)?;
-    let most = settings.optional("most", u32::MAX, least..=u32::MAX)?;
-    let least_gain = settings.optional("change", 0.01, 0.0..=1.0)?;
-    let waited_for = settings.optional("k", setup.workers, 1..=setup.workers)?;
+    let least: u32 = settings.count("least")?;
+    let most: u32 = settings.given_count("most")?.unwrap_or(u32::MAX);
+    if most < least {
+        return Err(settings.unfit("most", format!("{least} or more, as least is")));
+    }
+    let least_gain = settings.number("change")?;
+    let waited_for = settings.given_count("k")?.unwrap_or(setup.workers);
     let costs = if cpu {
         CostModel::Speeds(Speeds::new(kind, warm_up, weights))
     } else {
@@ -244,5 +276,5 @@ pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Sc
         training_steps: 0,
     };
     let quorum = if waited_for == setup.workers { FixedQuorum(usize::MAX) } else { FixedQuorum(waited_for) };
-    Ok(Box::new(Rounds::sized(quorum, sizing, settings.dispatch(setup)?)))
+    Ok(Box::new(Rounds::sized(quorum, sizing, settings.dispatch()?)))
 }

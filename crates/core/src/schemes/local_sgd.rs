@@ -1,6 +1,6 @@
 //! `local-sgd`: every worker does τ local iterations, then the replicas are averaged.
 
-use super::{SchemeError, Settings, Setup};
+use super::{GLOBAL_RATE, SchemeEntry, SchemeError, Setting, Settings, Setup, UpperBound};
 use crate::local_rounds::{LocalPolicy, LocalRounds};
 use crate::{LocalLength, LocalWork, Reason, ReplicaStart, Scheme, Time, WorkerId};
 
@@ -16,8 +16,17 @@ impl LocalPolicy for FixedIterations {
     }
 }
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
-    let iterations = settings.required("tau", 1..=1_000_000)?;
+pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
+    "local-sgd",
+    "every worker does the same number of local iterations, then replicas are averaged",
+    [153, 153, 51],
+    build,
+)
+.settings(&[Setting::count("tau", "local iterations per round", 1, UpperBound::Value(1_000_000)), GLOBAL_RATE])
+.compared(|_| vec!["tau=4".into(), "tau=16".into()]);
+
+fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+    let iterations = settings.count("tau")?;
     let policy = FixedIterations { iterations, start: ReplicaStart::Model };
-    Ok(Box::new(LocalRounds::new(policy, settings.global_rate()?, setup.batch)))
+    Ok(Box::new(LocalRounds::new(policy, settings.number("rate")? as f32, setup.batch)))
 }

@@ -1,7 +1,6 @@
 //! Schemes as users write them: `name:key=value,…`.
 
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -9,7 +8,7 @@ use paceline_spec::{Form, Spec};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::{CATALOGUE, SchemeEntry, Setup};
+use super::{CATALOGUE, SchemeEntry, Setting, SettingDefault, SettingKind, Setup, UpperBound};
 use crate::run_times::Foresight;
 use crate::{Dispatch, Pretrained, Scheme};
 
@@ -99,7 +98,7 @@ impl SchemeSpec {
         if let (false, Some(dispatch)) = (entry.dispatches, setup.dispatch) {
             return Err(SchemeError::NoDispatch { scheme: self.name().into(), dispatch });
         }
-        (entry.build)(&Settings { scheme: self }, setup)
+        (entry.build)(&Settings { scheme: self, setup }, setup)
     }
 }
 
@@ -134,8 +133,11 @@ impl From<SchemeSpec> for String {
 }
 
 /// A scheme's settings, read by the scheme that they are for.
-pub(super) struct Settings<'a> {
+///
+/// Keys are those that its entry declares; another key, or one of another kind, is a mistake in the scheme and panics.
+pub struct Settings<'a> {
     scheme: &'a SchemeSpec,
+    setup: &'a Setup,
 }
 
 impl Settings<'_> {
@@ -143,67 +145,118 @@ impl Settings<'_> {
         &self.scheme.spec
     }
 
-    /// A number within a range that must be given.
-    pub(super) fn required<T>(&self, key: &'static str, allowed: RangeInclusive<T>) -> Result<T, SchemeError>
-    where
-        T: FromStr + PartialOrd + fmt::Display,
-    {
-        let expected = format!("{} to {}", allowed.start(), allowed.end());
-        Ok(self.spec().required(key, &expected, |value| allowed.contains(value))?)
+    fn declared(&self, key: &str) -> &'static Setting {
+        let entry = self.scheme.entry();
+        let found = entry.settings.iter().find(|setting| setting.key == key);
+        found.unwrap_or_else(|| panic!("scheme '{}' declares no setting '{key}'", entry.name))
     }
 
-    /// A number within a range that has a default.
-    pub(super) fn optional<T>(
+    /// The value or the default.
+    fn or_default<T>(&self, setting: &Setting, given: Option<T>, default: Option<T>) -> Result<T, SchemeError> {
+        given.or(default).ok_or_else(|| self.missing(setting.key, &setting.allowed(self.setup)))
+    }
+
+    /// A whole number, or its default.
+    ///
+    /// # Errors
+    /// If it is missing or not allowed.
+    pub fn count<T: TryFrom<u64>>(&self, key: &'static str) -> Result<T, SchemeError> {
+        let setting = self.declared(key);
+        let default = if let SettingDefault::Count(count) = setting.default { T::try_from(count).ok() } else { None };
+        self.or_default(setting, self.given_count(key)?, default)
+    }
+
+    /// A whole number, if it is given.
+    ///
+    /// # Errors
+    /// If it is not allowed.
+    pub fn given_count<T: TryFrom<u64>>(&self, key: &'static str) -> Result<Option<T>, SchemeError> {
+        let setting = self.declared(key);
+        let SettingKind::Count(from, to) = setting.kind else { panic!("setting '{key}' is not a whole number") };
+        let to = match to {
+            UpperBound::Value(to) => to,
+            UpperBound::Workers => self.setup.workers as u64,
+            UpperBound::Unbounded => u64::MAX,
+        };
+        let is_allowed = |value: &u64| (from..=to).contains(value) && T::try_from(*value).is_ok();
+        let given = self.spec().optional(key, &setting.allowed(self.setup), is_allowed)?;
+        Ok(given.and_then(|value: u64| T::try_from(value).ok()))
+    }
+
+    /// A number, or its default.
+    ///
+    /// # Errors
+    /// If it is missing or not allowed.
+    pub fn number(&self, key: &'static str) -> Result<f64, SchemeError> {
+        let setting = self.declared(key);
+        let SettingKind::Number(from, to) = setting.kind else { panic!("setting '{key}' is not a number") };
+        let given = self.spec().optional(key, &setting.values(), |value| (from..=to).contains(value))?;
+        let default = if let SettingDefault::Number(number) = setting.default { Some(number) } else { None };
+        self.or_default(setting, given, default)
+    }
+
+    /// The value that belongs to the chosen name, or to the default. There is one value for each declared name.
+    ///
+    /// # Errors
+    /// If the name is unknown.
+    pub fn choice<T: Copy, const N: usize>(&self, key: &'static str, values: [T; N]) -> Result<T, SchemeError> {
+        let setting = self.declared(key);
+        let default = names(setting).iter().position(|name| setting.default == SettingDefault::Text(name));
+        self.or_default(setting, self.given_choice(key, values)?, default.map(|index| values[index]))
+    }
+
+    /// The value that belongs to the chosen name, if one is given.
+    ///
+    /// # Errors
+    /// If the name is unknown.
+    pub fn given_choice<T: Copy, const N: usize>(
         &self,
         key: &'static str,
-        default: T,
-        allowed: RangeInclusive<T>,
-    ) -> Result<T, SchemeError>
-    where
-        T: FromStr + PartialOrd + fmt::Display,
-    {
-        Ok(self.spec().within(key, allowed)?.unwrap_or(default))
+        values: [T; N],
+    ) -> Result<Option<T>, SchemeError> {
+        let names = names(self.declared(key));
+        assert_eq!(names.len(), N, "setting '{key}' has one value for each name");
+        let choices: Vec<(&str, T)> = names.iter().copied().zip(values).collect();
+        Ok(self.spec().choice(key, &choices)?)
     }
 
-    /// One of several named values; the first is the default.
-    pub(super) fn choice<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Result<T, SchemeError> {
-        Ok(self.spec().choice(key, choices)?.unwrap_or(choices[0].1))
+    /// A text with a form of its own, or its default.
+    ///
+    /// # Errors
+    /// If it is missing or can't be read.
+    pub fn parsed<T: FromStr<Err = &'static str>>(&self, key: &'static str) -> Result<T, SchemeError> {
+        let setting = self.declared(key);
+        let default = if let SettingDefault::Text(text) = setting.default { text.parse().ok() } else { None };
+        self.or_default(setting, self.given_parsed(key)?, default)
     }
 
-    /// A value with a syntax of its own that has a default.
-    pub(super) fn parsed<T>(&self, key: &'static str, default: T) -> Result<T, SchemeError>
-    where
-        T: FromStr<Err = &'static str>,
-    {
-        match self.spec().text(key) {
-            None => Ok(default),
-            Some(text) => text.parse().map_err(|allowed: &str| self.unfit(key, allowed.into())),
-        }
+    /// A text with a form of its own, if it is given.
+    ///
+    /// # Errors
+    /// If it can't be read.
+    pub fn given_parsed<T: FromStr<Err = &'static str>>(&self, key: &'static str) -> Result<Option<T>, SchemeError> {
+        let text = self.spec().text(self.declared(key).key);
+        text.map(|text| text.parse().map_err(|allowed: &str| self.unfit(key, allowed.into()))).transpose()
     }
 
-    /// The scheme does not support this many workers.
-    pub(super) fn too_many_workers(&self, workers: usize, limit: usize) -> SchemeError {
-        SchemeError::TooManyWorkers { scheme: self.scheme.name().into(), workers, limit }
-    }
-
-    /// The global learning rate: how far the model moves towards the mean replica; default 1.
-    pub(super) fn global_rate(&self) -> Result<f32, SchemeError> {
-        self.optional("rate", 1.0, 0.001..=1000.0)
+    /// The scheme supports at most `limit` workers.
+    pub fn too_many_workers(&self, limit: usize) -> SchemeError {
+        SchemeError::TooManyWorkers { scheme: self.scheme.name().into(), workers: self.setup.workers, limit }
     }
 
     /// The value of a setting is not allowed, or does not go with the others.
-    pub(super) fn unfit(&self, key: &'static str, allowed: String) -> SchemeError {
+    pub fn unfit(&self, key: &'static str, allowed: String) -> SchemeError {
         self.spec().bad_value(key, &allowed).into()
+    }
+
+    /// A setting without a default is missing.
+    pub fn missing(&self, key: &'static str, allowed: &str) -> SchemeError {
+        self.spec().missing(key, allowed).into()
     }
 
     /// The pretrained model.
     pub(super) fn pretrained(&self) -> Option<&Pretrained> {
         self.scheme.context.pretrained.as_deref()
-    }
-
-    /// A setting without a default is missing.
-    pub(super) fn missing(&self, key: &'static str, allowed: &str) -> SchemeError {
-        self.spec().missing(key, allowed).into()
     }
 
     /// The durations of tasks under way, where they are known.
@@ -212,15 +265,26 @@ impl Settings<'_> {
     }
 
     /// How work is dispatched: the scheme's own setting, else the run's, else the default.
-    pub(super) fn dispatch(&self, setup: &Setup) -> Result<Dispatch, SchemeError> {
-        self.dispatch_or(Dispatch::default(), setup)
+    ///
+    /// # Errors
+    /// If the scheme's own setting is unknown.
+    pub fn dispatch(&self) -> Result<Dispatch, SchemeError> {
+        self.dispatch_or(Dispatch::default())
     }
 
     /// How work is dispatched: the scheme's own setting, else the run's, else `default`.
-    pub(super) fn dispatch_or(&self, default: Dispatch, setup: &Setup) -> Result<Dispatch, SchemeError> {
+    ///
+    /// # Errors
+    /// If the scheme's own setting is unknown.
+    pub fn dispatch_or(&self, default: Dispatch) -> Result<Dispatch, SchemeError> {
         let own = self.spec().choice("dispatch", &Dispatch::NAMES)?;
-        Ok(own.or(setup.dispatch).unwrap_or(default))
+        Ok(own.or(self.setup.dispatch).unwrap_or(default))
     }
+}
+
+fn names(setting: &'static Setting) -> &'static [&'static str] {
+    let SettingKind::Choice(names) = setting.kind else { panic!("setting '{}' is not a choice", setting.key) };
+    names
 }
 
 #[cfg(test)]

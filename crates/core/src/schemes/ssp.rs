@@ -1,6 +1,6 @@
 //! `ssp`: stale synchronous parallel; a worker may be `staleness` iterations ahead of the slowest (Ho et al., 2013).
 
-use super::{SchemeError, Settings, Setup};
+use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
 use crate::free_running::{Admission, Clocks, FreeRunning, Gate};
 use crate::{Reason, Scheme, Time, WorkerId};
 
@@ -23,7 +23,17 @@ pub(super) fn admit_within(bound: u64, worker: WorkerId, clocks: &Clocks) -> Adm
     }
 }
 
-pub(super) fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
-    let staleness = settings.optional("staleness", 3, 0..=u64::from(u32::MAX))?;
+pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
+    "ssp",
+    "apply updates on arrival, with a bound on how far a worker may be ahead of the slowest",
+    [86, 180, 233],
+    build,
+)
+.settings(&[Setting::count("staleness", "iterations a worker may be ahead", 0, UpperBound::Value(u32::MAX as u64))
+    .default(SettingDefault::Count(3))])
+.variants(&["staleness=0"]);
+
+fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+    let staleness = settings.count("staleness")?;
     Ok(Box::new(FreeRunning::new(StalenessBound(staleness), setup.batch)))
 }

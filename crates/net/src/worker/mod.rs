@@ -3,7 +3,7 @@
 mod computer;
 mod connect;
 mod emulation;
-mod server_link;
+mod link;
 mod server_messages;
 mod system_load;
 mod task_queue;
@@ -27,7 +27,7 @@ use crate::keys::Keys;
 use crate::outbox::Outbox;
 use computer::Computer;
 use connect::connect;
-use server_link::ServerLink;
+use link::WorkerLink;
 use server_messages::ServerMessages;
 use system_load::SystemLoad;
 use task_queue::TaskQueue;
@@ -206,7 +206,7 @@ impl Worker {
             connect(&self.address, self.congestion.as_deref(), self.keys.as_ref(), join_timeout, &mut on_waiting)?;
         let is_shared = socket.is_local();
         let no_link = |error| WorkerError::Connect { address: self.address.clone(), error, waited: None };
-        let mut link = ServerLink::new(socket, tls).map_err(no_link)?;
+        let mut link = WorkerLink::new(socket, tls).map_err(no_link)?;
         let (task_queue, progress, length) = (TaskQueue::default(), Progress::default(), OnceLock::new());
 
         let emulated = self.emulation.as_ref().map(ToString::to_string);
@@ -267,7 +267,7 @@ impl Worker {
     }
 
     /// Sends the hello and waits for the answer, up to [`HANDSHAKE_TIMEOUT`].
-    fn join(&self, hello: &ToServer, link: &mut ServerLink, task_queue: &TaskQueue) -> Result<Welcome, SessionEnd> {
+    fn join(&self, hello: &ToServer, link: &mut WorkerLink, task_queue: &TaskQueue) -> Result<Welcome, SessionEnd> {
         let deadline = Instant::now() + Duration::from_nanos(HANDSHAKE_TIMEOUT.0);
         match link.ask(hello, deadline) {
             Ok(message) => match task_queue.on_message(message, None) {

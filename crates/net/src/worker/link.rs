@@ -23,16 +23,16 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 const TOKEN: u64 = 0;
 
 /// The connection to the server.
-pub(super) struct ServerLink {
+pub(super) struct WorkerLink {
     waker: Waker,
     connection: Connection,
 }
 
-impl ServerLink {
+impl WorkerLink {
     pub(super) fn new(socket: Socket, tls: Option<Tls>) -> io::Result<Self> {
         let waker = Waker::new()?;
         let connection = Connection::new(socket, tls, &Traffic::default(), &waker, TOKEN);
-        Ok(ServerLink { waker, connection })
+        Ok(WorkerLink { waker, connection })
     }
 
     pub(super) fn outbox(&self) -> &Arc<Outbox> {
