@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use paceline_core::CATALOGUE;
+use paceline_core::catalogue;
 use tempfile::tempdir;
 
 /// A block of commands.
@@ -158,7 +158,7 @@ fn links_between_pages_are_valid() {
 
 #[test]
 fn the_readme_names_every_scheme_and_all_scheme_pages_have_the_same_parts() {
-    let names: Vec<&str> = CATALOGUE.iter().map(|entry| entry.name).collect();
+    let names: Vec<&str> = catalogue().iter().map(|entry| entry.name).collect();
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
     for name in &names {
         assert!(readme.contains(&format!("`{name}`")), "the README does not say when to use {name}");

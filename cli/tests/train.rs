@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use paceline_core::CATALOGUE;
+use paceline_core::catalogue;
 use tempfile::tempdir;
 
 use common::{json, paceline, refused};
@@ -26,7 +26,7 @@ fn start(arguments: &[&str]) -> Child {
 #[test]
 fn every_scheme_trains_and_its_events_replay() {
     let folder = tempdir().unwrap();
-    for entry in CATALOGUE {
+    for entry in catalogue() {
         let scheme = entry.example("", 4);
         let out = folder.path().join(entry.name);
         let run = train(&out, &["--scheme", &scheme, "--emulate", "3=3", "--until", "loss<1.2,iterations=5000"]);

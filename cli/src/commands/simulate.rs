@@ -7,7 +7,7 @@ use clap::Args;
 use indicatif::MultiProgress;
 use paceline_config::file::Configuration;
 use paceline_config::{Cluster, Failure, ForceOption, PreparedScenario, Scenario, Seeds, parallel, scheme, whole};
-use paceline_core::{CATALOGUE, SchemeSpec};
+use paceline_core::{SchemeSpec, catalogue};
 use paceline_report::page;
 use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::table;
@@ -76,7 +76,7 @@ struct SimulateOutput {
 
 fn after_help() -> String {
     let mut text = String::from("Schemes:\n");
-    for entry in CATALOGUE {
+    for entry in catalogue() {
         text += &format!("  {:<11} {}\n", entry.name, entry.summary);
         for setting in entry.settings {
             text += &format!("             {setting}\n");

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use paceline_core::{CATALOGUE, SchemeSpec, Setup};
+use paceline_core::{SchemeSpec, Setup, catalogue};
 use paceline_sim::Simulation;
 
 use crate::scheme;
@@ -47,7 +47,7 @@ impl SchemeList {
             SchemeList::These(specs) => specs.clone(),
             SchemeList::All => {
                 let limit = if all_settings { usize::MAX } else { 1 };
-                let texts = CATALOGUE.iter().flat_map(|entry| {
+                let texts = catalogue().into_iter().flat_map(|entry| {
                     let compared = (entry.compared)(setup.workers);
                     compared.into_iter().take(limit).map(|settings| entry.text(&settings))
                 });
@@ -77,10 +77,10 @@ mod tests {
     fn all_means_every_scheme_for_any_number_of_workers() {
         for workers in [1, 2, 8, 64] {
             let setup = Setup { workers, batch: 64, dispatch: None };
-            assert_eq!(SchemeList::All.specs(&setup, false).unwrap().len(), CATALOGUE.len());
+            assert_eq!(SchemeList::All.specs(&setup, false).unwrap().len(), catalogue().len());
             let more: Vec<String> =
                 SchemeList::All.specs(&setup, true).unwrap().iter().map(SchemeSpec::to_string).collect();
-            assert!(more.len() > CATALOGUE.len());
+            assert!(more.len() > catalogue().len());
             assert_eq!(more.iter().collect::<std::collections::BTreeSet<_>>().len(), more.len(), "{more:?}");
         }
     }

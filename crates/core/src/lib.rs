@@ -6,7 +6,7 @@
 //!
 //! - [`Scheme`]: the contract. A scheme receives [`Event`]s and takes [`Action`]s, each with a [`Reason`].
 //! - [`Ledger`]: runs a scheme and checks its [laws](Law). The simulator and the server drive the same ledger.
-//! - [`CATALOGUE`], [`SchemeSpec`]: the schemes by name.
+//! - [`catalogue`], [`SchemeSpec`]: the schemes by name. [`add_scheme`] adds one from outside.
 //! - [`batching`]: plans how many samples each worker gets.
 //! - [`barrier`]: plans the next barrier from predicted finish times.
 //! - [`speed`]: predicts each worker's speed.
@@ -59,8 +59,8 @@ pub use pretrained::{Pretrained, PretrainedError, Tensors};
 pub use reason::{Estimate, QuorumChoice, Reason};
 pub use round_trips::{Memory, RoundTripError, RoundTripTable};
 pub use schemes::{
-    BuildContext, BuildScheme, CATALOGUE, SchemeEntry, SchemeError, SchemeSpec, Setting, SettingDefault, SettingKind,
-    Settings, Setup, UpperBound,
+    BuildContext, BuildScheme, SchemeEntry, SchemeError, SchemeSpec, Setting, SettingDefault, SettingKind, Settings,
+    Setup, UpperBound, add_scheme, catalogue,
 };
 pub use state_server::{QueryAnswer, QueryMode, StateServer};
 pub use time::{Span, Time};

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use paceline_core::run_times::{Draws, Size};
 use paceline_core::{
-    Action, Aggregate, Assignment, CATALOGUE, Dispatch, Event, Ledger, LedgerError, LocalLength, Pretrained, Refusal,
-    Report, SampleCounts, SchemeEntry, SchemeSpec, Setup, Span, TaskId, Time, Until, Version, WorkerActivities,
-    WorkerActivity, WorkerId,
+    Action, Aggregate, Assignment, Dispatch, Event, Ledger, LedgerError, LocalLength, Pretrained, Refusal, Report,
+    SampleCounts, SchemeEntry, SchemeSpec, Setup, Span, TaskId, Time, Until, Version, WorkerActivities, WorkerActivity,
+    WorkerId, catalogue,
 };
 use proptest::prelude::*;
 
@@ -28,7 +28,7 @@ fn specs() -> Vec<String> {
         dispatches.into_iter().flat_map(with_variants)
     };
     let more = ["backup:k=6", "lb-bsp:k=4,change=0", "cutoff:predictor=dmm,samples=3"];
-    CATALOGUE.iter().flat_map(of_entry).chain(more.map(String::from)).collect()
+    catalogue().into_iter().flat_map(of_entry).chain(more.map(String::from)).collect()
 }
 
 /// A run-time model with random weights.

@@ -1,7 +1,7 @@
 //! ZipLine's fig. 11: time to loss and final accuracy when communication takes half of an iteration.
 
 use paceline_config::{Failure, PreparedScenario, Scenario};
-use paceline_core::{CATALOGUE, SchemeSpec};
+use paceline_core::SchemeSpec;
 use paceline_report::plot::{Figure, Mark, Series, colours_of};
 use paceline_report::progress::{RunBar, bars};
 use paceline_report::statistics::{deviation, mean};
@@ -71,7 +71,7 @@ fn prepare(
     let spec: SchemeSpec = scheme.parse()?;
     let workers = prepared.setup().workers;
     let mut simulation = prepared.simulation(&spec, seed, 1)?;
-    let in_rounds = CATALOGUE.iter().any(|entry| entry.name == spec.name() && entry.dispatches);
+    let in_rounds = spec.entry().dispatches;
     if let (false, Some(training)) = (in_rounds, &mut simulation.training) {
         training.evaluate_every *= workers as u64;
     }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Once;
 
-use paceline_core::CATALOGUE;
+use paceline_core::catalogue;
 use paceline_store::write_file;
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -32,7 +32,7 @@ const UNKNOWN: RGBColor = RGBColor(90, 90, 90);
 /// The colour of a scheme with any settings; dark grey for an unknown scheme.
 pub fn colour_of(scheme: &str) -> RGBColor {
     let name = scheme.split(':').next().unwrap_or(scheme);
-    let found = CATALOGUE.iter().find(|entry| entry.name == name);
+    let found = catalogue().into_iter().find(|entry| entry.name == name);
     found.map_or(UNKNOWN, |entry| {
         let [red, green, blue] = entry.colour;
         RGBColor(red, green, blue)
@@ -328,9 +328,9 @@ mod tests {
 
     #[test]
     fn every_scheme_has_its_own_colour() {
-        let colours: Vec<RGBColor> = CATALOGUE.iter().map(|entry| colour_of(entry.name)).collect();
+        let colours: Vec<RGBColor> = catalogue().iter().map(|entry| colour_of(entry.name)).collect();
         for (index, colour) in colours.iter().enumerate() {
-            assert!(*colour != UNKNOWN && !colours[..index].contains(colour), "{}", CATALOGUE[index].name);
+            assert!(*colour != UNKNOWN && !colours[..index].contains(colour), "{}", catalogue()[index].name);
         }
     }
 

@@ -1,10 +1,10 @@
 //! All schemes, with the settings that change their behaviour.
 
-use paceline_core::{CATALOGUE, Dispatch, SchemeSpec};
+use paceline_core::{Dispatch, SchemeSpec, catalogue};
 
 /// Every scheme of the catalogue for `workers` workers, with every dispatch that the scheme supports, and its variants.
 pub fn schemes(workers: usize) -> Vec<SchemeSpec> {
-    let texts = CATALOGUE.iter().flat_map(|entry| {
+    let texts = catalogue().into_iter().flat_map(|entry| {
         let names = if entry.dispatches { &Dispatch::NAMES[..] } else { &[] };
         let mut settings: Vec<String> = names.iter().map(|(name, _)| format!("dispatch={name}")).collect();
         if settings.is_empty() {
@@ -25,7 +25,7 @@ mod tests {
     fn every_scheme_is_listed_and_can_be_built() {
         for workers in 1..8 {
             let specs = schemes(workers);
-            for entry in CATALOGUE {
+            for entry in catalogue() {
                 assert!(specs.iter().any(|spec| spec.name() == entry.name), "{}", entry.name);
             }
             let setup = Setup { workers, batch: 4, dispatch: None };

@@ -19,6 +19,8 @@ mod setting;
 mod settings;
 mod ssp;
 
+use std::sync::{PoisonError, RwLock};
+
 use crate::{Dispatch, Scheme};
 
 pub use setting::{Setting, SettingDefault, SettingKind, UpperBound};
@@ -91,6 +93,14 @@ impl SchemeEntry {
         own.chain(self.dispatches.then_some("dispatch")).collect()
     }
 
+    /// The scheme with these settings, e.g. `k=8`; empty for the defaults. The entry need not be in the catalogue.
+    ///
+    /// # Errors
+    /// If a setting is unknown.
+    pub fn spec(&'static self, settings: &str) -> Result<SchemeSpec, SchemeError> {
+        SchemeSpec::parse_in(&[self], &self.text(settings))
+    }
+
     /// The scheme with these settings, as text.
     pub fn text(&self, settings: &str) -> String {
         if settings.is_empty() { self.name.into() } else { format!("{}:{settings}", self.name) }
@@ -114,8 +124,8 @@ const GLOBAL_RATE: Setting =
     Setting::number("rate", "global learning rate: how far the model moves towards the mean replica", 0.001, 1000.0)
         .default(SettingDefault::Number(1.0));
 
-/// All schemes.
-pub const CATALOGUE: &[SchemeEntry] = &[
+/// The schemes of this crate.
+static OWN: [SchemeEntry; 16] = [
     bsp::ENTRY,
     backup::ENTRY,
     dbw::ENTRY,
@@ -133,3 +143,29 @@ pub const CATALOGUE: &[SchemeEntry] = &[
     adacomm::ENTRY,
     easgd::ENTRY,
 ];
+
+/// The schemes that were added.
+static ADDED: RwLock<Vec<&'static SchemeEntry>> = RwLock::new(Vec::new());
+
+/// All schemes: those of this crate, then those that were [added](add_scheme).
+pub fn catalogue() -> Vec<&'static SchemeEntry> {
+    let added = ADDED.read().unwrap_or_else(PoisonError::into_inner);
+    OWN.iter().chain(added.iter().copied()).collect()
+}
+
+/// Adds a scheme from outside to the catalogue of this process. From then on it is like any other: it is chosen by its
+/// name, in specs and in event logs. Adding the same entry again changes nothing.
+///
+/// # Errors
+/// If another scheme has the name.
+pub fn add_scheme(entry: &'static SchemeEntry) -> Result<(), SchemeError> {
+    let mut added = ADDED.write().unwrap_or_else(PoisonError::into_inner);
+    match OWN.iter().chain(added.iter().copied()).find(|known| known.name == entry.name) {
+        Some(known) if std::ptr::eq(known, entry) => Ok(()),
+        Some(_) => Err(SchemeError::NameTaken { name: entry.name.into() }),
+        None => {
+            added.push(entry);
+            Ok(())
+        }
+    }
+}

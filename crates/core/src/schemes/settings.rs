@@ -8,7 +8,7 @@ use paceline_spec::{Form, Spec};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::{CATALOGUE, SchemeEntry, Setting, SettingDefault, SettingKind, Setup, UpperBound};
+use super::{SchemeEntry, Setting, SettingDefault, SettingKind, Setup, UpperBound, catalogue};
 use crate::run_times::Foresight;
 use crate::{Dispatch, Pretrained, Scheme};
 
@@ -18,6 +18,12 @@ pub enum SchemeError {
     /// It is not written as a scheme is.
     #[error(transparent)]
     Spec(#[from] paceline_spec::SpecError),
+    /// A scheme from outside has the name of another.
+    #[error("a scheme named '{name}' exists already; choose another name")]
+    NameTaken {
+        /// The name.
+        name: String,
+    },
     /// The scheme keeps more data about the workers than fits for this many.
     #[error("scheme '{scheme}' supports at most {limit} workers, not {workers}")]
     TooManyWorkers {
@@ -60,6 +66,7 @@ impl fmt::Debug for BuildContext {
 #[serde(try_from = "String", into = "String")]
 pub struct SchemeSpec {
     spec: Spec,
+    entry: &'static SchemeEntry,
     /// What it is built with, beside the settings.
     pub context: BuildContext,
 }
@@ -84,9 +91,18 @@ impl SchemeSpec {
         self.spec.text("model")
     }
 
-    fn entry(&self) -> &'static SchemeEntry {
-        let entry = CATALOGUE.iter().find(|entry| entry.name == self.name());
-        entry.expect("a spec's name comes from the catalogue")
+    /// Its entry in the catalogue.
+    pub fn entry(&self) -> &'static SchemeEntry {
+        self.entry
+    }
+
+    /// Reads a spec of one of these schemes.
+    pub(super) fn parse_in(entries: &[&'static SchemeEntry], text: &str) -> Result<Self, SchemeError> {
+        let keys: Vec<Vec<&str>> = entries.iter().map(|entry| entry.keys()).collect();
+        let forms: Vec<Form<'_>> = entries.iter().zip(&keys).map(|(entry, keys)| Form::new(entry.name, keys)).collect();
+        let spec = Spec::parse("scheme", text, &forms)?;
+        let entry = entries.iter().find(|entry| entry.name == spec.name()).expect("the name is that of an entry");
+        Ok(SchemeSpec { entry, spec, context: BuildContext::default() })
     }
 
     /// Builds the scheme.
@@ -94,7 +110,7 @@ impl SchemeSpec {
     /// # Errors
     /// If a value is not allowed, or not for `setup`.
     pub fn build(&self, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
-        let entry = self.entry();
+        let entry = self.entry;
         if let (false, Some(dispatch)) = (entry.dispatches, setup.dispatch) {
             return Err(SchemeError::NoDispatch { scheme: self.name().into(), dispatch });
         }
@@ -106,10 +122,7 @@ impl FromStr for SchemeSpec {
     type Err = SchemeError;
 
     fn from_str(text: &str) -> Result<Self, SchemeError> {
-        let keys: Vec<Vec<&str>> = CATALOGUE.iter().map(SchemeEntry::keys).collect();
-        let forms: Vec<Form<'_>> =
-            CATALOGUE.iter().zip(&keys).map(|(entry, keys)| Form::new(entry.name, keys)).collect();
-        Ok(SchemeSpec { spec: Spec::parse("scheme", text, &forms)?, context: BuildContext::default() })
+        SchemeSpec::parse_in(&catalogue(), text)
     }
 }
 
