@@ -4,8 +4,8 @@ mod common;
 
 use common::{TransportKind, job, run};
 use paceline_core::{
-    Aggregate, Decision, Event, Reason, Scheme, SchemeEntry, SchemeError, SchemeSpec, Setting, SettingDefault,
-    Settings, Setup, Time, Turn, Until, Update, UpperBound, WorkerId, add_scheme, catalogue,
+    Decision, Event, Reason, Scheme, SchemeEntry, SchemeError, SchemeSpec, Setting, SettingDefault, Settings, Setup,
+    Time, Turn, Until, Update, UpperBound, WorkerId, add_scheme, catalogue,
 };
 use paceline_net::TransportOptions;
 use paceline_runtime::{EventLog, EventLogHeader, Job, Observer, ServerObserver, replay};
@@ -95,10 +95,6 @@ impl Scheme for Grouped {
 
     fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update) {
         turn.commit(&[update.task], Reason::OnArrival);
-        turn.hold(update.task.worker, Until::Commit, Reason::Contributed);
-    }
-
-    fn on_committed(&mut self, turn: &mut Turn<'_>, _aggregate: Option<&Aggregate>) {
         self.release(turn);
     }
 }
