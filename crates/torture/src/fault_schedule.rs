@@ -15,6 +15,9 @@ const MAX_FAULTS: usize = 14;
 /// The workers' speeds differ by up to this factor, and the tasks of one worker by up to 2.
 pub(crate) const SPEED_RANGE: f64 = 8.0;
 
+/// The time after a fault in which the server may still act on it, if the fault is not a lie.
+const AFTERMATH: Span = Span(5_000_000_000);
+
 /// The longest computation of a slowed worker, in seconds.
 const LONGEST_SLOWED: f64 = 3600.0;
 
@@ -131,6 +134,13 @@ impl FaultSchedule {
     pub(crate) fn slowest_task(&self) -> f64 {
         let slowdown = |(_, fault): &(Time, Fault)| if let Fault::Slow(_, factor) = fault { *factor } else { 1.0 };
         self.task.seconds() * 2.0 * SPEED_RANGE * self.faults.iter().map(slowdown).fold(1.0, f64::max)
+    }
+
+    /// The time after a fault in which the server may still act on it. A false report of a task that is still running is
+    /// found out when the true one arrives.
+    pub(crate) fn aftermath(&self) -> Span {
+        let lies = self.faults.iter().any(|(_, fault)| matches!(fault, Fault::FalseReports(..)));
+        AFTERMATH + if lies { Span::from_seconds(self.slowest_task()) } else { Span::ZERO }
     }
 
     /// Draws the schedule of a seed.

@@ -21,9 +21,6 @@ const RECOVERY_TASKS: f64 = 4.0;
 const PROGRESS_VERSIONS: u64 = 3;
 const PROGRESS_TASKS: f64 = 40.0;
 
-/// The time after a fault in which the server may still act on it.
-const AFTERMATH: Span = Span(5_000_000_000);
-
 /// A connection that is cut for longer than this is lost, as over TCP.
 const CONNECTION_TIMEOUT: Span = Span(30_000_000_000);
 
@@ -205,7 +202,7 @@ impl<'a> FaultSimulation<'a> {
             faults_over = faults_over.max(at + fault.duration());
         }
         // Workers that are dismissed because of the last faults are started again.
-        faults_over = faults_over + AFTERMATH;
+        faults_over = faults_over + self.schedule.aftermath();
         for worker in 0..self.schedule.workers as u32 {
             self.start(WorkerId(worker));
         }
@@ -428,7 +425,7 @@ impl<'a> FaultSimulation<'a> {
     /// A fault of the worker is over at `until`. What it held up arrives a little later, and a server that stands still
     /// acts on it when it continues.
     fn excuse(&mut self, worker: WorkerId, until: Time) {
-        let until = until.max(self.server.stalled_until) + AFTERMATH;
+        let until = until.max(self.server.stalled_until) + self.schedule.aftermath();
         let excused = self.excused_until.entry(worker).or_default();
         *excused = (*excused).max(until);
     }
@@ -481,7 +478,7 @@ impl<'a> FaultSimulation<'a> {
             }
             Fault::ServerStall(span) => {
                 self.server.stalled_until = self.server.stalled_until.max(now + span);
-                let until = self.server.stalled_until + AFTERMATH;
+                let until = self.server.stalled_until + self.schedule.aftermath();
                 self.excused_until
                     .values_mut()
                     .filter(|excused| **excused >= now)
