@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use paceline_core::catalogue;
+use paceline_core::{Setting, SettingDefault, catalogue};
 use tempfile::tempdir;
 
 /// A block of commands.
@@ -152,6 +152,25 @@ fn links_between_pages_are_valid() {
             }
             let path = root().join(page.parent().unwrap()).join(target);
             assert!(path.exists(), "{}: {target}", page.display());
+        }
+    }
+}
+
+#[test]
+fn scheme_pages_list_every_setting_with_its_default() {
+    for entry in catalogue() {
+        let text = fs::read_to_string(root().join(format!("docs/schemes/{}.md", entry.name))).unwrap();
+        for Setting { key, default, .. } in entry.settings {
+            let row = text.lines().find(|line| line.starts_with(&format!("| `{key}` | ")));
+            let row = row.unwrap_or_else(|| panic!("docs/schemes/{}.md: no row for the setting {key}", entry.name));
+            let expected = match default {
+                SettingDefault::Required => "required".into(),
+                SettingDefault::Count(count) => count.to_string(),
+                SettingDefault::Number(number) => number.to_string(),
+                SettingDefault::Text(text) => format!("`{text}`"),
+                SettingDefault::Derived(_) => continue,
+            };
+            assert_eq!(row.split(" | ").nth(1), Some(expected.as_str()), "docs/schemes/{}.md: {key}", entry.name);
         }
     }
 }

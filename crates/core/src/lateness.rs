@@ -74,8 +74,8 @@ impl Lateness {
     /// An event led to these decisions. [`settle`](Lateness::settle) follows when they are carried out.
     pub fn observe(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
         match *event {
-            Event::Reported { task, .. } | Event::Asked { task, .. } => {
-                self.on_report(now, task.worker, matches!(event, Event::Reported { .. }));
+            Event::Reported { task, report } | Event::Asked { task, report, .. } => {
+                self.on_report(now, task.worker, report.compute, matches!(event, Event::Reported { .. }));
                 self.changed.push(task.worker);
             }
             Event::Left { worker } => self.changed.push(worker),
@@ -115,12 +115,13 @@ impl Lateness {
             running.map(|assignment| ExpectedReport { task: assignment.task, since: now, work: work(assignment) });
     }
 
-    /// The worker has reported its task, or has asked about it.
-    fn on_report(&mut self, now: Time, worker: WorkerId, done: bool) {
+    /// The worker has reported its task, or has asked about it, after it has computed for some time. That is known even
+    /// if several reports were held up and arrive at once.
+    fn on_report(&mut self, now: Time, worker: WorkerId, compute: Span, done: bool) {
         let late_after = self.late_after(worker);
         let history = self.history(worker);
         let Some(expected) = &mut history.running else { return };
-        let (elapsed, work) = (now.since(expected.since), expected.work);
+        let (elapsed, work) = (now.since(expected.since).max(compute), expected.work);
         expected.since = now;
         if done {
             history.running = None;
@@ -239,7 +240,7 @@ mod tests {
         fn report(&mut self, after: f64) -> &mut Self {
             self.start(64);
             self.now = self.now + seconds(after);
-            self.lateness.on_report(self.now, WORKER, true);
+            self.lateness.on_report(self.now, WORKER, Span::ZERO, true);
             self
         }
 
@@ -299,6 +300,16 @@ mod tests {
         course.now = course.now + seconds(2.0);
         course.lateness.update(course.now, WORKER, None);
         assert_eq!(course.limits(64).0, Some(4.0), "in time: nothing is learned");
+    }
+
+    #[test]
+    fn reports_that_were_held_up_count_with_the_time_that_they_took() {
+        let mut course = Course::new();
+        for _ in 0..10 {
+            course.start(64);
+            course.lateness.on_report(course.now, WORKER, seconds(2.0), true);
+        }
+        assert_eq!(course.limits(64), (Some(8.0), 200.0));
     }
 
     #[test]

@@ -207,6 +207,8 @@ impl SessionState {
 pub struct ServerProtocol {
     config: ServerConfig,
     ledger: Ledger,
+    /// How far the driver's clock has jumped back in all. The own clock, which all times below are of, never does.
+    setback: Span,
     lateness: Lateness,
     sessions: BTreeMap<SessionId, SessionState>,
     /// The session of every rank that is taken.
@@ -236,6 +238,7 @@ impl ServerProtocol {
             checks: BTreeSet::new(),
             patience: BTreeMap::new(),
             now: Time::START,
+            setback: Span::ZERO,
             started: None,
             start_time: Time::START,
         }
@@ -266,20 +269,41 @@ impl ServerProtocol {
         self.started.is_some()
     }
 
-    /// The time of the run at `now`.
+    /// The time of the run when the driver's clock shows `now`.
     pub fn run_time(&self, now: Time) -> Time {
-        self.start_time + self.started.map_or(Span::ZERO, |started| now.since(started))
+        self.run_time_at(now + self.setback)
     }
 
-    /// The clock's time at a time of the run; `None` if the run has not started.
+    /// What the driver's clock shows at a time of the run; `None` if the run has not started.
     pub fn clock_time(&self, at: Time) -> Option<Time> {
-        self.started.map(|started| started + at.since(self.start_time))
+        self.own_time_at(at).map(|time| self.shown(time))
     }
 
     /// When [`on_timer`](ServerProtocol::on_timer) is due.
     pub fn next_timer(&self) -> Option<Time> {
-        let timer = self.ledger.next_timer().and_then(|at| self.clock_time(at));
-        [timer, self.next_check()].into_iter().flatten().min()
+        let timer = self.ledger.next_timer().and_then(|at| self.own_time_at(at));
+        [timer, self.next_check()].into_iter().flatten().min().map(|time| self.shown(time))
+    }
+
+    fn run_time_at(&self, time: Time) -> Time {
+        self.start_time + self.started.map_or(Span::ZERO, |started| time.since(started))
+    }
+
+    fn own_time_at(&self, at: Time) -> Option<Time> {
+        self.started.map(|started| started + at.since(self.start_time))
+    }
+
+    /// What the driver's clock shows at a time of the own clock.
+    fn shown(&self, time: Time) -> Time {
+        Time(time.0.saturating_sub(self.setback.0))
+    }
+
+    /// Moves the own clock on to when the driver's clock shows `now`. If that has jumped back, the own clock goes on from
+    /// where it is: times are not cut short.
+    fn move_clock(&mut self, now: Time) {
+        let time = now + self.setback;
+        self.setback += self.now.since(time);
+        self.now = self.now.max(time);
     }
 
     fn next_check(&self) -> Option<Time> {
@@ -407,7 +431,7 @@ impl ServerProtocol {
         {
             self.check(id, host)?;
         }
-        if self.ledger.next_timer().and_then(|at| self.clock_time(at)).is_some_and(|at| at <= self.now) {
+        if self.ledger.next_timer().and_then(|at| self.own_time_at(at)).is_some_and(|at| at <= self.now) {
             self.feed(Event::Timer, host)?;
         }
         Ok(())
@@ -419,7 +443,7 @@ impl ServerProtocol {
     /// # Errors
     /// If the run can't continue.
     pub fn finish<H: ServerHost>(&mut self, now: Time, reason: &str, host: &mut H) -> Handled<H> {
-        self.now = self.now.max(now);
+        self.move_clock(now);
         for worker in self.ledger.unsettled_workers() {
             host.discard_all(worker);
             self.feed(Event::Left { worker }, host)?;
@@ -439,7 +463,7 @@ impl ServerProtocol {
     /// worker.
     fn advance<H: ServerHost>(&mut self, now: Time, host: &mut H) {
         let (last, due) = (self.now, self.next_check());
-        self.now = last.max(now);
+        self.move_clock(now);
         if due.is_none_or(|due| self.now <= due + STALL_TOLERANCE) {
             return;
         }
@@ -735,7 +759,7 @@ impl ServerProtocol {
     // --- decisions of the scheme ---
 
     fn feed<H: ServerHost>(&mut self, event: Event, host: &mut H) -> Handled<H> {
-        let at = self.run_time(self.now);
+        let at = self.run_time_at(self.now);
         let mut executor = HostExecutor {
             now: self.now,
             sessions: &mut self.sessions,

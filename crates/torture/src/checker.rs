@@ -23,8 +23,8 @@ pub(crate) struct LawChecker {
     /// The same samples by worker and start: no sample may enter the model twice.
     by_start: BTreeMap<(WorkerId, u64), u64>,
     used: u64,
-    /// The most samples that the worker that left last can have taken with it.
-    pub(crate) last_loss: u64,
+    /// The most samples that each worker can have taken with it when it left last.
+    pub(crate) last_losses: BTreeMap<WorkerId, u64>,
 }
 
 impl LawChecker {
@@ -54,7 +54,7 @@ impl LawChecker {
             }
             Event::Left { worker } => {
                 self.present.remove(&worker);
-                self.last_loss = self.at_stake(worker);
+                self.last_losses.insert(worker, self.at_stake(worker));
                 self.open.retain(|task, _| task.worker != worker);
                 self.arrived.retain(|task, _| task.worker != worker);
             }

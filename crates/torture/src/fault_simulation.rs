@@ -589,7 +589,7 @@ impl<'a> FaultSimulation<'a> {
     /// A worker that is alive and makes progress is never dismissed, and what a dismissal costs is bounded and counted.
     fn judge(&self, notice: Notice) -> Result<(), TortureFailure> {
         let Notice::Left { worker, reason, lost, .. } = notice else { return Ok(()) };
-        let most = self.server.host.checker.last_loss;
+        let most = self.server.host.checker.last_losses.get(&worker).copied().unwrap_or_default();
         if lost > most {
             let problem = format!("{worker} left with {lost} samples: expected at most {most}");
             return Err(TortureFailure::Inconsistent { problem, events: Vec::new() });
