@@ -56,6 +56,8 @@ struct ExpectedReport {
     task: TaskId,
     since: Time,
     work: u64,
+    /// Whether the worker asks after every iteration. The report after its last question says nothing about its speed.
+    asks: bool,
 }
 
 impl Lateness {
@@ -111,8 +113,12 @@ impl Lateness {
             history.times.clear();
             history.times.push_back((now.since(expected.since), expected.work));
         }
-        history.running =
-            running.map(|assignment| ExpectedReport { task: assignment.task, since: now, work: work(assignment) });
+        history.running = running.map(|assignment| ExpectedReport {
+            task: assignment.task,
+            since: now,
+            work: work(assignment),
+            asks: matches!(assignment.work.length(), Some(LocalLength::AskAndWait | LocalLength::AskAndContinue)),
+        });
     }
 
     /// The worker has reported its task, or has asked about it, after it has computed for some time. That is known even
@@ -122,9 +128,13 @@ impl Lateness {
         let history = self.history(worker);
         let Some(expected) = &mut history.running else { return };
         let (elapsed, work) = (now.since(expected.since).max(compute), expected.work);
+        let is_measured = !(done && expected.asks);
         expected.since = now;
         if done {
             history.running = None;
+        }
+        if !is_measured {
+            return;
         }
         if late_after.is_some_and(|late_after| elapsed > late_after) {
             history.times.clear();
@@ -209,7 +219,7 @@ fn middle(values: &mut [f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Version, Work};
+    use crate::{LocalWork, ReplicaStart, Version, Work};
 
     const WORKER: WorkerId = WorkerId(3);
 
@@ -308,6 +318,22 @@ mod tests {
         for _ in 0..10 {
             course.start(64);
             course.lateness.on_report(course.now, WORKER, seconds(2.0), true);
+        }
+        assert_eq!(course.limits(64), (Some(8.0), 200.0));
+    }
+
+    #[test]
+    fn a_report_after_the_last_question_is_not_measured() {
+        let mut course = Course::new();
+        for number in 0..10 {
+            let task = TaskId { worker: WORKER, number };
+            let work = Work::Local(LocalWork { start: ReplicaStart::Model, length: LocalLength::AskAndWait });
+            let assignment = Assignment { task, version: Version(0), work, samples: 64, offset: 0, queued: false };
+            course.lateness.update(course.now, WORKER, Some(&assignment));
+            course.now = course.now + seconds(2.0);
+            course.lateness.on_report(course.now, WORKER, Span::ZERO, false);
+            course.now = course.now + seconds(0.001);
+            course.lateness.on_report(course.now, WORKER, Span::ZERO, true);
         }
         assert_eq!(course.limits(64), (Some(8.0), 200.0));
     }

@@ -318,6 +318,22 @@ fn a_scheme_that_watches_is_told_of_late_tasks() {
 }
 
 #[test]
+fn a_clock_that_jumps_back_cuts_no_time_short() {
+    let mut server = TestServer::with_two_workers();
+    (0..10).for_each(|_| server.round(1.0));
+    server.now = Time(server.now.0 - 5_000_000_000);
+    (0..10).for_each(|_| server.round(1.0));
+    assert_eq!(server.host.notices, [""; 0]);
+    assert_eq!(server.protocol.run_time(server.now), Time::START + Span::from_seconds(20.0));
+    assert!(server.protocol.next_timer().is_some_and(|due| due >= server.now), "timers are in the driver's time");
+    assert!(
+        server.host.reported.iter().all(|compute| *compute == Span::from_seconds(1.0)),
+        "{:?}",
+        server.host.reported
+    );
+}
+
+#[test]
 fn a_stuck_worker_is_dismissed_but_not_one_that_makes_progress() {
     let mut server = TestServer::with_two_workers();
     (0..5).for_each(|_| server.round(1.0));
