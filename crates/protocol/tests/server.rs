@@ -327,11 +327,8 @@ fn a_clock_that_jumps_back_cuts_no_time_short() {
     // How long the jump took is not known: nobody called in between. That is the last second before the next call.
     assert_eq!(server.protocol.run_time(server.now), Time::START + Span::from_seconds(19.0));
     assert!(server.protocol.next_timer().is_some_and(|due| due >= server.now), "timers are in the driver's time");
-    assert!(
-        server.host.reported.iter().all(|compute| *compute == Span::from_seconds(1.0)),
-        "{:?}",
-        server.host.reported
-    );
+    let is_whole = |compute: &&Span| **compute == Span::from_seconds(1.0);
+    assert_eq!(server.host.reported.iter().filter(is_whole).count(), 2 * 19, "{:?}", server.host.reported);
 }
 
 #[test]
