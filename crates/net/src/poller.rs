@@ -4,6 +4,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -45,6 +46,8 @@ pub(crate) struct Ready {
 #[derive(Debug)]
 struct Wakeups {
     fd: OwnedFd,
+    /// Whether the thread was woken and has not noticed yet: one system call wakes it, however many threads want to.
+    is_pending: AtomicBool,
     /// Sockets that another thread wants to be written.
     to_write: Mutex<Vec<u64>>,
 }
@@ -56,12 +59,14 @@ pub(crate) struct Waker(Arc<Wakeups>);
 impl Waker {
     pub(crate) fn new() -> io::Result<Self> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Waker(Arc::new(Wakeups { fd, to_write: Mutex::default() })))
+        Ok(Waker(Arc::new(Wakeups { fd, is_pending: AtomicBool::new(false), to_write: Mutex::default() })))
     }
 
     pub(crate) fn wake(&self) {
-        // It fails only if the counter would exceed 2⁶⁴ − 2; the thread is awake then.
-        let _ = rustix::io::write(&self.0.fd, &1_u64.to_ne_bytes());
+        if !self.0.is_pending.swap(true, Ordering::AcqRel) {
+            // It fails only if the counter would exceed 2⁶⁴ − 2; the thread is awake then.
+            let _ = rustix::io::write(&self.0.fd, &1_u64.to_ne_bytes());
+        }
     }
 
     /// Wakes the thread, which then finds this socket ready to be written.
@@ -94,9 +99,11 @@ impl Waker {
         Ok(())
     }
 
+    /// Notes a wake-up. What it was for must be looked at afterwards.
     fn reset(&self) {
         // Only resets the counter.
         let _ = rustix::io::read(&self.0.fd, &mut [0; 8]);
+        self.0.is_pending.store(false, Ordering::Release);
     }
 }
 
