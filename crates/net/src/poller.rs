@@ -79,10 +79,8 @@ impl Waker {
         self.0.to_write.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until the socket, the only one of this thread, is ready, a wake-up or the deadline.
-    ///
-    /// The kernel wakes a thread in `poll` as one that its waker hands over to, and a thread in `epoll` as one to run at
-    /// once: a server on the same machine would be interrupted by every worker that it sends a message to.
+    /// Waits until the socket, the only one of this thread, is ready, a wake-up or the deadline. A single socket needs no
+    /// poller.
     pub(crate) fn wait_for_one(&self, socket: impl AsFd, interest: Interest, deadline: Instant) -> io::Result<()> {
         let flag = |wanted: bool, flag| if wanted { flag } else { PollFlags::empty() };
         let flags = flag(interest.readable, PollFlags::IN) | flag(interest.writable, PollFlags::OUT);

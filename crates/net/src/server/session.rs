@@ -131,7 +131,7 @@ impl Session {
         self.deadline
     }
 
-    /// Whether the run may end without this session: its last messages are sent, or there are none.
+    /// Whether it can be dropped when the run ends: its last messages are sent, or there are none.
     pub(super) fn can_be_dropped(&self) -> bool {
         self.has_sent_all || !self.connection.outbox().is_closed()
     }
