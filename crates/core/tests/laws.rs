@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use paceline_core::run_times::{Draws, Size};
 use paceline_core::{
-    Action, Aggregate, Assignment, Dispatch, Event, Ledger, LedgerError, LocalLength, Pretrained, Refusal, Report,
-    SampleCounts, SchemeEntry, SchemeSpec, Setup, Span, TaskId, Time, Until, Version, WorkerActivities, WorkerActivity,
-    WorkerId, catalogue,
+    Action, Aggregate, Assignment, Event, Ledger, LedgerError, LocalLength, Pretrained, Refusal, Report, SampleCounts,
+    SchemeEntry, SchemeSpec, Setup, Span, TaskId, Time, Until, Version, WorkerActivities, WorkerActivity, WorkerId,
+    catalogue,
 };
 use proptest::prelude::*;
 
@@ -16,16 +16,11 @@ const WORKERS: usize = 6;
 /// All schemes with all their variants and every dispatch, and some that fit this number of workers.
 fn specs() -> Vec<String> {
     let of_entry = |entry: &'static SchemeEntry| {
-        let names = if entry.dispatches { &Dispatch::NAMES[..] } else { &[] };
-        let mut dispatches: Vec<String> = names.iter().map(|(name, _)| format!("dispatch={name},")).collect();
-        if dispatches.is_empty() {
-            dispatches.push(String::new());
-        }
         let with_variants = move |dispatch: String| {
             let variants = [""].iter().chain(entry.variants);
-            variants.map(|variant| entry.example(&format!("{dispatch}{variant}"), WORKERS)).collect::<Vec<_>>()
+            variants.map(|variant| entry.example(&format!("{dispatch},{variant}"), WORKERS)).collect::<Vec<_>>()
         };
-        dispatches.into_iter().flat_map(with_variants)
+        entry.dispatch_settings().into_iter().flat_map(with_variants)
     };
     let more = ["backup:k=6", "lb-bsp:k=4,change=0", "cutoff:predictor=dmm,samples=3"];
     catalogue().into_iter().flat_map(of_entry).chain(more.map(String::from)).collect()

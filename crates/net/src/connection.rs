@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
@@ -13,6 +14,9 @@ use crate::tls::Tls;
 
 /// Bytes that are read or sent before other connections of the thread get their turn.
 const SHARE: usize = 4 * 1024 * 1024;
+
+/// How long the last messages may take to be sent, and the peer to close its side.
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection. Its owner is the thread that has it.
 #[derive(Debug)]
@@ -140,7 +144,7 @@ mod tests {
                 has_sent_all = true;
                 connection.socket().shutdown(Shutdown::Write);
             }
-            let writable = matches!(rest, Rest::Some | Rest::Blocked);
+            let writable = rest.is_pending();
             connection.wait_for(poller, Interest { readable: !has_ended, writable }).unwrap();
             if has_sent_all && has_ended {
                 break;
@@ -195,7 +199,7 @@ mod tests {
                     let sender = thread::spawn(move || {
                         outbox.transfer(transfer(0, values, payload), usize::MAX);
                         for number in 1..100 {
-                            outbox.send(frame::encode(&ToWorker::Collect { number }).unwrap(), None).unwrap();
+                            outbox.send(&ToWorker::Collect { number }).unwrap();
                         }
                         assert_eq!(outbox.wait_for_transfer(), TransferEnd::Sent);
                         outbox.close(Some(frame::encode(&ToWorker::Interrupt { number: 0 }).unwrap()));
@@ -243,7 +247,7 @@ mod tests {
             for _ in 0..2 {
                 outbox.transfer(transfer(number, values.clone(), PayloadFormat::F32), SMALL * 4);
             }
-            outbox.send(frame::encode(&ToWorker::Collect { number }).unwrap(), None).unwrap();
+            outbox.send(&ToWorker::Collect { number }).unwrap();
         }
         assert!(!outbox.withdraw(0), "sent already");
         assert!(outbox.withdraw(MODELS - 1), "still queued");
@@ -289,7 +293,7 @@ mod tests {
         // The peer reads nothing, so a part is unsent.
         outbox.stop_transfer(0);
         assert_eq!(outbox.wait_for_transfer(), TransferEnd::Withdrawn);
-        outbox.send(frame::encode(&ToWorker::Interrupt { number: 0 }).unwrap(), None).unwrap();
+        outbox.send(&ToWorker::Interrupt { number: 0 }).unwrap();
         thread::scope(|scope| {
             scope.spawn(|| own(&poller, &mut connection, PayloadFormat::F32));
             assert_eq!(peer.message::<ToWorker>(), ToWorker::Continue { number: 0 });
@@ -311,7 +315,7 @@ mod tests {
         region.values_mut()[2] = 4.0;
         for with_file in [false, true, false] {
             let file = region.file().filter(|_| with_file).map(|file| file.try_clone_to_owned().unwrap());
-            sending.outbox().send(frame::encode(&ToServer::Dropped { number: 1 }).unwrap(), file).unwrap();
+            sending.outbox().send_with(&ToServer::Dropped { number: 1 }, file).unwrap();
         }
         receiving.begin_reading();
         for with_file in [false, true, false] {
@@ -331,7 +335,7 @@ mod tests {
     fn a_peer_that_never_reads_is_disconnected() {
         let (near, _far) = UnixStream::pair().unwrap();
         let (_, connection) = connection(Socket::local(near), None);
-        let send = |number| connection.outbox().send(frame::encode(&ToServer::Dropped { number }).unwrap(), None);
+        let send = |number| connection.outbox().send(&ToServer::Dropped { number });
         let error = (0..100_000).find_map(|number| send(number).err()).unwrap();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert_eq!(send(0).unwrap_err().kind(), io::ErrorKind::BrokenPipe);

@@ -14,8 +14,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use paceline_core::Version;
 use paceline_protocol::PayloadFormat;
+use serde::Serialize;
 
-use crate::frame::FrameHeader;
+use crate::frame::{self, FrameHeader};
 use crate::poller::Waker;
 use crate::socket::{Socket, Stream, Traffic};
 
@@ -61,11 +62,18 @@ pub(crate) enum Rest {
     /// Nothing, or another thread is sending it.
     Nothing,
     /// More than was allowed at once.
-    Some,
+    More,
     /// The kernel takes no more now.
     Blocked,
     /// Nothing, and nothing more will be added.
     Closed,
+}
+
+impl Rest {
+    /// Whether the socket is to be waited for.
+    pub(crate) fn is_pending(self) -> bool {
+        matches!(self, Rest::More | Rest::Blocked)
+    }
 }
 
 /// Where an outbox sends: the socket itself, or the stream of its owner.
@@ -91,8 +99,8 @@ struct Piece {
     frames: Vec<u8>,
     /// Where the chunk's bytes are, if they are sent as they are in memory.
     values: Option<(Values, Range<usize>)>,
-    /// The chunk's bytes, if they are converted.
-    encoded: Vec<u8>,
+    /// The chunk's values, if they are converted.
+    encoded: Vec<u16>,
     file: Option<OwnedFd>,
     sent: usize,
 }
@@ -103,7 +111,7 @@ impl Piece {
         loop {
             let chunk: &[u8] = match &self.values {
                 Some((values, range)) => bytemuck::cast_slice(&values.as_ref().as_ref()[range.clone()]),
-                None => &self.encoded,
+                None => bytemuck::cast_slice(&self.encoded),
             };
             let from_chunk = self.sent.saturating_sub(self.frames.len());
             let slices = [&self.frames[self.sent.min(self.frames.len())..], &chunk[from_chunk..]];
@@ -207,8 +215,7 @@ impl Queue {
             if payload == PayloadFormat::F32 {
                 piece.values = Some((current.values.clone(), range));
             } else {
-                let mut scratch = Vec::new();
-                piece.encoded = payload.encode(&values[range], &mut scratch).to_vec();
+                payload.encode(&values[range], &mut piece.encoded);
             }
         }
         Piece { frames, ..piece }
@@ -277,8 +284,14 @@ impl Outbox {
         !self.lock().messages.is_empty()
     }
 
-    /// Adds an encoded message, with a file descriptor if one is given. Fails if the connection has ended.
-    pub(crate) fn send(&self, frame: Vec<u8>, file: Option<OwnedFd>) -> io::Result<()> {
+    /// Adds a message. Fails if the connection has ended.
+    pub(crate) fn send(&self, message: &impl Serialize) -> io::Result<()> {
+        self.send_with(message, None)
+    }
+
+    /// Adds a message, with a file descriptor if one is given.
+    pub(crate) fn send_with(&self, message: &impl Serialize, file: Option<OwnedFd>) -> io::Result<()> {
+        let frame = frame::encode(message)?;
         let mut queue = self.lock();
         if queue.failed || queue.closed {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -318,10 +331,10 @@ impl Outbox {
     /// the owner. To be called when the queue was idle: a thread that is sending goes on by itself.
     fn begin(&self, direct: bool) {
         let direct = direct && !self.is_encrypted;
-        let rest = if direct { self.advance(&mut &self.socket, usize::MAX) } else { Ok(Rest::Some) };
+        let rest = if direct { self.advance(&mut &self.socket, usize::MAX) } else { Ok(Rest::More) };
         match rest {
-            Ok(Rest::Nothing | Rest::Closed) => {}
-            Ok(Rest::Some | Rest::Blocked) => self.owner.wake_to_write(self.token),
+            Ok(rest) if rest.is_pending() => self.owner.wake_to_write(self.token),
+            Ok(_) => {}
             Err(_) => self.disconnect(),
         }
     }
@@ -408,7 +421,7 @@ impl Outbox {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }
             if left == 0 && !queue.is_empty() {
-                return Ok(Rest::Some);
+                return Ok(Rest::More);
             }
             let Some(mut piece) = queue.next_piece() else {
                 return Ok(if queue.closed { Rest::Closed } else { Rest::Nothing });

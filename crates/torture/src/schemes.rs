@@ -1,15 +1,11 @@
 //! All schemes, with the settings that change their behaviour.
 
-use paceline_core::{Dispatch, SchemeSpec, catalogue};
+use paceline_core::{SchemeSpec, catalogue};
 
 /// Every scheme of the catalogue for `workers` workers, with every dispatch that the scheme supports, and its variants.
 pub fn schemes(workers: usize) -> Vec<SchemeSpec> {
     let texts = catalogue().into_iter().flat_map(|entry| {
-        let names = if entry.dispatches { &Dispatch::NAMES[..] } else { &[] };
-        let mut settings: Vec<String> = names.iter().map(|(name, _)| format!("dispatch={name}")).collect();
-        if settings.is_empty() {
-            settings.push(String::new());
-        }
+        let mut settings = entry.dispatch_settings();
         settings.extend(entry.variants.iter().map(|variant| variant.to_string()));
         settings.into_iter().map(move |settings| entry.example(&settings, workers))
     });

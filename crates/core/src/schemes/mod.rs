@@ -106,6 +106,14 @@ impl SchemeEntry {
         if settings.is_empty() { self.name.into() } else { format!("{}:{settings}", self.name) }
     }
 
+    /// The settings that choose each dispatch; one that chooses none, if it does not wait for k of n workers.
+    pub fn dispatch_settings(&self) -> Vec<String> {
+        if !self.dispatches {
+            return vec![String::new()];
+        }
+        Dispatch::NAMES.iter().map(|(name, _)| format!("dispatch={name}")).collect()
+    }
+
     /// The scheme with these settings, and with values for the required ones that fit this number of workers.
     pub fn example(&self, settings: &str, workers: usize) -> String {
         let given: Vec<&str> = settings.split(',').filter(|setting| !setting.is_empty()).collect();

@@ -76,8 +76,7 @@ impl Link {
     /// Sends a message, with a file descriptor if one is given. If that is not possible, the session finds the
     /// connection ended.
     fn send_with(&self, message: &ToWorker, file: Option<OwnedFd>) {
-        let sent = frame::encode(message).map_err(io::Error::from).and_then(|frame| self.outbox.send(frame, file));
-        if sent.is_err() {
+        if self.outbox.send_with(message, file).is_err() {
             self.outbox.disconnect();
         }
     }

@@ -10,7 +10,7 @@ use paceline_protocol::{GradientLocation, PayloadFormat, SessionId, ToServer};
 
 use super::event_source::ServerInput;
 use super::link::{Link, UploadPermits};
-use crate::connection::Connection;
+use crate::connection::{CLOSE_TIMEOUT, Connection};
 use crate::frame_reader::{Received, invalid};
 use crate::outbox::Rest;
 use crate::poller::{Interest, Poller, Ready, Waker};
@@ -20,9 +20,6 @@ use crate::tls::Tls;
 
 /// The time between two notifications that a gradient is arriving.
 const TRANSFER_INTERVAL: Duration = Duration::from_millis(250);
-
-/// How long a peer may take to read its last message and to close the connection.
-pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How many bytes are still read from a refused peer before it is disconnected.
 const MAX_SKIPPED_BYTES: usize = 64 * 1024 * 1024;
@@ -154,10 +151,7 @@ impl Session {
             self.leave(poller);
             return true;
         }
-        let interest = Interest {
-            readable: self.reading != Reading::Ended,
-            writable: matches!(self.rest, Rest::Some | Rest::Blocked),
-        };
+        let interest = Interest { readable: self.reading != Reading::Ended, writable: self.rest.is_pending() };
         if let Err(error) = self.connection.wait_for(poller, interest) {
             self.report_closed(error.to_string(), on_input);
             return true;

@@ -172,7 +172,7 @@ impl Computer<'_> {
     }
 
     fn send(&self, message: &ToServer) -> io::Result<()> {
-        self.outbox.send(frame::encode(message)?, None)
+        self.outbox.send(message)
     }
 
     /// The message with the result of a task.

@@ -8,16 +8,12 @@ use paceline_protocol::{HEARTBEAT_INTERVAL, SessionEnd, ToServer, ToWorker};
 
 use super::lost;
 use super::server_messages::ServerMessages;
-use crate::connection::Connection;
-use crate::frame;
+use crate::connection::{CLOSE_TIMEOUT, Connection};
 use crate::frame_reader::{Received, invalid};
 use crate::outbox::{Outbox, Rest};
 use crate::poller::{Interest, Waker};
 use crate::socket::{Socket, Traffic};
 use crate::tls::Tls;
-
-/// How long the last messages may take to be sent.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The token of the connection, the only one that is waited for.
 const TOKEN: u64 = 0;
@@ -41,7 +37,7 @@ impl WorkerLink {
 
     /// Sends the first message and waits for the answer until `deadline`.
     pub(super) fn ask(&mut self, message: &ToServer, deadline: Instant) -> io::Result<ToWorker> {
-        self.outbox().send(frame::encode(message)?, None)?;
+        self.outbox().send(message)?;
         loop {
             let rest = self.connection.send_pending()?;
             self.wait(rest, deadline)?;
@@ -58,7 +54,7 @@ impl WorkerLink {
 
     /// Waits until the connection can be read, or written if something is left, a wake-up or the deadline.
     fn wait(&mut self, rest: Rest, deadline: Instant) -> io::Result<()> {
-        let interest = Interest { readable: true, writable: matches!(rest, Rest::Some | Rest::Blocked) };
+        let interest = Interest { readable: true, writable: rest.is_pending() };
         self.waker.wait_for_one(self.connection.socket(), interest, deadline)
     }
 
@@ -80,11 +76,14 @@ impl WorkerLink {
             // What has arrived comes first: it may say why the connection has ended.
             self.connection.begin_reading();
             while let Some(received) = self.connection.receive().map_err(|error| lost(&error))? {
-                if let Received::End = received {
-                    let text = send_error.map_or("connection closed".into(), |error: io::Error| error.to_string());
-                    return Ok(SessionEnd::Lost(text));
+                match received {
+                    Received::Message(message) => messages.on_message(message, &mut self.connection)?,
+                    Received::Values(region) => messages.on_values(region),
+                    Received::End => {
+                        let text = send_error.map_or("connection closed".into(), |error: io::Error| error.to_string());
+                        return Ok(SessionEnd::Lost(text));
+                    }
                 }
-                messages.handle(received, &mut self.connection)?;
             }
             messages.on_bytes(self.connection.reader().bytes());
             let now = Instant::now();

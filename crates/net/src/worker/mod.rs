@@ -22,7 +22,6 @@ use thiserror::Error;
 pub use emulation::Emulation;
 
 use crate::address::Address;
-use crate::frame;
 use crate::keys::Keys;
 use crate::outbox::Outbox;
 use computer::Computer;
@@ -226,20 +225,19 @@ impl Worker {
             // Ends the session, and with it the other thread, also if the computation panics.
             let _end_on_drop = EndOnDrop(&outbox);
             scope.spawn(|| link.run(messages));
-            let send = |message: &ToServer| outbox.send(frame::encode(message)?, None);
             let built = state.workload.take().filter(|(spec, _)| *spec == workload_spec);
             let workload = match built.map_or_else(|| build(&workload_spec), |(_, workload)| Ok(workload)) {
                 Ok(workload) => workload,
                 Err(reason) => {
                     // It fails only if the server has closed the connection.
-                    let _ = send(&ToServer::Leave { reason: reason.clone() });
+                    let _ = outbox.send(&ToServer::Leave { reason: reason.clone() });
                     return Err(WorkerError::Workload { reason });
                 }
             };
             state.workload = Some((workload_spec, workload.clone()));
             length.get_or_init(|| workload.layout().len());
             let fingerprint = Fingerprint::of(workload.as_ref(), seed);
-            if send(&ToServer::Ready { fingerprint }).is_err() {
+            if outbox.send(&ToServer::Ready { fingerprint }).is_err() {
                 return Ok((0, task_queue.wait_for_end()));
             }
             let mut replica = workload.replica();

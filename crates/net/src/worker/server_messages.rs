@@ -10,8 +10,7 @@ use paceline_workload::Progress;
 use super::lost;
 use super::task_queue::{TaskModel, TaskQueue};
 use crate::connection::Connection;
-use crate::frame;
-use crate::frame_reader::{Received, invalid};
+use crate::frame_reader::invalid;
 use crate::outbox::Outbox;
 use crate::shared_memory::{Region, RegionWriter};
 
@@ -61,35 +60,23 @@ impl<'a> ServerMessages<'a> {
     /// Tells the server that this process is alive, and how far it is.
     pub(super) fn send_heartbeat(&self, outbox: &Outbox) {
         // If the last one is still pending, another says nothing more.
-        if !outbox.has_messages()
-            && let Ok(frame) = frame::encode(&ToServer::Heartbeat { progress: self.progress.steps() })
-        {
+        if !outbox.has_messages() {
             // If it fails, reading finds the connection ended.
-            let _ = outbox.send(frame, None);
+            let _ = outbox.send(&ToServer::Heartbeat { progress: self.progress.steps() });
         }
     }
 
-    /// Carries out what has arrived. An error is the end of the session.
-    pub(super) fn handle(
-        &mut self,
-        received: Received<ToWorker>,
-        connection: &mut Connection,
-    ) -> Result<(), SessionEnd> {
-        match received {
-            Received::Message(message) => self.on_message(message, connection),
-            Received::Values(region) => {
-                if let (Some(region), Some(version)) = (region, self.arriving.take()) {
-                    let model = Arc::new(region);
-                    self.task_queue.add_model(version, model.clone());
-                    self.models.push(model);
-                }
-                Ok(())
-            }
-            Received::End => Err(SessionEnd::Lost("connection closed".into())),
+    /// A model is complete.
+    pub(super) fn on_values(&mut self, region: Option<Region>) {
+        if let (Some(region), Some(version)) = (region, self.arriving.take()) {
+            let model = Arc::new(region);
+            self.task_queue.add_model(version, model.clone());
+            self.models.push(model);
         }
     }
 
-    fn on_message(&mut self, message: ToWorker, connection: &mut Connection) -> Result<(), SessionEnd> {
+    /// Carries out a message. An error is the end of the session.
+    pub(super) fn on_message(&mut self, message: ToWorker, connection: &mut Connection) -> Result<(), SessionEnd> {
         let model = match &message {
             ToWorker::Assign { .. } | ToWorker::Model { .. } if self.arriving.is_some() => {
                 return Err(SessionEnd::Lost("message in the middle of a model".into()));
@@ -108,10 +95,10 @@ impl<'a> ServerMessages<'a> {
         }
         match reaction {
             Reaction::None => Ok(()),
-            Reaction::Drop(messages) => messages.iter().try_for_each(|message| {
-                let frame = frame::encode(message).map_err(|error| lost(&error.into()))?;
-                connection.outbox().send(frame, None).map_err(|error| lost(&error))
-            }),
+            Reaction::Drop(messages) => {
+                let sent = messages.iter().try_for_each(|message| connection.outbox().send(message));
+                sent.map_err(|error| lost(&error))
+            }
             Reaction::Join(_) => Err(SessionEnd::Lost("second welcome".into())),
             Reaction::End(end) => Err(end),
         }
