@@ -4,11 +4,11 @@ use std::time::Instant;
 
 use clap::Args;
 use paceline_config::{Failure, TrainingOptions, whole};
-use paceline_core::{CommitStep, Reason, SampleCounts, Time};
+use paceline_core::{Reason, SampleCounts, Time};
 use paceline_models::ModelKind;
 use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::table;
-use paceline_runtime::{Contribution, Goals, Monitor, Observer, RunInfo, StopReason, Summary, Trainer, is_interrupted};
+use paceline_runtime::{Goals, Monitor, Observer, RateSpec, RunInfo, StopReason, Summary, Trainer, is_interrupted};
 use paceline_workload::{Draw, Workload};
 
 use crate::interrupt;
@@ -66,8 +66,9 @@ impl FitArgs {
 
     fn train(&self, workload: &dyn Workload) -> Summary {
         let goals = Goals::any(&self.until);
-        let (optimizer, schedule) = (self.training.optimizer, self.training.schedule());
-        let mut trainer = Trainer::new(workload, self.seed, optimizer, schedule, self.training.lr.0);
+        let TrainingOptions { optimizer, schedule, lr, .. } = self.training;
+        let rate = RateSpec { schedule, ..RateSpec::constant(lr.0) };
+        let mut trainer = Trainer::new(workload, self.seed, optimizer, rate);
         let mut replica = workload.replica();
         let mut gradient = vec![0.0; workload.layout().len()];
         let mut monitor = Monitor::default();
@@ -77,8 +78,7 @@ impl FitArgs {
         loop {
             let draw = Draw { worker: 0, offset: samples.used, samples: self.training.batch };
             let loss = replica.gradient(trainer.parameters(), draw, &mut gradient);
-            let contribution = Contribution { gradient: &gradient, weight: 1.0, loss };
-            let result = trainer.commit(CommitStep::Optimizer, &[contribution], 1);
+            let result = trainer.step(&gradient, loss);
             samples.used += u64::from(draw.samples);
             let now = Time(start.elapsed().as_nanos() as u64);
             let iteration = monitor.stepped(now, 1, Some(loss), Reason::OnArrival);

@@ -194,12 +194,11 @@ fn build(scheme: &SchemeSpec, setup: &Setup) -> Box<dyn paceline_core::Scheme> {
 
 /// The schedule with enough workers for the scheme.
 fn fitting(scheme: &SchemeSpec, schedule: FaultSchedule) -> anyhow::Result<FaultSchedule> {
-    let fits =
-        |workers: &usize| scheme.build(&Setup { workers: *workers, batch: schedule.batch, dispatch: None }).is_ok();
+    let fits = |workers: &usize| scheme.build(&Setup::new(*workers, schedule.batch)).is_ok();
     match (schedule.workers..=MAX_WORKERS).find(fits) {
         Some(workers) => Ok(FaultSchedule { workers, ..schedule }),
         None => {
-            let setup = Setup { workers: MAX_WORKERS, batch: schedule.batch, dispatch: None };
+            let setup = Setup::new(MAX_WORKERS, schedule.batch);
             Err(scheme
                 .build(&setup)
                 .err()

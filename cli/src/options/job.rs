@@ -4,7 +4,7 @@ use std::path::Path;
 
 use clap::Args;
 use paceline_config::{TrainingOptions, WorkloadSpec, seconds, whole};
-use paceline_core::{Dispatch, SchemeSpec, Setup, Span};
+use paceline_core::{Dispatch, SchemeSpec, Span};
 use paceline_models::ModelKind;
 use paceline_net::{MAX_CONNECTIONS, PayloadFormat, TransportOptions};
 use paceline_runtime::{Goals, Job};
@@ -61,7 +61,7 @@ pub struct JobOptions {
 impl JobOptions {
     /// Reads the data and checks that all options fit together.
     pub fn load(&self) -> anyhow::Result<Job> {
-        let setup = Setup { workers: self.workers as usize, batch: self.training.batch, dispatch: self.dispatch };
+        let setup = self.training.setup(self.workers as usize, self.dispatch);
         self.scheme.build(&setup)?;
         let goals = Goals::any(&self.until);
         if goals.need_accuracy() && self.evaluate_every == 0 {
@@ -75,7 +75,7 @@ impl JobOptions {
             workload,
             workload_spec: WorkloadSpec::new(self.model, &self.training, setup.workers, self.seed).to_text(),
             optimizer: self.training.optimizer,
-            schedule: self.training.schedule(),
+            schedule: self.training.schedule,
             rate: self.training.lr.0,
             shards: self.shards as usize,
             evaluate_every: self.evaluate_every,

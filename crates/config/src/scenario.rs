@@ -98,7 +98,7 @@ impl Scenario {
             goals = goals.limits();
         }
         let (workers, script) = self.cluster.load(&times)?;
-        let setup = Setup { workers, batch: self.training.batch, dispatch: self.dispatch };
+        let setup = self.training.setup(workers, self.dispatch);
         let model = match self.model.0 {
             Some(kind) => {
                 let data = self.training.load()?;
@@ -133,7 +133,7 @@ impl PreparedScenario<'_> {
             anyhow::Ok(paceline_sim::Training {
                 workload: training.workload(*kind, data, self.setup.workers, seed)?,
                 optimizer: training.optimizer,
-                schedule: training.schedule(),
+                schedule: training.schedule,
                 rate: training.lr.0,
                 evaluate_every: *evaluate_every,
                 threads,

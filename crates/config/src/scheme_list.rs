@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn all_means_every_scheme_for_any_number_of_workers() {
         for workers in [1, 2, 8, 64] {
-            let setup = Setup { workers, batch: 64, dispatch: None };
+            let setup = Setup::new(workers, 64);
             assert_eq!(SchemeList::All.specs(&setup, false).unwrap().len(), catalogue().len());
             let more: Vec<String> =
                 SchemeList::All.specs(&setup, true).unwrap().iter().map(SchemeSpec::to_string).collect();

@@ -4,7 +4,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use anyhow::Context;
-use clap::{Args, ValueEnum};
+use clap::Args;
+use paceline_core::{Dispatch, RateRule, Setup};
 use paceline_models::{ModelKind, Sampling, device};
 use paceline_store::{OptimizerSpec, Schedule};
 use paceline_workload::{Data, DataSource, Order, Partition, Workload};
@@ -26,15 +27,6 @@ impl FromStr for LearningRate {
         let rate = text.parse().ok().filter(|rate: &f32| rate.is_finite() && *rate > 0.0);
         rate.map(LearningRate).ok_or_else(|| "expected a number above 0".into())
     }
-}
-
-/// How the learning rate depends on the number of updates in a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LrRule {
-    /// It does not depend on them.
-    Fixed,
-    /// It is proportional: a step of k updates from n workers has k/n of the rate.
-    Proportional,
 }
 
 /// The options of training.
@@ -62,9 +54,10 @@ pub struct TrainingOptions {
     #[arg(long, value_name = "RATE", default_value = "0.1")]
     pub lr: LearningRate,
 
-    /// Whether the learning rate is proportional to the number of updates in a step
-    #[arg(long, value_name = "RULE", value_enum, default_value_t = LrRule::Fixed)]
-    pub lr_rule: LrRule,
+    /// How the learning rate of a step depends on its number k of updates: fixed, proportional (k/n with n workers), sqrt
+    /// or adascale (by their measured noise); :N after one of the last three if --lr is meant for steps of N updates
+    #[arg(long, value_name = "RULE", default_value = "fixed")]
+    pub lr_rule: RateRule,
 
     /// Learning rate schedule: constant, step:every=N,factor=X or cosine:over=N,floor=X, each with warmup=N
     #[arg(long, value_name = "SCHEDULE", default_value = "constant")]
@@ -98,9 +91,8 @@ impl TrainingOptions {
         Ok(model.workload(data, &sampling, &device)?)
     }
 
-    /// The schedule, including `--lr-rule`.
-    pub fn schedule(&self) -> Schedule {
-        let proportional = self.schedule.proportional || self.lr_rule == LrRule::Proportional;
-        Schedule { proportional, ..self.schedule }
+    /// What a scheme is built for.
+    pub fn setup(&self, workers: usize, dispatch: Option<Dispatch>) -> Setup {
+        Setup { workers, batch: self.batch, dispatch, rate_rule: self.lr_rule }
     }
 }

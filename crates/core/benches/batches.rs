@@ -47,7 +47,7 @@ fn print_row(what: &str, workers: usize, mut micros: Vec<f64>) {
 fn decisions(workers: usize, random: &mut Xoshiro256PlusPlus) -> Vec<f64> {
     let weights = ["0.1"; 17].join("/");
     let spec: SchemeSpec = format!("lb-bsp:change=0,weights={weights}").parse().expect("a scheme of the catalogue");
-    let scheme = spec.build(&Setup { workers, batch: 128, dispatch: None }).expect("allowed settings");
+    let scheme = spec.build(&Setup::new(workers, 128)).expect("allowed settings");
     let mut ledger = Ledger::new(scheme);
     let ids = || (0..workers as u32).map(WorkerId);
     let mut now = Time::START;
@@ -62,9 +62,9 @@ fn decisions(workers: usize, random: &mut Xoshiro256PlusPlus) -> Vec<f64> {
             let mut decisions = Vec::new();
             let taken = timed(|| decisions = handle(&mut ledger, now, event));
             for action in decisions {
-                if let Action::Commit { version, .. } = action {
+                if let Action::Commit(commit) = action {
                     micros.push(taken);
-                    handle(&mut ledger, now, Event::Committed { version, aggregate: None });
+                    handle(&mut ledger, now, Event::Committed { version: commit.version, aggregate: None });
                 }
             }
         }

@@ -120,7 +120,7 @@ pub struct Update {
 
 /// Statistics of a commit's updates. They exist for committed updates only: the gradients of discarded updates are
 /// never read, and the simulator does not even compute them.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Aggregate {
     /// Mean training loss over the updates, weighted as they were.
     #[serde(with = "crate::number")]
@@ -128,16 +128,43 @@ pub struct Aggregate {
     /// The learning rate of the step.
     #[serde(with = "crate::number")]
     pub rate: f64,
-    /// Σ‖gⱼ‖² over the updates.
+    /// The learning rate that the schedule gave, before the [rule](crate::RateRule) and the scheme's factor.
     #[serde(with = "crate::number")]
-    pub sum_of_squares: f64,
-    /// ‖Σ wⱼ gⱼ‖² of the weighted sum.
+    pub scheduled_rate: f64,
+    /// Σ wⱼ‖gⱼ‖²: the weighted mean of the squared norms.
     #[serde(with = "crate::number")]
-    pub square_of_sum: f64,
+    pub mean_square: f64,
+    /// ‖Σ wⱼ gⱼ‖²: the squared norm of the weighted mean.
+    #[serde(with = "crate::number")]
+    pub square_of_mean: f64,
+    /// The norm of each update, by rank. Broken updates have none.
+    pub norms: Arc<[UpdateNorm]>,
+}
+
+/// The norm of a committed update.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(from = "(u32, u64, f64)", into = "(u32, u64, f64)")]
+pub struct UpdateNorm {
+    /// The update.
+    pub task: TaskId,
+    /// ‖gⱼ‖².
+    pub square: f64,
+}
+
+impl From<(u32, u64, f64)> for UpdateNorm {
+    fn from((worker, number, square): (u32, u64, f64)) -> Self {
+        UpdateNorm { task: TaskId { worker: WorkerId(worker), number }, square }
+    }
+}
+
+impl From<UpdateNorm> for (u32, u64, f64) {
+    fn from(UpdateNorm { task, square }: UpdateNorm) -> Self {
+        (task.worker.0, task.number, square)
+    }
 }
 
 /// An event that a scheme reacts to.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event {
     /// A worker joined and is idle.
@@ -198,6 +225,64 @@ pub struct Share {
     pub weight: f32,
 }
 
+/// A step of the model: sum these updates in this order and step by the sum, which makes a new version.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Commit {
+    /// The new version.
+    pub version: Version,
+    /// The updates with their weights, by rank. The weights add up to one.
+    pub updates: Arc<[Share]>,
+    /// What to do with the sum.
+    pub step: CommitStep,
+    /// The learning rate of this step is multiplied by it.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub rate_factor: f32,
+}
+
+fn one() -> f32 {
+    1.0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_one(factor: &f32) -> bool {
+    *factor == 1.0
+}
+
+/// A [`Commit`] as a scheme requests it.
+#[derive(Debug, Clone)]
+pub struct CommitRequest {
+    /// The updates, with weights that are not their samples.
+    pub(crate) updates: Vec<(TaskId, Option<f64>)>,
+    pub(crate) step: CommitStep,
+    pub(crate) rate_factor: f32,
+}
+
+impl CommitRequest {
+    /// The optimizer steps by these updates, each weighted by its samples per iteration.
+    pub fn of(updates: &[TaskId]) -> Self {
+        CommitRequest::new(updates.iter().map(|&task| (task, None)).collect())
+    }
+
+    /// The optimizer steps by these updates with these weights: finite and above 0. They are scaled to add up to one.
+    pub fn weighted(updates: &[(TaskId, f64)]) -> Self {
+        CommitRequest::new(updates.iter().map(|&(task, weight)| (task, Some(weight))).collect())
+    }
+
+    fn new(updates: Vec<(TaskId, Option<f64>)>) -> Self {
+        CommitRequest { updates, step: CommitStep::Optimizer, rate_factor: 1.0 }
+    }
+
+    /// The same with another step.
+    pub fn step(self, step: CommitStep) -> Self {
+        CommitRequest { step, ..self }
+    }
+
+    /// The same with the learning rate times a factor: finite and above 0.
+    pub fn rate_factor(self, rate_factor: f32) -> Self {
+        CommitRequest { rate_factor, ..self }
+    }
+}
+
 /// What an idle worker waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -214,15 +299,8 @@ pub enum Until {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "action", rename_all = "kebab-case")]
 pub enum Action {
-    /// Sum these updates in this order (by rank) and step the model, which makes a new version.
-    Commit {
-        /// The new version.
-        version: Version,
-        /// The updates with their weights, by rank.
-        updates: Arc<[Share]>,
-        /// What to do with the sum.
-        step: CommitStep,
-    },
+    /// Step the model.
+    Commit(Commit),
     /// Discard an arrived update.
     Discard {
         /// The update.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use thiserror::Error;
 
-use crate::{Action, Aggregate, CommitStep, Decision, Event, Ledger, LedgerError, Share, TaskId, Time};
+use crate::{Action, Aggregate, Commit, Decision, Event, Ledger, LedgerError, TaskId, Time};
 
 /// What became of a commit.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -26,11 +26,11 @@ pub trait Executor {
     /// If the run can't continue.
     fn begin_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) -> Result<(), Self::Error>;
 
-    /// Steps the model by `updates`. `live` workers take part in the run.
+    /// Steps the model. `live` workers take part in the run.
     ///
     /// # Errors
     /// If the run can't continue.
-    fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Result<CommitOutcome, Self::Error>;
+    fn commit(&mut self, commit: &Commit, live: usize) -> Result<CommitOutcome, Self::Error>;
 
     /// Carries out any other action.
     ///
@@ -71,13 +71,13 @@ impl Ledger {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             let live = self.live();
-            let decisions = self.handle(now, event)?;
+            let decisions = self.handle(now, event.clone())?;
             executor.begin_turn(now, &event, decisions).map_err(DriveError::Executor)?;
             for Decision { action, .. } in decisions {
-                if let Action::Commit { version, updates, step } = action {
+                if let Action::Commit(commit) = action {
                     let CommitOutcome { aggregate, broken } =
-                        executor.commit(updates, *step, live).map_err(DriveError::Executor)?;
-                    events.push_back(Event::Committed { version: *version, aggregate });
+                        executor.commit(commit, live).map_err(DriveError::Executor)?;
+                    events.push_back(Event::Committed { version: commit.version, aggregate });
                     events.extend(broken.into_iter().map(|task| Event::Broken { task }));
                 } else {
                     executor.carry_out(now, action).map_err(DriveError::Executor)?;

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::{CommitStep, Reason, Scheme, Span, Time, Turn, Until, Update, WorkerId};
+use crate::{CommitRequest, CommitStep, Reason, Scheme, Span, Time, Turn, Until, Update, WorkerId};
 
 /// How many iterations each joined worker has completed.
 ///
@@ -154,7 +154,7 @@ impl<G: Gate> Scheme for FreeRunning<G> {
         let worker = update.task.worker;
         self.clocks.tick(worker);
         self.gate.on_push(worker, turn.now());
-        turn.commit_by(self.step, &[update.task], Reason::OnArrival);
+        turn.commit(CommitRequest::of(&[update.task]).step(self.step), Reason::OnArrival);
         self.advance(turn);
     }
 

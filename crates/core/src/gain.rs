@@ -3,8 +3,8 @@
 //! It needs only statistics that aggregation computes anyway: two norms and the mean loss. The norms separate signal
 //! from noise. The curvature of the loss follows from the learning rate, or from the measured decrease of the loss.
 
-use crate::Aggregate;
 use crate::recent::RecentValues;
+use crate::{Aggregate, GradientNoise, RateRule};
 
 /// How the smoothness constant L is estimated: how fast the slope of the loss changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,16 +22,24 @@ pub(crate) enum Smoothness {
 /// The expected decrease of the loss as a function of k.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Gain {
-    /// The gain of a step along the true gradient.
-    descent: f64,
-    /// The loss of gain by the noise of a single gradient.
-    noise: f64,
+    /// ‖∇F‖².
+    gradient: f64,
+    /// The variance of a single gradient.
+    variance: f64,
+    /// L.
+    smoothness: f64,
+    /// The learning rate before the rule.
+    rate: f64,
+    rule: RateRule,
+    noise: GradientNoise,
 }
 
 impl Gain {
-    /// The gain of a step of `k` gradients.
-    pub(crate) fn of(&self, k: usize) -> f64 {
-        self.descent - self.noise / k as f64
+    /// DBW (16): the gain of a step of `k` gradients in a run of `workers` workers, with the rate that the rule gives it.
+    pub(crate) fn of(&self, k: usize, workers: usize) -> f64 {
+        let rate = self.rate * self.rule.factor(k, workers, &self.noise);
+        let step = self.gradient + self.variance / k as f64;
+        rate * self.gradient - rate * rate * self.smoothness / 2.0 * step
     }
 }
 
@@ -39,6 +47,7 @@ impl Gain {
 #[derive(Debug, Clone, Copy)]
 struct IterationSample {
     rate: f64,
+    scheduled_rate: f64,
     loss: f64,
     /// ‖∇F‖²⁺.
     gradient: f64,
@@ -55,22 +64,26 @@ pub(crate) struct GainEstimator {
     /// Single estimates of L.
     measured: RecentValues,
     last: Option<IterationSample>,
+    rule: RateRule,
+    noise: GradientNoise,
 }
 
 impl GainEstimator {
-    /// An estimator that averages over the last `window` iterations (the paper's D).
-    pub(crate) fn new(window: usize, smoothness: Smoothness) -> Self {
+    /// An estimator that averages over the last `window` iterations (the paper's D), in a run under `rule`.
+    pub(crate) fn new(window: usize, smoothness: Smoothness, rule: RateRule) -> Self {
         let [variances, gradients, measured] = [(); 3].map(|()| RecentValues::new(window));
-        GainEstimator { variances, gradients, smoothness, measured, last: None }
+        let noise = GradientNoise::default();
+        GainEstimator { variances, gradients, smoothness, measured, last: None, rule, noise }
     }
 
     /// Adds the statistics of an iteration of `updates` equally weighted gradients.
     pub(crate) fn observe(&mut self, updates: usize, aggregate: &Aggregate) {
-        let Aggregate { loss, rate, sum_of_squares, square_of_sum } = *aggregate;
+        let &Aggregate { loss, rate, scheduled_rate, mean_square, square_of_mean, .. } = aggregate;
+        self.noise.observe(aggregate);
         let k = updates as f64;
         if updates > 1 {
             // DBW (10)
-            self.variances.push(((sum_of_squares - k * square_of_sum) / (k - 1.0)).max(0.0));
+            self.variances.push((k * (mean_square - square_of_mean) / (k - 1.0)).max(0.0));
         }
         // One gradient has no variance: use the mean of the last ones.
         let variance = match updates {
@@ -85,15 +98,15 @@ impl GainEstimator {
         }
         self.last = variance.map(|variance| {
             // DBW (11)
-            let gradient = (square_of_sum - variance / k).max(0.0);
+            let gradient = (square_of_mean - variance / k).max(0.0);
             self.gradients.push(gradient);
-            IterationSample { rate, loss, gradient, step: gradient + variance / k }
+            IterationSample { rate, scheduled_rate, loss, gradient, step: gradient + variance / k }
         });
     }
 
     /// The gain of the next iteration; `None` until the variance, and L where it is measured, can be estimated.
     pub(crate) fn gain(&self) -> Option<Gain> {
-        let rate = self.last?.rate;
+        let rate = self.last?.scheduled_rate;
         let variance = self.variances.mean()?; // DBW (13)
         let gradient = self.gradients.mean()?; // DBW (14)
         let smoothness = match self.smoothness {
@@ -102,10 +115,8 @@ impl GainEstimator {
             // noise would count as a gain.
             Smoothness::Measured => self.measured.mean()?.clamp(0.0, f64::INFINITY),
         };
-        let curvature = rate * rate * smoothness / 2.0;
-        // DBW (16)
-        let gain = Gain { descent: rate * gradient - curvature * gradient, noise: curvature * variance };
-        (gain.descent.is_finite() && gain.noise.is_finite()).then_some(gain)
+        let is_finite = [rate, gradient, variance, smoothness].iter().all(|value| value.is_finite());
+        is_finite.then_some(Gain { gradient, variance, smoothness, rate, rule: self.rule, noise: self.noise })
     }
 }
 
@@ -115,8 +126,8 @@ mod tests {
 
     const RATE: f64 = 0.1;
 
-    fn aggregate(loss: f64, sum_of_squares: f64, square_of_sum: f64) -> Aggregate {
-        Aggregate { loss, rate: RATE, sum_of_squares, square_of_sum }
+    fn aggregate(loss: f64, mean_square: f64, square_of_mean: f64) -> Aggregate {
+        Aggregate { loss, rate: RATE, scheduled_rate: RATE, mean_square, square_of_mean, ..Aggregate::default() }
     }
 
     fn close(found: f64, expected: f64) {
@@ -129,7 +140,7 @@ mod tests {
         for _ in 0..iterations {
             let square = (curvature * position) * (curvature * position);
             let step = square + noise / k as f64;
-            estimator.observe(k, &aggregate(curvature * position * position / 2.0, k as f64 * (square + noise), step));
+            estimator.observe(k, &aggregate(curvature * position * position / 2.0, square + noise, step));
             // The expected loss after the step is as (9) says with L = 3; that fixes the next position.
             let loss = curvature * position * position / 2.0 - RATE * square + curvature * RATE * RATE / 2.0 * step;
             position = (2.0 * loss / curvature).sqrt();
@@ -139,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_quadratic_is_known_after_two_iterations() {
-        let mut estimator = GainEstimator::new(1, Smoothness::Measured);
+        let mut estimator = GainEstimator::new(1, Smoothness::Measured, RateRule::FIXED);
         assert_eq!(estimator.gain(), None);
         let position = follow(&mut estimator, 1, 4, 2.0);
         assert_eq!(estimator.gain(), None);
@@ -147,29 +158,29 @@ mod tests {
         let gain = estimator.gain().unwrap();
         let square = 9.0 * position * position;
         for k in [1, 4, 16] {
-            close(gain.of(k), (RATE - 1.5 * RATE * RATE) * square - 1.5 * RATE * RATE * 8.0 / k as f64);
+            close(gain.of(k, 4), (RATE - 1.5 * RATE * RATE) * square - 1.5 * RATE * RATE * 8.0 / k as f64);
         }
     }
 
     #[test]
     fn with_a_well_chosen_rate_the_gain_is_the_gradient_above_a_third_of_the_noise() {
-        let mut estimator = GainEstimator::new(5, Smoothness::Rate);
-        estimator.observe(4, &aggregate(1.0, 4.0 * (3.0 + 8.0), 3.0 + 2.0));
+        let mut estimator = GainEstimator::new(5, Smoothness::Rate, RateRule::FIXED);
+        estimator.observe(4, &aggregate(1.0, 3.0 + 8.0, 3.0 + 2.0));
         let gain = estimator.gain().unwrap();
         for k in [1, 2, 4] {
-            close(gain.of(k), RATE / 4.0 * (3.0 * 3.0 - 8.0 / k as f64));
+            close(gain.of(k, 4), RATE / 4.0 * (3.0 * 3.0 - 8.0 / k as f64));
         }
     }
 
     #[test]
     fn one_gradient_gives_no_variance() {
-        let mut alone = GainEstimator::new(5, Smoothness::Measured);
+        let mut alone = GainEstimator::new(5, Smoothness::Measured, RateRule::FIXED);
         for loss in [2.0, 1.0, 0.5] {
             alone.observe(1, &aggregate(loss, 4.0, 4.0));
         }
         assert_eq!(alone.gain(), None);
 
-        let mut estimator = GainEstimator::new(5, Smoothness::Measured);
+        let mut estimator = GainEstimator::new(5, Smoothness::Measured, RateRule::FIXED);
         let position = follow(&mut estimator, 3, 4, 2.0);
         let before = estimator.variances.mean();
         follow(&mut estimator, 3, 1, position);
@@ -182,20 +193,20 @@ mod tests {
 
     #[test]
     fn a_negative_curvature_counts_as_zero() {
-        let mut estimator = GainEstimator::new(5, Smoothness::Measured);
+        let mut estimator = GainEstimator::new(5, Smoothness::Measured, RateRule::FIXED);
         for loss in [3.0, 1.0] {
-            estimator.observe(2, &aggregate(loss, 8.0, 3.0));
+            estimator.observe(2, &aggregate(loss, 4.0, 3.0));
         }
         let gain = estimator.gain().unwrap();
-        close(gain.of(1), RATE * 2.0);
-        assert_eq!(gain.of(1), gain.of(9));
+        close(gain.of(1, 4), RATE * 2.0);
+        assert_eq!(gain.of(1, 4), gain.of(9, 4));
     }
 
     #[test]
     fn a_loss_that_is_not_finite_gives_no_gain() {
-        let mut estimator = GainEstimator::new(5, Smoothness::Measured);
+        let mut estimator = GainEstimator::new(5, Smoothness::Measured, RateRule::FIXED);
         for loss in [1.0, f64::NAN] {
-            estimator.observe(2, &aggregate(loss, 8.0, 3.0));
+            estimator.observe(2, &aggregate(loss, 4.0, 3.0));
         }
         assert_eq!(estimator.gain(), None);
     }

@@ -35,6 +35,7 @@ pub mod local_rounds;
 mod loss_guard;
 mod number;
 mod pretrained;
+mod rate_rule;
 mod reason;
 mod recent;
 mod round_trips;
@@ -48,15 +49,16 @@ mod work;
 
 pub use activity::{ActivityChange, Idleness, TaskProgress, WorkerActivities, WorkerActivity};
 pub use contract::{
-    Action, Aggregate, Assignment, Decision, Event, Question, Report, Scheme, Share, TaskId, Until, Update, Version,
-    WorkerId,
+    Action, Aggregate, Assignment, Commit, CommitRequest, Decision, Event, Question, Report, Scheme, Share, TaskId,
+    Until, Update, UpdateNorm, Version, WorkerId,
 };
 pub use dispatch::Dispatch;
 pub use driver::{CommitOutcome, DriveError, Executor};
 pub use lateness::Lateness;
 pub use ledger::{ExpectedEvent, Law, LawBroken, Ledger, LedgerError, Refusal, SampleCounts, Turn};
 pub use pretrained::{Pretrained, PretrainedError, Tensors};
-pub use reason::{Estimate, QuorumChoice, Reason};
+pub use rate_rule::{GradientNoise, RateRule, RateRuleKind};
+pub use reason::{Estimate, QuorumChoice, Reason, ReasonText};
 pub use round_trips::{Memory, RoundTripError, RoundTripTable};
 pub use schemes::{
     BuildContext, BuildScheme, SchemeEntry, SchemeError, SchemeSpec, Setting, SettingDefault, SettingKind, Settings,

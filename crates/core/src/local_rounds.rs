@@ -4,7 +4,8 @@
 //! many iterations each worker does.
 
 use crate::{
-    Aggregate, CommitStep, LocalWork, Question, Reason, Scheme, TaskId, Time, Turn, Until, Update, Work, WorkerId,
+    Aggregate, CommitRequest, CommitStep, LocalWork, Question, Reason, Scheme, TaskId, Time, Turn, Until, Update, Work,
+    WorkerId,
 };
 
 /// A [`LocalPolicy`]'s answer to a worker's question.
@@ -68,7 +69,7 @@ impl<P: LocalPolicy> LocalRounds<P> {
         let (tasks, iterations): (Vec<TaskId>, Vec<u32>) = self.arrived.drain(..).unzip();
         let iterations = iterations.into_iter().map(u64::from).sum();
         let reason = Reason::Averaged { workers: live as u32, iterations };
-        turn.commit_by(CommitStep::Average { rate: self.rate }, &tasks, reason);
+        turn.commit(CommitRequest::of(&tasks).step(CommitStep::Average { rate: self.rate }), reason);
         let workers: Vec<WorkerId> = turn.workers().collect();
         workers.iter().for_each(|&worker| self.policy.on_start(turn.now(), worker));
         workers.iter().for_each(|&worker| self.assign(turn, worker, Reason::NewVersion));

@@ -1,8 +1,10 @@
 //! The reasons for a scheme's decisions.
 
+use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::{Mutex, PoisonError};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::{Span, Time, WorkerId};
 
@@ -134,6 +136,34 @@ pub enum Reason {
         /// When the barrier is planned to open.
         at: Time,
     },
+    /// A reason in the words of a scheme from outside.
+    Own {
+        /// The words.
+        text: ReasonText,
+        /// A number that belongs to them.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        value: Option<f64>,
+    },
+}
+
+/// A scheme's own words for a reason: a clause such as "weighted by staleness".
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct ReasonText(&'static str);
+
+impl<'de> Deserialize<'de> for ReasonText {
+    /// Equal texts are kept once, for as long as the process runs: a scheme has few.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        static TEXTS: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+        let text = String::deserialize(deserializer)?;
+        let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = texts.get(text.as_str()).copied();
+        Ok(ReasonText(known.unwrap_or_else(|| {
+            let text = text.leak();
+            texts.insert(text);
+            text
+        })))
+    }
 }
 
 /// An iteration's gain and length as estimated at its start.
@@ -171,6 +201,16 @@ impl fmt::Display for QuorumChoice {
 }
 
 impl Reason {
+    /// A reason in a scheme's own words, such as "the worker is rested".
+    pub const fn own(text: &'static str) -> Self {
+        Reason::Own { text: ReasonText(text), value: None }
+    }
+
+    /// A reason with a number, such as "weighted by staleness" with 3. A number that is not finite is left out.
+    pub const fn own_value(text: &'static str, value: f64) -> Self {
+        Reason::Own { text: ReasonText(text), value: if value.is_finite() { Some(value) } else { None } }
+    }
+
     /// The estimate that a quorum was chosen by; `None` for schemes without one.
     pub fn estimate(&self) -> Option<Estimate> {
         if let Reason::Chosen { estimate, .. } = self { *estimate } else { None }
@@ -228,6 +268,8 @@ impl fmt::Display for Reason {
                 write!(f, "at the barrier planned for {at} with a wait of {wait}; workers still missing: {others}")
             }
             Reason::BarrierDeadline { at } => write!(f, "timeout of the barrier planned for {at}"),
+            Reason::Own { text: ReasonText(text), value: None } => f.write_str(text),
+            Reason::Own { text: ReasonText(text), value: Some(value) } => write!(f, "{text}: {value}"),
         }
     }
 }

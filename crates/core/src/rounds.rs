@@ -3,7 +3,9 @@
 //! All k-of-n schemes share this code. They differ in the [`Quorum`], which chooses k, and in the [`Sizing`], which
 //! chooses each worker's number of samples.
 
-use crate::{Aggregate, Dispatch, Reason, Scheme, Span, TaskId, Time, Turn, Until, Update, Version, WorkerId};
+use crate::{
+    Aggregate, CommitRequest, Dispatch, Reason, Scheme, Span, TaskId, Time, Turn, Until, Update, Version, WorkerId,
+};
 
 /// The arrival of a gradient, in time or late.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -119,7 +121,7 @@ impl<Q: Quorum, S: Sizing> Rounds<Q, S> {
     fn advance(&mut self, turn: &mut Turn<'_>, reason: Reason) {
         let waited_for = self.waited_for(turn);
         if waited_for > 0 && self.arrived.len() >= waited_for {
-            turn.commit(&self.arrived, self.quorum.reason(waited_for, turn.live()));
+            turn.commit(CommitRequest::of(&self.arrived), self.quorum.reason(waited_for, turn.live()));
             // The next turn confirms the commit and chooses the new k. Dispatch needs neither.
             self.assigned = 0;
             let workers: Vec<WorkerId> = turn.workers().collect();

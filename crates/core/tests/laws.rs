@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use paceline_core::run_times::{Draws, Size};
 use paceline_core::{
-    Action, Aggregate, Assignment, Event, Ledger, LedgerError, LocalLength, Pretrained, Refusal, Report, SampleCounts,
-    SchemeEntry, SchemeSpec, Setup, Span, TaskId, Time, Until, Version, WorkerActivities, WorkerActivity, WorkerId,
-    catalogue,
+    Action, Aggregate, Assignment, Commit, Event, Ledger, LedgerError, LocalLength, Pretrained, Refusal, Report,
+    SampleCounts, SchemeEntry, SchemeSpec, Setup, Span, TaskId, Time, Until, Version, WorkerActivities, WorkerActivity,
+    WorkerId, catalogue,
 };
 use proptest::prelude::*;
 
@@ -41,8 +41,13 @@ fn pretrained() -> Pretrained {
 /// k.
 fn aggregate_of(version: Version) -> Option<Aggregate> {
     let wave = (version.0 as f64 * 1.7).sin();
-    let aggregate =
-        Aggregate { loss: 1.0 + 0.5 * wave, rate: 0.1, sum_of_squares: 8.0 + 6.0 * wave, square_of_sum: 1.0 };
+    let aggregate = Aggregate {
+        loss: 1.0 + 0.5 * wave,
+        rate: 0.1,
+        mean_square: 2.0 + 1.5 * wave,
+        square_of_mean: 1.0,
+        ..Aggregate::default()
+    };
     (!version.0.is_multiple_of(7)).then_some(aggregate)
 }
 
@@ -163,7 +168,7 @@ impl ExpectedState {
 
     fn carry_out(&mut self, action: &Action) {
         match action {
-            Action::Commit { version, updates, .. } => {
+            Action::Commit(Commit { version, updates, .. }) => {
                 self.version += 1;
                 self.committed.clear();
                 assert_eq!(version.0, self.version, "versions rise by one");
@@ -243,7 +248,7 @@ impl LedgerDriver {
     fn new(spec: &str) -> Self {
         let mut spec: SchemeSpec = spec.parse().unwrap();
         spec.context.pretrained = Some(Arc::new(pretrained()));
-        let setup = Setup { workers: WORKERS, batch: 3, dispatch: None };
+        let setup = Setup::new(WORKERS, 3);
         LedgerDriver {
             ledger: Ledger::new(spec.build(&setup).unwrap()),
             activities: WorkerActivities::default(),
@@ -256,7 +261,7 @@ impl LedgerDriver {
     fn feed(&mut self, event: Event) -> Result<(), LedgerError> {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
-            let decisions = self.ledger.handle(self.now, event)?.to_vec();
+            let decisions = self.ledger.handle(self.now, event.clone())?.to_vec();
             self.activities.observe(self.now, &event, &decisions, |_| {});
             if let Event::Broken { task } = event {
                 assert!(decisions.is_empty());
@@ -266,7 +271,7 @@ impl LedgerDriver {
             }
             for decision in decisions {
                 self.expected.carry_out(&decision.action);
-                if let Action::Commit { version, updates, .. } = decision.action {
+                if let Action::Commit(Commit { version, updates, .. }) = decision.action {
                     events.push_back(Event::Committed { version, aggregate: aggregate_of(version) });
                     // Now and then some of the updates are broken.
                     let broken = updates.iter().filter(|share| (version.0 + share.task.number).is_multiple_of(5));

@@ -1,17 +1,18 @@
 //! The ledger detects schemes that break its laws, and refuses invalid events.
 
 use paceline_core::{
-    Action, CommitStep, Event, Law, Ledger, LedgerError, LocalLength, LocalWork, Question, Reason, Refusal,
-    ReplicaStart, Report, SampleCounts, Scheme, Span, TaskId, Time, Turn, Until, Update, Version, Work, WorkerId,
+    Action, CommitRequest, CommitStep, Event, Law, Ledger, LedgerError, LocalLength, LocalWork, Question, Reason,
+    Refusal, ReplicaStart, Report, SampleCounts, Scheme, Span, TaskId, Time, Turn, Until, Update, Version, Work,
+    WorkerId,
 };
 
 type OnJoined = fn(&mut Turn<'_>, WorkerId);
 type OnReported = fn(&mut Turn<'_>, &Update);
 
 /// A scheme made of two functions. It does nothing when a worker leaves.
-struct FunctionScheme(OnJoined, OnReported);
+struct FunctionScheme<R>(OnJoined, R);
 
-impl Scheme for FunctionScheme {
+impl<R: Fn(&mut Turn<'_>, &Update) + Send> Scheme for FunctionScheme<R> {
     fn on_joined(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
         self.0(turn, worker);
     }
@@ -30,7 +31,7 @@ fn work(turn: &mut Turn<'_>, worker: WorkerId) {
     turn.assign(worker, 1, Reason::Joined);
 }
 
-fn ledger(on_joined: OnJoined, on_reported: OnReported) -> Ledger {
+fn ledger(on_joined: OnJoined, on_reported: impl Fn(&mut Turn<'_>, &Update) + Send + 'static) -> Ledger {
     Ledger::new(Box::new(FunctionScheme(on_joined, on_reported)))
 }
 
@@ -42,7 +43,7 @@ fn reported(worker: WorkerId, number: u64) -> Event {
 }
 
 /// Two workers join, then the first one reports. Returns the law that the scheme breaks.
-fn law_broken(on_joined: OnJoined, on_reported: OnReported) -> Law {
+fn law_broken(on_joined: OnJoined, on_reported: impl Fn(&mut Turn<'_>, &Update) + Send + 'static) -> Law {
     let mut ledger = ledger(on_joined, on_reported);
     let events = [Event::Joined { worker: ZERO }, Event::Joined { worker: ONE }, reported(ZERO, 0)];
     for event in events {
@@ -95,18 +96,30 @@ fn each_broken_law_is_named() {
         law_broken(|turn, _| turn.wake(Span::ZERO, Reason::Joined), nothing),
         Law::TimerInThePast { at: Time(1), now: Time(1) }
     );
-    assert_eq!(law_broken(work, |turn, _| turn.commit(&[], Reason::OnArrival)), Law::EmptyCommit);
+    assert_eq!(law_broken(work, |turn, _| turn.commit(CommitRequest::of(&[]), Reason::OnArrival)), Law::EmptyCommit);
     assert_eq!(
         law_broken(work, |turn, update| {
-            turn.commit(&[update.task], Reason::OnArrival);
+            turn.commit(CommitRequest::of(&[update.task]), Reason::OnArrival);
             turn.discard(update.task, Reason::OnArrival);
         }),
         Law::NothingToSettle { task }
     );
     assert_eq!(
-        law_broken(work, |turn, update| turn.commit(&[update.task, update.task], Reason::OnArrival)),
+        law_broken(work, |turn, update| turn.commit(CommitRequest::of(&[update.task, update.task]), Reason::OnArrival)),
         Law::NothingToSettle { task }
     );
+    for weight in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let broken = law_broken(work, move |turn, update| {
+            turn.commit(CommitRequest::weighted(&[(update.task, weight)]), Reason::OnArrival);
+        });
+        assert!(matches!(broken, Law::BadWeight { task: bad, .. } if bad == task), "{broken}");
+    }
+    for factor in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let broken = law_broken(work, move |turn, update| {
+            turn.commit(CommitRequest::of(&[update.task]).rate_factor(factor), Reason::OnArrival);
+        });
+        assert!(matches!(broken, Law::BadRateFactor { .. }), "{broken}");
+    }
     // A worker may wait for another one that works, but not for itself.
     assert_eq!(
         law_broken(work, |turn, _| turn.hold(ZERO, Until::Worker(ZERO), Reason::Contributed)),
@@ -115,9 +128,31 @@ fn each_broken_law_is_named() {
 }
 
 #[test]
+fn a_scheme_chooses_weights_and_a_factor_on_the_rate() {
+    let mut ledger = ledger(work, |turn, update| {
+        if update.task.worker == ONE {
+            let [zero, one] = [ZERO, ONE].map(|worker| TaskId { worker, number: 0 });
+            let request = CommitRequest::weighted(&[(one, 3.0), (zero, 1.0)]).rate_factor(0.5);
+            turn.commit(request, Reason::own_value("three to one", 3.0));
+        }
+        while let Some(worker) = turn.next_unsettled() {
+            turn.assign(worker, 1, Reason::own("more"));
+        }
+    });
+    for event in [Event::Joined { worker: ZERO }, Event::Joined { worker: ONE }, reported(ZERO, 0)] {
+        ledger.handle(Time(1), event).unwrap();
+    }
+    let decision = ledger.handle(Time(1), reported(ONE, 0)).unwrap()[0].clone();
+    let Action::Commit(commit) = &decision.action else { panic!("{decision:?}") };
+    let shares: Vec<_> = commit.updates.iter().map(|share| (share.task.worker, share.weight)).collect();
+    assert_eq!(shares, [(ZERO, 0.25), (ONE, 0.75)], "by rank, scaled to add up to one");
+    assert_eq!((commit.rate_factor, decision.reason.to_string()), (0.5, "three to one: 3".into()));
+}
+
+#[test]
 fn invalid_events_are_refused_and_change_nothing() {
     let mut ledger = ledger(work, |turn, update| {
-        turn.commit(&[update.task], Reason::OnArrival);
+        turn.commit(CommitRequest::of(&[update.task]), Reason::OnArrival);
         turn.assign(update.task.worker, 1, Reason::Free);
     });
     let task = |number| TaskId { worker: ZERO, number };
@@ -160,8 +195,8 @@ fn a_broken_update_of_the_last_commit_does_not_count() {
             if update.task.worker == ZERO {
                 turn.hold(ZERO, Until::Commit, Reason::Contributed);
             } else {
-                turn.commit(&[TaskId { worker: ZERO, number: 0 }], Reason::OnArrival);
-                turn.commit(&[update.task], Reason::OnArrival);
+                turn.commit(CommitRequest::of(&[TaskId { worker: ZERO, number: 0 }]), Reason::OnArrival);
+                turn.commit(CommitRequest::of(&[update.task]), Reason::OnArrival);
                 while let Some(worker) = turn.next_unsettled() {
                     turn.assign(worker, 1, Reason::Free);
                 }
@@ -207,6 +242,10 @@ fn a_timer_ends_the_waits_for_it() {
 type OnAsked = fn(&mut Turn<'_>, WorkerId);
 
 /// A scheme that assigns local iterations of one sample each and averages the updates.
+fn average(update: &Update) -> CommitRequest {
+    CommitRequest::of(&[update.task]).step(CommitStep::Average { rate: 1.0 })
+}
+
 struct LocalScheme(LocalLength, OnAsked);
 
 impl LocalScheme {
@@ -226,7 +265,7 @@ impl Scheme for LocalScheme {
     }
     fn on_left(&mut self, _turn: &mut Turn<'_>, _worker: WorkerId) {}
     fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update) {
-        turn.commit_by(CommitStep::Average { rate: 1.0 }, &[update.task], Reason::OnArrival);
+        turn.commit(average(update), Reason::OnArrival);
         self.assign(turn, update.task.worker);
     }
     fn on_asked(&mut self, turn: &mut Turn<'_>, question: &Question) {
@@ -273,11 +312,7 @@ fn answers_that_break_a_law_are_detected() {
     assert_eq!(law_broken_by_answer(LocalLength::AskAndWait, none), Law::NoSamples { worker: ONE });
     let task = TaskId { worker: ZERO, number: 0 };
     assert_eq!(
-        law_broken(work, |turn, update| turn.commit_by(
-            CommitStep::Average { rate: 1.0 },
-            &[update.task],
-            Reason::Free
-        )),
+        law_broken(work, |turn, update| turn.commit(average(update), Reason::Free)),
         Law::WrongStep { task, local: false }
     );
 }
@@ -319,7 +354,7 @@ fn questions_follow_each_iteration_and_reports_follow_a_collect() {
 fn an_update_with_newer_work_queued_behind_it_is_never_committed() {
     // The second worker's update makes a new version, which is queued for the first worker behind its present task.
     let on_reported = |turn: &mut Turn<'_>, update: &Update| {
-        turn.commit(&[update.task], Reason::OnArrival);
+        turn.commit(CommitRequest::of(&[update.task]), Reason::OnArrival);
         turn.assign(ZERO, 1, Reason::NewVersion);
         if turn.is_idle(ONE) {
             turn.assign(ONE, 1, Reason::NewVersion);

@@ -4,8 +4,8 @@ mod common;
 
 use common::{TransportKind, job, run};
 use paceline_core::{
-    Decision, Event, Reason, Scheme, SchemeEntry, SchemeError, SchemeSpec, Setting, SettingDefault, Settings, Setup,
-    Time, Turn, Until, Update, UpperBound, WorkerId, add_scheme, catalogue,
+    CommitRequest, Decision, Event, Reason, Scheme, SchemeEntry, SchemeError, SchemeSpec, Setting, SettingDefault,
+    Settings, Setup, Time, Turn, Until, Update, UpperBound, WorkerId, add_scheme, catalogue,
 };
 use paceline_net::TransportOptions;
 use paceline_runtime::{EventLog, EventLogHeader, Job, Observer, ServerObserver, replay};
@@ -94,7 +94,7 @@ impl Scheme for Grouped {
     }
 
     fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update) {
-        turn.commit(&[update.task], Reason::OnArrival);
+        turn.commit(CommitRequest::of(&[update.task]), Reason::OnArrival);
         self.release(turn);
     }
 }
@@ -116,7 +116,7 @@ fn a_scheme_from_outside_reaches_its_target_and_its_events_replay() {
     }
     let error = |text: &str| {
         let spec = text.parse::<SchemeSpec>().unwrap();
-        spec.build(&Setup { workers: 4, batch: 1, dispatch: None }).err().map(|error| error.to_string())
+        spec.build(&Setup::new(4, 1)).err().map(|error| error.to_string())
     };
     assert_eq!(error("grouped:group=5").unwrap(), "scheme 'grouped': group=5; expected 1 to 4");
     assert_eq!(

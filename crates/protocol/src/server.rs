@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use paceline_core::{
-    Action, CommitOutcome, CommitStep, Decision, DriveError, Event, Executor, Lateness, Ledger, LedgerError,
-    LocalLength, Share, Span, TaskId, Time, WorkerId,
+    Action, Commit, CommitOutcome, Decision, DriveError, Event, Executor, Lateness, Ledger, LedgerError, LocalLength,
+    Share, Span, TaskId, Time, WorkerId,
 };
 use paceline_store::OptimizerSpec;
 use subtle::ConstantTimeEq;
@@ -118,7 +118,7 @@ pub trait ServerHost {
     ///
     /// # Errors
     /// If the run can't continue.
-    fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Result<CommitOutcome, Self::Error>;
+    fn commit(&mut self, commit: &Commit, live: usize) -> Result<CommitOutcome, Self::Error>;
 
     /// An event led to these decisions, which are carried out next.
     ///
@@ -837,13 +837,13 @@ impl<H: ServerHost> Executor for HostExecutor<'_, H> {
         self.host.begin_turn(at, event, decisions)
     }
 
-    fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Result<CommitOutcome, H::Error> {
-        for Share { task, .. } in updates {
+    fn commit(&mut self, commit: &Commit, live: usize) -> Result<CommitOutcome, H::Error> {
+        for Share { task, .. } in commit.updates.iter() {
             if let Some((_, session)) = self.session(task.worker) {
                 session.committed = Some(task.number);
             }
         }
-        self.host.commit(updates, step, live)
+        self.host.commit(commit, live)
     }
 
     fn carry_out(&mut self, _: Time, action: &Action) -> Result<(), H::Error> {

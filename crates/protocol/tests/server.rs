@@ -3,8 +3,8 @@
 use std::convert::Infallible;
 
 use paceline_core::{
-    Aggregate, CommitOutcome, CommitStep, Decision, Event, Ledger, Scheme, SchemeSpec, Setup, Share, Span, TaskId,
-    Time, Turn, Update, WorkerId,
+    Aggregate, Commit, CommitOutcome, Decision, Event, Ledger, Scheme, SchemeSpec, Setup, Span, TaskId, Time, Turn,
+    Update, WorkerId,
 };
 use paceline_protocol::{
     Fingerprint, GradientLocation, Notice, PayloadFormat, PeerTrust, ServerConfig, ServerHost, ServerProtocol,
@@ -53,7 +53,7 @@ impl ServerHost for RecordingHost {
 
     fn discard(&mut self, _: TaskId) {}
 
-    fn commit(&mut self, _: &[Share], _: CommitStep, _: usize) -> Result<CommitOutcome, Infallible> {
+    fn commit(&mut self, _: &Commit, _: usize) -> Result<CommitOutcome, Infallible> {
         Ok(CommitOutcome::default())
     }
 
@@ -78,7 +78,7 @@ impl ServerHost for RecordingHost {
 }
 
 fn bsp(workers: usize) -> Box<dyn Scheme> {
-    let setup = Setup { workers, batch: 4, dispatch: None };
+    let setup = Setup::new(workers, 4);
     "bsp".parse::<SchemeSpec>().unwrap().build(&setup).unwrap()
 }
 

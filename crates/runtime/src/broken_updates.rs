@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 
 use paceline_core::{CommitOutcome, Share, TaskId, WorkerId};
 
-use crate::CommitResult;
-
 /// With this many broken updates in a row, a worker is dismissed.
 const LIMIT: u32 = 3;
 
@@ -42,11 +40,9 @@ impl BrokenUpdates {
         format!("the update of {task} is the third in a row that is not finite")
     }
 
-    /// Records the result of a commit of `updates`. `live` is the number of workers.
-    pub fn settle(&mut self, updates: &[Share], result: CommitResult, live: usize) -> (CommitOutcome, Remedy) {
-        let broken: Vec<TaskId> = result.broken.into_iter().map(|index| updates[index].task).collect();
-        let remedy = self.on_commit(updates.iter().map(|share| share.task), &broken, live);
-        (CommitOutcome { aggregate: result.aggregate, broken }, remedy)
+    /// Records what became of a commit of `updates`. `live` is the number of workers.
+    pub fn settle(&mut self, updates: &[Share], outcome: &CommitOutcome, live: usize) -> Remedy {
+        self.on_commit(updates.iter().map(|share| share.task), &outcome.broken, live)
     }
 
     /// Records a commit of the updates `all`, of which `broken` were left out. `live` is the number of workers.

@@ -12,8 +12,8 @@ use paceline_store::{CheckpointFolder, CheckpointView, Optimizer};
 use paceline_workload::Workload;
 use serde::{Deserialize, Serialize};
 
-use crate::ModelState;
 use crate::run_folder::{RunFolderError, at};
+use crate::{ModelState, RateState};
 
 /// How many checkpoints are kept.
 const KEPT: usize = 3;
@@ -33,6 +33,7 @@ struct PendingCheckpoint {
     version: u64,
     parameters: Vec<f32>,
     optimizer: Optimizer,
+    rate: RateState,
     state: SchemeState,
     /// The event log, which must be on disk before the checkpoint that relies on it.
     events: File,
@@ -116,6 +117,7 @@ impl Checkpointer {
             version: state.version,
             parameters: state.parameters.to_vec(),
             optimizer: state.optimizer.clone(),
+            rate: state.rate,
             state: SchemeState { events },
             events: events_file,
         };
@@ -173,16 +175,17 @@ impl Checkpointer {
 }
 
 fn write(folder: &CheckpointFolder, workload: &dyn Workload, copy: &PendingCheckpoint) -> Result<u64, String> {
-    let PendingCheckpoint { version, parameters, optimizer, state, events } = copy;
+    let PendingCheckpoint { version, parameters, optimizer, rate, state, events } = copy;
     events.sync_data().map_err(|error| format!("the event log can't be synced to disk: {error}"))?;
     let state = serde_json::to_string(state).map_err(|error| error.to_string())?;
+    let rate = serde_json::to_string(rate).map_err(|error| error.to_string())?;
     let view = CheckpointView {
         version: *version,
         layout: workload.layout(),
         parameters,
         optimizer,
         scheme_state: &state,
-        extra: "",
+        rate_state: &rate,
     };
     folder.save(&view).map(|_| *version).map_err(|error| error.to_string())
 }
@@ -203,7 +206,8 @@ mod tests {
         let mut checkpointer = Checkpointer::new(folder.path(), workload, Duration::ZERO).unwrap();
         let stream = folder.path().join("events.jsonl");
         for version in 1..=20 {
-            let state = ModelState { version, parameters: &parameters, optimizer: &optimizer };
+            let state =
+                ModelState { version, parameters: &parameters, optimizer: &optimizer, rate: RateState::default() };
             assert_eq!(checkpointer.save(&state, version, File::create(&stream)), None);
         }
         assert_eq!(checkpointer.finish(), None);

@@ -6,7 +6,9 @@
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader, Read, Write};
 
-use paceline_core::{Decision, Dispatch, Event, Ledger, LedgerError, SchemeError, SchemeSpec, Setup, Time, WorkerId};
+use paceline_core::{
+    Decision, Dispatch, Event, Ledger, LedgerError, RateRule, SchemeError, SchemeSpec, Setup, Time, WorkerId,
+};
 use paceline_spec::LineLimit;
 use paceline_store::TensorFileError;
 use serde::{Deserialize, Serialize};
@@ -16,7 +18,7 @@ use crate::monitor::{Monitor, Observer};
 use crate::pretrained::load_pretrained;
 
 /// The format that is written, and the only one that is read.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 
 /// What the header of every format has.
 #[derive(Deserialize)]
@@ -38,16 +40,20 @@ pub struct EventLogHeader {
     pub batch: u32,
     /// How work is dispatched, if the user chose.
     pub dispatch: Option<Dispatch>,
+    /// How the learning rate of a step depends on its number of gradients.
+    pub rate_rule: RateRule,
 }
 
 impl EventLogHeader {
     /// The header of a run of `scheme` with `setup`.
     pub fn new(scheme: SchemeSpec, setup: &Setup) -> Self {
-        EventLogHeader { format: FORMAT, scheme, workers: setup.workers, batch: setup.batch, dispatch: setup.dispatch }
+        let Setup { workers, batch, dispatch, rate_rule } = *setup;
+        EventLogHeader { format: FORMAT, scheme, workers, batch, dispatch, rate_rule }
     }
 
     fn setup(&self) -> Setup {
-        Setup { workers: self.workers, batch: self.batch, dispatch: self.dispatch }
+        let &EventLogHeader { workers, batch, dispatch, rate_rule, .. } = self;
+        Setup { workers, batch, dispatch, rate_rule }
     }
 }
 
@@ -320,7 +326,8 @@ impl ReplayState {
         };
         for turn in turns.by_ref().take(limit.map_or(usize::MAX, |limit| limit as usize)) {
             let (line, EventLine { time, event, decisions }) = turn?;
-            let decided = state.ledger.handle(time, event).map_err(|error| ReplayError::Ledger { line, error })?;
+            let decided =
+                state.ledger.handle(time, event.clone()).map_err(|error| ReplayError::Ledger { line, error })?;
             if let Some(position) = first_difference(&decisions, decided) {
                 let at = |list: &[Decision]| list.get(position).cloned().map(Box::new);
                 let (recorded, decided) = (at(&decisions), at(decided));
@@ -349,11 +356,11 @@ fn first_difference(recorded: &[Decision], decided: &[Decision]) -> Option<usize
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paceline_core::{Aggregate, Report, Span, TaskId, Version, WorkerId};
+    use paceline_core::{Aggregate, Report, Span, TaskId, UpdateNorm, Version, WorkerId};
 
     fn recorded() -> String {
         let scheme: SchemeSpec = "backup:k=1".parse().unwrap();
-        let setup = Setup { workers: 2, batch: 4, dispatch: None };
+        let setup = Setup::new(2, 4);
         let mut ledger = Ledger::new(scheme.build(&setup).unwrap());
         let mut bytes = Vec::new();
         let mut log = EventLog::new(&mut bytes, &EventLogHeader::new(scheme, &setup)).unwrap();
@@ -362,13 +369,19 @@ mod tests {
             report: Report { compute: Span(7), cpu: Some(0.25), ..Report::default() },
         };
         // A model that has diverged.
-        let aggregate =
-            Aggregate { loss: f64::NAN, rate: 1.0, sum_of_squares: f64::INFINITY, square_of_sum: f64::NEG_INFINITY };
+        let aggregate = Aggregate {
+            loss: f64::NAN,
+            rate: 1.0,
+            scheduled_rate: 1.0,
+            mean_square: f64::INFINITY,
+            square_of_mean: f64::NEG_INFINITY,
+            norms: [UpdateNorm { task: TaskId { worker: WorkerId(1), number: 0 }, square: 2.5 }].into(),
+        };
         let committed = Event::Committed { version: Version(1), aggregate: Some(aggregate) };
         let broken = Event::Broken { task: TaskId { worker: WorkerId(1), number: 0 } };
         let [first, second] = [0, 1].map(|worker| Event::Joined { worker: WorkerId(worker) });
         for event in [first, second, report, committed, broken] {
-            let decisions = ledger.handle(Time(9), event).unwrap();
+            let decisions = ledger.handle(Time(9), event.clone()).unwrap();
             log.on_turn(Time(9), &event, decisions);
         }
         log.finish().unwrap();
@@ -381,8 +394,7 @@ mod tests {
         // Two first assignments; then the commit and both workers' next work.
         assert_eq!((replayed.events, replayed.decisions), (5, 5));
         let mut again = Vec::new();
-        let header =
-            EventLogHeader::new("backup:k=1".parse().unwrap(), &Setup { workers: 2, batch: 4, dispatch: None });
+        let header = EventLogHeader::new("backup:k=1".parse().unwrap(), &Setup::new(2, 4));
         let mut log = EventLog::new(&mut again, &header).unwrap();
         assert_eq!(read_events(recorded().as_bytes(), &mut log).unwrap(), header);
         log.finish().unwrap();
@@ -397,7 +409,7 @@ mod tests {
         assert!(error.starts_with("line 4, 0.000 s: decision 2 differs"), "{error}");
         let bad = stream.lines().take(3).chain(["{", ""]).collect::<Vec<_>>().join("\n");
         assert!(replay(bad.as_bytes()).unwrap_err().to_string().starts_with("line 4 is not a line of an event log"));
-        let other = stream.replacen("\"format\":2", "\"format\":9", 1);
+        let other = stream.replacen("\"format\":3", "\"format\":9", 1);
         assert!(replay(other.as_bytes()).unwrap_err().to_string().contains("format 9"));
         assert!(matches!(replay(&b""[..]), Err(ReplayError::Empty)));
         let state = ReplayState::read(stream.as_bytes(), 2).unwrap();

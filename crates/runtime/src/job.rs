@@ -6,7 +6,7 @@ use paceline_core::{SchemeSpec, Setup, Span};
 use paceline_store::{OptimizerSpec, Schedule};
 use paceline_workload::Workload;
 
-use crate::Goals;
+use crate::{Goals, RateSpec};
 
 /// What is trained, how, and until when.
 #[derive(Clone)]
@@ -37,4 +37,11 @@ pub struct Job {
     pub timeout: Span,
     /// The seed of everything random.
     pub seed: u64,
+}
+
+impl Job {
+    /// What sets the learning rate.
+    pub fn rate_spec(&self) -> RateSpec {
+        RateSpec { base: self.rate, schedule: self.schedule, rule: self.setup.rate_rule }
+    }
 }

@@ -29,6 +29,7 @@ mod interrupt;
 mod job;
 mod monitor;
 mod pretrained;
+mod rate_control;
 mod replica;
 mod resume;
 mod retrying_file;
@@ -50,6 +51,7 @@ pub use job::Job;
 pub use monitor::{Iteration, Monitor, Observer, RunInfo, Summary, WorkerTimes};
 pub use paceline_protocol::Notice;
 pub use pretrained::{load_pretrained, read_pretrained, write_pretrained};
+pub use rate_control::{RateSpec, RateState};
 pub use replica::{LocalReplica, pulled_replica, replica_at};
 pub use resume::ResumePoint;
 pub use run_folder::{
@@ -59,4 +61,4 @@ pub use run_folder::{
 pub use server_observer::{ModelState, ServerObserver};
 pub use status::{Health, SharedStatus, Status, WorkerStatus};
 pub use tensorboard::ScalarLog;
-pub use trainer::{CommitResult, Contribution, Stepper, Trainer, compensate};
+pub use trainer::{Contribution, Stepper, Trainer, compensate};

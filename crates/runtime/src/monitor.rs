@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use paceline_core::{
-    Action, ActivityChange, Decision, Event, Reason, Report, SampleCounts, Span, TaskId, Time, WorkerActivities,
-    WorkerId,
+    Action, ActivityChange, Commit, Decision, Event, Reason, Report, SampleCounts, Span, TaskId, Time,
+    WorkerActivities, WorkerId,
 };
 use paceline_protocol::Notice;
 use paceline_workload::Evaluation;
@@ -233,7 +233,7 @@ impl Monitor {
         let mut done = None;
         match event {
             Event::Committed { aggregate, .. } => {
-                let loss = aggregate.map(|aggregate| aggregate.loss);
+                let loss = aggregate.as_ref().map(|aggregate| aggregate.loss);
                 let commit = self.pending.pop_front();
                 done = commit.map(|(updates, reason)| self.stepped(now, updates, loss, reason));
             }
@@ -251,7 +251,7 @@ impl Monitor {
         self.activities = activities;
         for decision in decisions {
             match &decision.action {
-                Action::Commit { updates, .. } => self.pending.push_back((updates.len(), decision.reason)),
+                Action::Commit(Commit { updates, .. }) => self.pending.push_back((updates.len(), decision.reason)),
                 Action::Discard { .. } => self.discarded += 1,
                 Action::Interrupt { .. } => self.interrupted += 1,
                 _ => {}

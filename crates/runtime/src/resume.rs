@@ -3,10 +3,11 @@
 use std::fs::File;
 
 use paceline_store::{Checkpoint, CheckpointFolder, LatestCheckpoint, Optimizer};
+use serde::de::DeserializeOwned;
 
 use crate::checkpointer::{CHECKPOINTS, SchemeState};
 use crate::run_folder::{EVENTS, RunFolderError, at};
-use crate::{EventLogHeader, FolderLock, Job, ReplayState};
+use crate::{EventLogHeader, FolderLock, Job, RateState, ReplayState};
 
 /// Where a run resumes.
 pub struct ResumePoint {
@@ -14,6 +15,8 @@ pub struct ResumePoint {
     pub replayed: ReplayState,
     /// The model and the optimizer in that state.
     pub checkpoint: Checkpoint,
+    /// What the learning rate depends on.
+    pub rate: RateState,
     /// How many events led to it.
     pub events: u64,
     /// Newer checkpoints that could not be read, and why.
@@ -33,14 +36,12 @@ impl ResumePoint {
         let LatestCheckpoint { checkpoint, skipped } =
             CheckpointFolder::create(folder.join(CHECKPOINTS), 1)?.latest(layout)?;
         let skipped: Vec<String> = skipped.iter().map(ToString::to_string).collect();
-        let (checkpoint, SchemeState { events }) = match checkpoint {
+        let (checkpoint, SchemeState { events }, rate) = match checkpoint {
             Some(checkpoint) => {
-                let state = serde_json::from_str(&checkpoint.scheme_state).map_err(|error| {
-                    RunFolderError::SchemeState { text: checkpoint.scheme_state.clone(), error: error.to_string() }
-                })?;
-                (checkpoint, state)
+                let (state, rate) = (parse(&checkpoint.scheme_state)?, parse(&checkpoint.rate_state)?);
+                (checkpoint, state, rate)
             }
-            None if skipped.is_empty() => (initial(job), SchemeState { events: 0 }),
+            None if skipped.is_empty() => (initial(job), SchemeState { events: 0 }, RateState::default()),
             None => return Err(RunFolderError::NoGoodCheckpoint { problems: skipped.join("; ") }),
         };
         if checkpoint.optimizer.spec() != job.optimizer {
@@ -59,8 +60,13 @@ impl ResumePoint {
                 checkpoint: checkpoint.version,
             });
         }
-        Ok(ResumePoint { replayed, checkpoint, events, skipped })
+        Ok(ResumePoint { replayed, checkpoint, rate, events, skipped })
     }
+}
+
+fn parse<T: DeserializeOwned>(text: &str) -> Result<T, RunFolderError> {
+    let invalid = |error: serde_json::Error| RunFolderError::SavedState { text: text.into(), error: error.to_string() };
+    serde_json::from_str(text).map_err(invalid)
 }
 
 fn initial(job: &Job) -> Checkpoint {
@@ -69,6 +75,6 @@ fn initial(job: &Job) -> Checkpoint {
         parameters: job.workload.initial(job.seed),
         optimizer: Optimizer::new(job.optimizer, job.workload.layout().trainable()),
         scheme_state: String::new(),
-        extra: String::new(),
+        rate_state: String::new(),
     }
 }

@@ -93,9 +93,9 @@ pub enum RunFolderError {
         /// What is wrong with each.
         problems: String,
     },
-    /// A checkpoint does not say how many events led to it.
-    #[error("the checkpoint's scheme state '{text}': {error}")]
-    SchemeState {
+    /// A checkpoint's state of the scheme or of the learning rate can't be read.
+    #[error("the checkpoint's state '{text}': {error}")]
+    SavedState {
         /// What it says.
         text: String,
         /// What is wrong with it.

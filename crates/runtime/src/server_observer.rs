@@ -2,7 +2,7 @@
 
 use paceline_store::Optimizer;
 
-use crate::Observer;
+use crate::{Observer, RateState};
 
 /// The state of the model at a moment at which no update is pending. A run can resume from it, given its event log.
 #[derive(Debug, Clone, Copy)]
@@ -13,6 +13,8 @@ pub struct ModelState<'a> {
     pub parameters: &'a [f32],
     /// The optimizer with its state.
     pub optimizer: &'a Optimizer,
+    /// What the learning rate depends on.
+    pub rate: RateState,
 }
 
 /// Follows a run on a server.

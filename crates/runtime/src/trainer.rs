@@ -3,32 +3,25 @@
 use std::panic::resume_unwind;
 use std::thread;
 
-use paceline_core::{Aggregate, CommitStep};
+use paceline_core::{Aggregate, Commit, CommitOutcome, CommitStep, Share, TaskId, UpdateNorm, Version, WorkerId};
 use paceline_store::{
-    BLOCK, Layout, NextState, Norms, Optimizer, OptimizerSpec, OptimizerStep, Schedule, ShardNorms, Shards,
-    aggregate_shard,
+    BLOCK, Layout, NextState, Norms, Optimizer, OptimizerSpec, OptimizerStep, ShardNorms, Shards, aggregate_shard,
 };
 use paceline_workload::Workload;
+
+use crate::rate_control::{RateControl, RateSpec, RateState};
 
 /// One update's part in a commit: its gradient, weight and mean training loss.
 #[derive(Debug, Clone, Copy)]
 pub struct Contribution<'a> {
+    /// The update.
+    pub task: TaskId,
     /// The gradient, as long as the layout.
     pub gradient: &'a [f32],
     /// Its weight in the sum.
     pub weight: f32,
     /// The mean loss of its samples.
     pub loss: f64,
-}
-
-/// What became of a commit.
-#[derive(Debug, Clone, PartialEq)]
-pub struct CommitResult {
-    /// Statistics of the contributions that count; `None` if all are broken.
-    pub aggregate: Option<Aggregate>,
-    /// The positions of the broken contributions, ascending: a value, the sum of squares or the loss is not finite.
-    /// They are left out whole.
-    pub broken: Vec<usize>,
 }
 
 /// Steps a model whose parameters are stored elsewhere: sums gradients and applies the sum.
@@ -41,30 +34,21 @@ pub struct Stepper {
     trainable: usize,
     optimizer: Optimizer,
     next_state: NextState,
-    schedule: Schedule,
-    rate: f32,
-    version: u64,
+    rate: RateControl,
     shards: usize,
 }
 
 impl Stepper {
     /// A stepper of models with this layout, on `shards` threads. Their number does not change the result, bit for bit.
-    pub fn new(layout: &Layout, optimizer: OptimizerSpec, schedule: Schedule, rate: f32, shards: usize) -> Self {
+    pub fn new(layout: &Layout, optimizer: OptimizerSpec, rate: RateSpec, shards: usize) -> Self {
         let optimizer = Optimizer::new(optimizer, layout.trainable());
-        Stepper::resumed(optimizer, schedule, rate, shards, 0, layout)
+        Stepper::resumed(layout, optimizer, rate, RateState::default(), shards)
     }
 
-    /// A stepper that continues with an optimizer after `version` steps.
-    pub fn resumed(
-        optimizer: Optimizer,
-        schedule: Schedule,
-        rate: f32,
-        shards: usize,
-        version: u64,
-        layout: &Layout,
-    ) -> Self {
-        let (trainable, next_state) = (layout.trainable(), NextState::default());
-        Stepper { trainable, optimizer, next_state, schedule, rate, version, shards }
+    /// A stepper that continues with an optimizer and a learning rate in this state.
+    pub fn resumed(layout: &Layout, optimizer: Optimizer, rate: RateSpec, state: RateState, shards: usize) -> Self {
+        let (trainable, rate) = (layout.trainable(), RateControl::new(rate, state));
+        Stepper { trainable, optimizer, next_state: NextState::default(), rate, shards }
     }
 
     /// The optimizer with its state.
@@ -72,23 +56,28 @@ impl Stepper {
         &self.optimizer
     }
 
+    /// What the learning rate depends on.
+    pub fn rate_state(&self) -> RateState {
+        self.rate.state()
+    }
+
     /// Sums the contributions, in the order given, and writes into `new` what a commit makes of the parameters `old`.
     /// `workers` is the number of workers. For [`Compensated`](CommitStep::Compensated), gradients are
     /// [corrected](compensate) already.
     ///
-    /// Broken contributions are left out, and the weights of the others are raised to the same sum. If all are broken,
-    /// `new` equals `old`.
+    /// A contribution is broken if a value, the sum of squares or the loss is not finite. It is left out whole, and the
+    /// weights of the others are raised to the same sum. If all are broken, `new` equals `old`.
     ///
     /// # Panics
     /// If a contribution or the parameters are not as long as the layout, or the layout is empty.
     pub fn commit(
         &mut self,
-        commit: CommitStep,
+        commit: &Commit,
         old: &[f32],
         new: &mut [f32],
         contributions: &[Contribution<'_>],
         workers: usize,
-    ) -> CommitResult {
+    ) -> CommitOutcome {
         let is_good = |&index: &usize| contributions[index].loss.is_finite();
         let mut good: Vec<usize> = (0..contributions.len()).filter(is_good).collect();
         let aggregate = loop {
@@ -101,33 +90,39 @@ impl Stepper {
                 Err(broken) => broken.iter().rev().for_each(|&position| _ = good.remove(position)),
             }
         };
-        self.version += 1;
-        let broken = (0..contributions.len()).filter(|index| good.binary_search(index).is_err()).collect();
-        CommitResult { aggregate, broken }
+        match (&aggregate, commit.step) {
+            (Some(aggregate), CommitStep::Optimizer | CommitStep::Compensated { .. }) => {
+                self.rate.on_step(good.len(), workers, aggregate);
+            }
+            _ => self.rate.on_other_version(),
+        }
+        let is_broken = |index: &usize| good.binary_search(index).is_err();
+        let broken = (0..contributions.len()).filter(is_broken).map(|index| contributions[index].task).collect();
+        CommitOutcome { aggregate, broken }
     }
 
     /// Makes the step, unless some contributions are broken: then their positions are returned, and only `new` has
     /// changed.
     fn attempt(
         &mut self,
-        commit: CommitStep,
+        commit: &Commit,
         old: &[f32],
         new: &mut [f32],
         contributions: &[Contribution<'_>],
         workers: usize,
     ) -> Result<Aggregate, Vec<usize>> {
         let (mut plain, mut no_state);
-        let (optimizer, next, rate) = match commit {
+        let (optimizer, next, scheduled_rate, rate) = match commit.step {
             CommitStep::Optimizer | CommitStep::Compensated { .. } => {
-                let rate = self.schedule.rate(self.rate, self.version, contributions.len(), workers);
-                (&mut self.optimizer, &mut self.next_state, rate)
+                let rate = self.rate.of_step(contributions.len(), workers, commit.rate_factor);
+                (&mut self.optimizer, &mut self.next_state, self.rate.scheduled(), rate)
             }
             // The model moves against the sum of the differences by the share `rate` (ESync (8)), statistics all the
             // way. Plain SGD does that.
             CommitStep::Average { rate } => {
                 plain = Optimizer::new(OptimizerSpec::Sgd { decay: 0.0 }, self.trainable);
                 no_state = NextState::default();
-                (&mut plain, &mut no_state, rate)
+                (&mut plain, &mut no_state, rate, rate * commit.rate_factor)
             }
         };
         let norms = apply(optimizer.begin(rate, next), self.trainable, old, new, contributions, self.shards);
@@ -135,17 +130,20 @@ impl Stepper {
             return Err(norms.broken);
         }
         optimizer.accept(next);
+        let with_norms = || contributions.iter().zip(&norms.sources);
         Ok(Aggregate {
             loss: contributions.iter().map(|one| f64::from(one.weight) * one.loss).sum(),
             rate: f64::from(rate),
-            sum_of_squares: norms.sources.iter().sum(),
-            square_of_sum: norms.mean,
+            scheduled_rate: f64::from(scheduled_rate),
+            mean_square: with_norms().map(|(one, square)| f64::from(one.weight) * square).sum(),
+            square_of_mean: norms.mean,
+            norms: with_norms().map(|(one, &square)| UpdateNorm { task: one.task, square }).collect(),
         })
     }
 
     /// The learning rate of a worker's local iterations on the newest version.
     pub fn local_rate(&self) -> f32 {
-        self.schedule.rate(self.rate, self.version, 1, 1)
+        self.rate.scheduled()
     }
 }
 
@@ -250,8 +248,8 @@ pub struct Trainer {
 
 impl Trainer {
     /// A model that starts from the workload's own initial parameters.
-    pub fn new(workload: &dyn Workload, seed: u64, optimizer: OptimizerSpec, schedule: Schedule, rate: f32) -> Self {
-        let stepper = Stepper::new(workload.layout(), optimizer, schedule, rate, 1);
+    pub fn new(workload: &dyn Workload, seed: u64, optimizer: OptimizerSpec, rate: RateSpec) -> Self {
+        let stepper = Stepper::new(workload.layout(), optimizer, rate, 1);
         let parameters = workload.initial(seed);
         Trainer { next: vec![0.0; parameters.len()], parameters, stepper }
     }
@@ -262,10 +260,18 @@ impl Trainer {
     }
 
     /// Sums the contributions, in the order given, and changes the model as a commit says: see [`Stepper::commit`].
-    pub fn commit(&mut self, commit: CommitStep, contributions: &[Contribution<'_>], workers: usize) -> CommitResult {
+    pub fn commit(&mut self, commit: &Commit, contributions: &[Contribution<'_>], workers: usize) -> CommitOutcome {
         let result = self.stepper.commit(commit, &self.parameters, &mut self.next, contributions, workers);
         std::mem::swap(&mut self.parameters, &mut self.next);
         result
+    }
+
+    /// Steps the model by one gradient with this loss.
+    pub fn step(&mut self, gradient: &[f32], loss: f64) -> CommitOutcome {
+        let task = TaskId { worker: WorkerId(0), number: 0 };
+        let updates = [Share { task, weight: 1.0 }].into();
+        let commit = Commit { version: Version(0), updates, step: CommitStep::Optimizer, rate_factor: 1.0 };
+        self.commit(&commit, &[Contribution { task, gradient, weight: 1.0, loss }], 1)
     }
 
     /// The learning rate of a worker's local iterations on the newest model.
@@ -279,14 +285,24 @@ mod tests {
     use super::*;
     use paceline_store::aggregate;
 
+    fn task(worker: u32) -> TaskId {
+        TaskId { worker: WorkerId(worker), number: 0 }
+    }
+
+    fn commit(step: CommitStep) -> Commit {
+        Commit { version: Version(1), updates: [].into(), step, rate_factor: 1.0 }
+    }
+
+    const OPTIMIZER: CommitStep = CommitStep::Optimizer;
+
     #[test]
     fn blocks_and_shards_give_the_bits_of_the_whole() {
         let (trainable, statistics) = (2 * BLOCK + 100, BLOCK);
         let layout = Layout::new([("weight", vec![trainable])], [("mean", vec![statistics])]);
         let gradients: Vec<Vec<f32>> =
             (0..5).map(|j| (0..layout.len()).map(|index| ((index * 7 + j * 13) as f32).sin()).collect()).collect();
-        let contributions: Vec<Contribution<'_>> =
-            gradients.iter().map(|gradient| Contribution { gradient, weight: 0.2, loss: 1.5 }).collect();
+        let one = |(worker, gradient)| Contribution { task: task(worker), gradient, weight: 0.2, loss: 1.5 };
+        let contributions: Vec<Contribution<'_>> = (0..).zip(gradients.iter().map(Vec::as_slice)).map(one).collect();
         let sources: Vec<(&[f32], f32)> = gradients.iter().map(|gradient| (&gradient[..], 0.2)).collect();
 
         let mut sum = vec![0.0; layout.len()];
@@ -295,15 +311,17 @@ mod tests {
         let spec = "adam".parse().unwrap();
         Optimizer::new(spec, trainable).step(&mut expected, &sum, 0.1);
 
-        let constant = "constant".parse().unwrap();
         for shards in [0, 1, 2, 3, 9] {
             let (old, mut new) = (vec![1.0; layout.len()], vec![0.0; layout.len()]);
-            let mut stepper = Stepper::new(&layout, spec, constant, 0.1, shards);
-            let result = stepper.commit(CommitStep::Optimizer, &old, &mut new, &contributions, 5);
+            let mut stepper = Stepper::new(&layout, spec, RateSpec::constant(0.1), shards);
+            let result = stepper.commit(&commit(OPTIMIZER), &old, &mut new, &contributions, 5);
             assert_eq!(new, expected, "{shards} shards");
             let aggregate = result.aggregate.unwrap();
-            assert_eq!(aggregate.square_of_sum, norms.mean);
-            assert_eq!(aggregate.sum_of_squares, norms.sources.iter().sum::<f64>());
+            assert_eq!(aggregate.square_of_mean, norms.mean);
+            let squares: Vec<f64> = aggregate.norms.iter().map(|norm| norm.square).collect();
+            assert_eq!(squares, norms.sources);
+            let mean = squares.iter().sum::<f64>() / 5.0;
+            assert!((aggregate.mean_square - mean).abs() < 1e-6 * mean);
             assert!((aggregate.loss - 1.5).abs() < 1e-6 && result.broken.is_empty());
         }
     }
@@ -313,12 +331,13 @@ mod tests {
         let layout = Layout::new([("weight", vec![1])], [("mean", vec![1])]);
         let replicas = [[3.0, 8.0], [5.0, 4.0]];
         let differences = replicas.map(|replica: [f32; 2]| [2.0 - replica[0], 2.0 - replica[1]]);
-        let contributions = differences.each_ref().map(|gradient| Contribution { gradient, weight: 0.5, loss: 1.0 });
+        let contributions =
+            differences.each_ref().map(|gradient| Contribution { task: task(0), gradient, weight: 0.5, loss: 1.0 });
         let spec = "adam".parse().unwrap();
-        let mut stepper = Stepper::new(&layout, spec, "constant".parse().unwrap(), 0.1, 1);
+        let mut stepper = Stepper::new(&layout, spec, RateSpec::constant(0.1), 1);
         for (rate, expected) in [(1.0, [4.0, 6.0]), (2.0, [6.0, 6.0])] {
             let mut new = [0.0; 2];
-            stepper.commit(CommitStep::Average { rate }, &[2.0, 2.0], &mut new, &contributions, 2);
+            stepper.commit(&commit(CommitStep::Average { rate }), &[2.0, 2.0], &mut new, &contributions, 2);
             assert_eq!(new, expected);
         }
         assert_eq!(stepper.optimizer().steps(), 0);
@@ -342,13 +361,18 @@ mod tests {
         let gradients = gradients(length, 6, &bad);
         let weights = [0.1, 0.2, 0.2, 0.3, 0.1, 0.1];
         let losses = [1.0, 2.0, 3.0, 4.0, f64::NAN, 5.0];
-        let one = |index: usize, weight| Contribution { gradient: &gradients[index], weight, loss: losses[index] };
+        let one = |index: usize, weight| Contribution {
+            task: task(index as u32),
+            gradient: &gradients[index],
+            weight,
+            loss: losses[index],
+        };
         let all: Vec<_> = (0..6).map(|index| one(index, weights[index])).collect();
         let total: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
         let rest = f64::from(weights[0]) + f64::from(weights[3]);
         let good = [0, 3].map(|index| one(index, (f64::from(weights[index]) * (total / rest)) as f32));
 
-        let schedule: Schedule = "constant:proportional".parse().unwrap();
+        let rate = RateSpec { rule: "proportional".parse().unwrap(), ..RateSpec::constant(0.1) };
         for (optimizer, step) in [
             ("sgd", CommitStep::Optimizer),
             ("momentum", CommitStep::Optimizer),
@@ -356,13 +380,13 @@ mod tests {
             ("adam", CommitStep::Average { rate: 0.5 }),
         ] {
             for shards in [1, 2, 3] {
-                let stepper = || Stepper::new(&layout, optimizer.parse().unwrap(), schedule, 0.1, shards);
+                let stepper = || Stepper::new(&layout, optimizer.parse().unwrap(), rate, shards);
                 let (mut stepper, mut expected) = (stepper(), stepper());
                 let (mut old, mut new, mut other) = (vec![0.5; length], vec![0.0; length], vec![0.0; length]);
                 for _ in 0..3 {
-                    let result = stepper.commit(step, &old, &mut new, &all, 6);
-                    assert_eq!(result.broken, [1, 2, 4, 5]);
-                    let without = expected.commit(step, &old, &mut other, &good, 6);
+                    let result = stepper.commit(&commit(step), &old, &mut new, &all, 6);
+                    assert_eq!(result.broken, [1, 2, 4, 5].map(task));
+                    let without = expected.commit(&commit(step), &old, &mut other, &good, 6);
                     assert_eq!(result.aggregate, without.aggregate);
                     assert_eq!((&new, stepper.optimizer()), (&other, expected.optimizer()), "{optimizer}");
                     std::mem::swap(&mut old, &mut new);
@@ -375,13 +399,14 @@ mod tests {
     fn a_commit_of_broken_contributions_changes_nothing_but_the_version() {
         let layout = Layout::new([("w", vec![BLOCK + 3])], []);
         let bad = gradients(layout.len(), 2, &[(0, 0, f32::NAN), (1, BLOCK, f32::INFINITY)]);
-        let one = |gradient| Contribution { gradient, weight: 0.5, loss: 1.0 };
-        let schedule = "cosine:10".parse().unwrap();
-        let mut stepper = Stepper::new(&layout, "momentum:0.9".parse().unwrap(), schedule, 1.0, 2);
+        let one = |worker, gradient| Contribution { task: task(worker), gradient, weight: 0.5, loss: 1.0 };
+        let rate = RateSpec { schedule: "cosine:10".parse().unwrap(), ..RateSpec::constant(1.0) };
+        let mut stepper = Stepper::new(&layout, "momentum:0.9".parse().unwrap(), rate, 2);
         let (old, mut new) = (vec![0.25; layout.len()], vec![0.0; layout.len()]);
         let before = (stepper.optimizer().clone(), stepper.local_rate());
-        let result = stepper.commit(CommitStep::Optimizer, &old, &mut new, &[one(&bad[0]), one(&bad[1])], 2);
-        assert_eq!(result, CommitResult { aggregate: None, broken: vec![0, 1] });
+        let all = [one(0, &bad[0]), one(1, &bad[1])];
+        let result = stepper.commit(&commit(OPTIMIZER), &old, &mut new, &all, 2);
+        assert_eq!(result, CommitOutcome { aggregate: None, broken: vec![task(0), task(1)] });
         assert_eq!((&new, stepper.optimizer()), (&old, &before.0));
         assert!(stepper.local_rate() < before.1, "the schedule follows the version");
     }

@@ -29,7 +29,7 @@ impl Observer for WorkerEventCounter {
 fn run(scheme: &str, workers: usize, events: u64) -> u64 {
     let simulation = Simulation {
         scheme: scheme.replace("HALF", &(workers / 2).max(1).to_string()).parse().expect("the schemes exist"),
-        setup: Setup { workers, batch: 1, dispatch: None },
+        setup: Setup::new(workers, 1),
         times: Times::load(&"shifted-exponential:0.3,0.7".parse().expect("valid times")).expect("no file is read"),
         slowness: Slowness::default(),
         script: Script::default(),

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use paceline_core::{
-    Action, Assignment, CommitStep, LocalLength, LocalWork, ReplicaStart, Report, Share, Span, TaskId, Time, Work,
+    Action, Assignment, Commit, CommitOutcome, LocalLength, LocalWork, ReplicaStart, Report, Span, TaskId, Time, Work,
     WorkerId,
 };
-use paceline_runtime::{CommitResult, Trainer, pulled_replica, replica_at};
+use paceline_runtime::{RateSpec, Trainer, pulled_replica, replica_at};
 use paceline_workload::{Draw, Evaluation};
 
 use crate::event_queue::EventQueue;
@@ -118,8 +118,7 @@ impl<'a> SimulatedCluster<'a> {
                 training.workload.as_ref(),
                 simulation.seed,
                 training.optimizer,
-                training.schedule,
-                training.rate,
+                RateSpec { base: training.rate, schedule: training.schedule, rule: simulation.setup.rate_rule },
             ),
             gradients: Gradients::new(training.workload.clone(), training.optimizer, training.threads),
             training,
@@ -305,16 +304,16 @@ impl<'a> SimulatedCluster<'a> {
     }
 
     /// Steps the model; `live` is the number of workers in the run.
-    pub(crate) fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Option<CommitResult> {
+    pub(crate) fn commit(&mut self, commit: &Commit, live: usize) -> Option<CommitOutcome> {
         self.model.as_ref()?;
-        let mut pending = Vec::with_capacity(updates.len());
-        for share in updates {
+        let mut pending = Vec::with_capacity(commit.updates.len());
+        for share in commit.updates.iter() {
             pending.extend(self.take_pending(share.task).map(|update| (update, share.weight)));
         }
         let model = self.model.as_mut()?;
         model.shared = None;
         let SimulatedModel { trainer, gradients, .. } = model;
-        let contributions = gradients.compute(&pending, step, trainer.parameters());
+        let contributions = gradients.compute(&pending, commit.step, trainer.parameters());
         for ((update, _), contribution) in pending.iter().zip(&contributions) {
             if let Work::Local(LocalWork { start: ReplicaStart::Replica { .. }, .. }) = update.work {
                 let replica = replica_at(&update.parameters, contribution.gradient);
@@ -322,7 +321,7 @@ impl<'a> SimulatedCluster<'a> {
                 worker.expect("a pending update belongs to a known worker").replica = Some(replica);
             }
         }
-        Some(trainer.commit(step, &contributions, live))
+        Some(trainer.commit(commit, &contributions, live))
     }
 
     // --- work of the workers ---

@@ -88,7 +88,12 @@ impl Gradients {
         }
         let computed = pending.iter().zip(self.buffers.iter().zip(&self.losses));
         computed
-            .map(|((_, weight), (gradient, loss))| Contribution { gradient, weight: *weight, loss: *loss })
+            .map(|((update, weight), (gradient, loss))| Contribution {
+                task: update.task,
+                gradient,
+                weight: *weight,
+                loss: *loss,
+            })
             .collect()
     }
 

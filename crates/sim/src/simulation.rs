@@ -4,8 +4,8 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use paceline_core::{
-    Action, CommitOutcome, CommitStep, Decision, DriveError, Event, Executor, Ledger, LedgerError, Scheme, SchemeError,
-    SchemeSpec, Setup, Share, TaskId, Time, WorkerId,
+    Action, Commit, CommitOutcome, Decision, DriveError, Event, Executor, Ledger, LedgerError, Scheme, SchemeError,
+    SchemeSpec, Setup, TaskId, Time, WorkerId,
 };
 use paceline_runtime::{
     BrokenUpdates, Goal, Goals, Iteration, Monitor, Notice, Observer, Remedy, RunInfo, StopReason, Summary,
@@ -97,7 +97,7 @@ impl Simulation {
         let valid = "the defaults parse";
         Simulation {
             scheme: "bsp".parse().expect(valid),
-            setup: Setup { workers: 8, batch: 64, dispatch: None },
+            setup: Setup::new(8, 64),
             times: Times::load(&TimesSpec::Deterministic { seconds: 1.0 }).expect("no file is read"),
             slowness: Slowness::default(),
             script: Script::default(),
@@ -349,10 +349,9 @@ impl Executor for SimulatedRun<'_> {
         Ok(())
     }
 
-    fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Result<CommitOutcome, Infallible> {
-        let Some(result) = self.cluster.commit(updates, step, live) else { return Ok(CommitOutcome::default()) };
-        let (outcome, remedy) = self.broken_updates.settle(updates, result, live);
-        match remedy {
+    fn commit(&mut self, commit: &Commit, live: usize) -> Result<CommitOutcome, Infallible> {
+        let Some(outcome) = self.cluster.commit(commit, live) else { return Ok(CommitOutcome::default()) };
+        match self.broken_updates.settle(&commit.updates, &outcome, live) {
             Remedy::Continue => {}
             Remedy::Dismiss(tasks) => self.to_dismiss.extend(tasks),
             Remedy::Diverged => self.stop = Some(StopReason::Diverged),
@@ -387,7 +386,7 @@ impl Executor for SimulatedRun<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paceline_core::{Reason, Span, Turn, Update};
+    use paceline_core::{CommitRequest, Reason, Span, Turn, Update};
     use std::sync::Mutex;
 
     /// Every worker computes without a pause. Writes down the late tasks and their times.
@@ -401,7 +400,7 @@ mod tests {
         fn on_left(&mut self, _turn: &mut Turn<'_>, _worker: WorkerId) {}
 
         fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update) {
-            turn.commit(&[update.task], Reason::NewVersion);
+            turn.commit(CommitRequest::of(&[update.task]), Reason::NewVersion);
             turn.assign(update.task.worker, 1, Reason::NewVersion);
         }
 
@@ -418,7 +417,7 @@ mod tests {
     fn a_scheme_that_watches_is_told_of_late_tasks_when_they_are_late() {
         let simulation = Simulation {
             scheme: "bsp".parse().unwrap(),
-            setup: Setup { workers: 2, batch: 1, dispatch: None },
+            setup: Setup::new(2, 1),
             times: Times::load(&TimesSpec::Deterministic { seconds: 1.0 }).unwrap(),
             slowness: Slowness::default(),
             // Its tenth task takes 30 s, and the next ones as long.

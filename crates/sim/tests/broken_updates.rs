@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use common::{outcome, training};
-use paceline_core::{CommitStep, Decision, Event, Time};
-use paceline_runtime::{Contribution, EventLog, EventLogHeader, Notice, Observer, Stepper, replay};
+use paceline_core::{Commit, CommitStep, Decision, Event, TaskId, Time, Version, WorkerId};
+use paceline_runtime::{Contribution, EventLog, EventLogHeader, Notice, Observer, RateSpec, Stepper, replay};
 use paceline_sim::{Simulation, SimulationOutcome};
 use paceline_store::Layout;
 use paceline_workload::{Draw, Evaluation, Replica, Workload};
@@ -169,7 +169,8 @@ fn the_model_is_the_one_without_the_broken_update_bit_for_bit() {
 
     // The same steps; the fifth has three gradients, of a third each.
     let computed = computed.lock().unwrap();
-    let mut stepper = Stepper::new(workload.layout(), optimizer, "constant".parse().unwrap(), rate, 1);
+    let mut stepper = Stepper::new(workload.layout(), optimizer, RateSpec::constant(rate), 1);
+    let commit = Commit { version: Version(1), updates: [].into(), step: CommitStep::Optimizer, rate_factor: 1.0 };
     let mut old = workload.initial(simulation.seed);
     let mut new = vec![0.0; old.len()];
     for number in 0..8 {
@@ -177,10 +178,11 @@ fn the_model_is_the_one_without_the_broken_update_bit_for_bit() {
         let weight = 1.0 / workers.len() as f32;
         let contribution = |worker: &u32| {
             let (gradient, loss) = &computed[&(*worker, number)];
-            Contribution { gradient, weight, loss: *loss }
+            let task = TaskId { worker: WorkerId(*worker), number };
+            Contribution { task, gradient, weight, loss: *loss }
         };
         let contributions: Vec<_> = workers.iter().map(contribution).collect();
-        stepper.commit(CommitStep::Optimizer, &old, &mut new, &contributions, 4);
+        stepper.commit(&commit, &old, &mut new, &contributions, 4);
         std::mem::swap(&mut old, &mut new);
     }
     let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();

@@ -92,18 +92,18 @@ fn k_is_small_early_and_large_late() {
 
 #[test]
 fn dbw_is_faster_than_the_best_static_choice() {
-    let time = |scheme: &str, proportional: bool| {
+    let time = |scheme: &str, rule: &str| {
         let mut simulation = with_large_batches(scheme, "shifted-exponential:0,1", "loss<0.8,iterations=2000", 0.05);
-        if let Some(training) = &mut simulation.training {
-            training.schedule.proportional = proportional;
-        }
+        simulation.setup.rate_rule = rule.parse().unwrap();
         let summary = observed(&simulation, &mut ());
         assert!(summary.reached, "{summary:?}");
         summary.time
     };
-    let best = [8, 12, 16].map(|k| time(&format!("backup:k={k}"), true)).into_iter().reduce(f64::min).unwrap();
+    let best =
+        [8, 12, 16].map(|k| time(&format!("backup:k={k}"), "proportional")).into_iter().reduce(f64::min).unwrap();
     for scheme in ["dbw", "dbw:formulas=printed"] {
-        assert!(1.5 * time(scheme, false) < best, "{scheme}: {} against {best}", time(scheme, false));
+        let time = time(scheme, "fixed");
+        assert!(1.5 * time < best, "{scheme}: {time} against {best}");
     }
 }
 

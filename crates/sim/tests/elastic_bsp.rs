@@ -217,7 +217,7 @@ fn elastic_bsp_is_faster_than_bsp_and_as_accurate_when_communication_is_slow() {
             let training = simulation.training.as_mut().unwrap();
             training.workload = workload.clone();
             // With a proportional rate, one of eight updates makes an eighth of a step.
-            training.schedule.proportional = true;
+            simulation.setup.rate_rule = "proportional".parse().unwrap();
             let mut to_loss = TimeToLoss { updates: 80, losses: VecDeque::new(), time: None };
             let summary = observed(&simulation, &mut to_loss);
             time[index] += to_loss.time.unwrap();

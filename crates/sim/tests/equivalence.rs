@@ -80,7 +80,7 @@ fn an_event_log_replays_bit_for_bit() {
     for scheme in SCHEMES {
         let mut simulation = training(scheme, 6, TIMES, "time=60", 0.1, 1);
         simulation.script = script.clone();
-        let setup = Setup { workers: 6, batch: 16, dispatch: None };
+        let setup = Setup::new(6, 16);
         let mut bytes = Vec::new();
         let mut log = EventLog::new(&mut bytes, &EventLogHeader::new(scheme.parse().unwrap(), &setup)).unwrap();
         let summary = observed(&simulation, &mut log);

@@ -32,6 +32,11 @@ pub enum Problem {
         /// The keys that it takes.
         expected: String,
     },
+    /// A key is given without a value.
+    NoValue {
+        /// The key.
+        key: String,
+    },
     /// A key is given twice.
     Twice {
         /// The key.
@@ -87,6 +92,7 @@ impl fmt::Display for SpecError {
             Problem::UnknownKey { key, expected } => {
                 write!(f, "{subject} has no setting '{key}'; expected {expected}")
             }
+            Problem::NoValue { key } => write!(f, "{subject}: {key} has no value; expected {key}=VALUE"),
             Problem::Twice { key } => write!(f, "{subject}: {key} is given twice"),
             Problem::Missing { key, expected } => write!(f, "{subject}: {key} is missing; expected {expected}"),
             Problem::BadValue { key, value, expected } => write!(f, "{subject}: {key}={value}; expected {expected}"),

@@ -1,7 +1,7 @@
 //! The grammar of everything that a user writes as text: schemes, optimizers, schedules, times, networks, partitions, data.
 //!
 //! A spec is `name`, `name:value,value,…` or `name:key=value,…`. Values without a key take the keys of the [`Form`] in
-//! their order: `normal:0.3,0.02` is `normal:mean=0.3,deviation=0.02`. A key alone means `key=true`. Some specs have no
+//! their order: `normal:0.3,0.02` is `normal:mean=0.3,deviation=0.02`. Some specs have no
 //! name: `latency=0.01,bandwidth=1e7`.
 //!
 //! - [`Spec`]: a text that fits one of several forms, and its values.
@@ -78,7 +78,7 @@ impl Spec {
         for item in text.split(',').filter(|item| !item.is_empty()) {
             let (key, value) = match item.split_once('=') {
                 Some((key, value)) => (key, value),
-                None if form.keys.contains(&item) => (item, "true"),
+                None if form.keys.contains(&item) => return Err(spec.error(Problem::NoValue { key: item.into() })),
                 None => match without_key.next() {
                     Some(&key) => (key, item),
                     None => return Err(spec.unknown_key(item, form.keys)),
@@ -253,9 +253,7 @@ mod tests {
     fn values_are_given_by_key_or_by_order() {
         assert_eq!(size("plain:size=2"), Ok(2));
         assert_eq!(size("plain:4"), Ok(4));
-        assert_eq!(size("plain:flag,size=6"), Ok(6));
         assert_eq!(size("plain:8,flag=false"), Ok(8));
-        assert_eq!(parse("plain:8,flag").unwrap().to_string(), "plain:size=8,flag=true");
         assert_eq!(parse("empty").unwrap().to_string(), "empty");
         let unnamed = Spec::parse_unnamed("network", "latency=1,2", &["bandwidth", "latency"]).unwrap();
         assert_eq!((unnamed.text("bandwidth"), unnamed.to_string().as_str()), (Some("2"), "latency=1,bandwidth=2"));
@@ -270,8 +268,9 @@ mod tests {
         assert_eq!(error("plain:2,true,7"), "thing 'plain' has no setting '7'; expected size, flag");
         assert_eq!(error("keyed:2"), "thing 'keyed' has no setting '2'; expected size");
         assert_eq!(error("plain:2,size=4"), "thing 'plain': size is given twice");
-        assert_eq!(error("plain:flag"), "thing 'plain': size is missing; expected an even number");
+        assert_eq!(error("plain:flag=3"), "thing 'plain': size is missing; expected an even number");
         assert_eq!(error("plain:3"), "thing 'plain': size=3; expected an even number");
+        assert_eq!(error("plain:8,flag"), "thing 'plain': flag has no value; expected flag=VALUE");
         assert_eq!(error("plain:x"), "thing 'plain': size=x; expected an even number");
         let spec = parse("plain:30,maybe").unwrap();
         let choice = spec.choice("flag", &[("yes", true), ("no", false)]).unwrap_err();

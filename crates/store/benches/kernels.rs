@@ -106,7 +106,7 @@ fn checkpoints(len: usize) {
         parameters: &parameters,
         optimizer: &optimizer,
         scheme_state: "",
-        extra: "",
+        rate_state: "",
     };
     let mut manifest = folder.save(&view).expect("saved");
     let seconds = median(5, || manifest = folder.save(&view).expect("saved"));

@@ -71,8 +71,8 @@ pub struct CheckpointView<'a> {
     pub optimizer: &'a Optimizer,
     /// The scheme's state, as text that only the scheme interprets.
     pub scheme_state: &'a str,
-    /// Further state of the run, as text that only the caller interprets.
-    pub extra: &'a str,
+    /// The learning rate's state, as text that only the caller interprets.
+    pub rate_state: &'a str,
 }
 
 /// A checkpoint that was read from disk.
@@ -86,8 +86,8 @@ pub struct Checkpoint {
     pub optimizer: Optimizer,
     /// The scheme's state, as it was saved.
     pub scheme_state: String,
-    /// Further state of the run, as it was saved.
-    pub extra: String,
+    /// The learning rate's state, as it was saved.
+    pub rate_state: String,
 }
 
 /// The result of [`CheckpointFolder::latest`].
@@ -141,7 +141,7 @@ impl CheckpointFolder {
             trainable: view.layout.trainable(),
             tensors: manifest::tensors(view.layout),
             scheme_state: view.scheme_state.to_string(),
-            extra: view.extra.to_string(),
+            rate_state: view.rate_state.to_string(),
         };
         let path = self.file(number, MANIFEST);
         atomic::write_file(&path, |file| file.write_all(manifest.to_json().as_bytes()))
@@ -251,7 +251,7 @@ pub fn load_checkpoint(path: &Path, layout: &Layout) -> Result<Checkpoint, Check
         parameters,
         optimizer: Optimizer::restored(spec, layout.trainable(), manifest.optimizer_steps, vectors.collect()),
         scheme_state: manifest.scheme_state,
-        extra: manifest.extra,
+        rate_state: manifest.rate_state,
     })
 }
 
@@ -392,7 +392,7 @@ mod tests {
                 parameters: &self.parameters,
                 optimizer: &self.optimizer,
                 scheme_state: "k = 3",
-                extra: "\"quoted\"\n",
+                rate_state: "\"quoted\"\n",
             })
         }
 
@@ -416,7 +416,7 @@ mod tests {
             let mut checkpoint = checkpoint.expect("a valid checkpoint");
             assert!(skipped.is_empty());
             assert_eq!((checkpoint.version, checkpoint.scheme_state.as_str()), (3, "k = 3"));
-            assert_eq!(checkpoint.extra, "\"quoted\"\n");
+            assert_eq!(checkpoint.rate_state, "\"quoted\"\n");
             assert_eq!((&checkpoint.parameters, &checkpoint.optimizer), (&run.parameters, &run.optimizer));
 
             let gradient: Vec<_> = checkpoint.parameters.iter().map(|value| value.sin()).collect();
@@ -498,7 +498,7 @@ mod tests {
         let crc32 = crc32fast::hash(text.as_bytes());
         fs::write(path, format!(r#"{{"crc32":{crc32},"manifest":{text}}}"#)).expect("written");
         let (_, reports) = run.latest();
-        assert!(reports[0].ends_with("format 7; expected format 1"), "{}", reports[0]);
+        assert!(reports[0].ends_with("format 7; expected format 2"), "{}", reports[0]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use crate::Layout;
 
 /// The format that this version writes. It reads no other.
-pub(crate) const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 2;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -19,7 +19,7 @@ pub(crate) struct Manifest {
     pub trainable: usize,
     pub tensors: Vec<TensorShape>,
     pub scheme_state: String,
-    pub extra: String,
+    pub rate_state: String,
 }
 
 /// Name and shape of one tensor.

@@ -6,20 +6,17 @@ use std::str::FromStr;
 
 use paceline_spec::{Form, Spec, SpecError, pair};
 
-/// The learning rate as a function of the model version and of the number of updates in a commit.
+/// The learning rate as a function of the steps taken.
 ///
-/// As text: a shape (`constant`, `step:every=30,factor=0.1`, `cosine:over=1000,floor=0.01`), with the optional settings
-/// `warmup=100` and `proportional`: `cosine:over=1000,warmup=50,proportional`.
+/// As text: a shape (`constant`, `step:every=30,factor=0.1`, `cosine:over=1000,floor=0.01`), with the optional setting
+/// `warmup=100`: `cosine:over=1000,warmup=50`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Schedule {
     /// How the rate falls after the warm-up.
     pub shape: ScheduleShape,
-    /// Number of versions over which the rate rises, in equal steps, to the full rate; default 0. The shape starts at
+    /// Number of steps over which the rate rises, equally with each, to the full rate; default 0. The shape starts at
     /// the end of the warm-up.
     pub warmup: u64,
-    /// Whether the rate is multiplied by committed / workers, so that a commit of few updates takes a small step;
-    /// default false.
-    pub proportional: bool,
 }
 
 /// How the learning rate falls.
@@ -27,16 +24,16 @@ pub struct Schedule {
 pub enum ScheduleShape {
     /// The full rate throughout.
     Constant,
-    /// Multiplied by `factor` after every `every` versions.
+    /// Multiplied by `factor` after every `every` steps.
     Step {
-        /// Versions between reductions, at least 1.
+        /// Steps between reductions, at least 1.
         every: u64,
         /// Factor of each reduction, above 0 and at most 1; default 0.1.
         factor: f64,
     },
     /// Half a cosine from the full rate down to `floor` times the full rate, then constant.
     Cosine {
-        /// Versions until the floor is reached, at least 1.
+        /// Steps until the floor is reached, at least 1.
         over: u64,
         /// Share of the full rate that remains, 0 to 1; default 0.
         floor: f64,
@@ -48,41 +45,40 @@ const STEP_FACTOR: f64 = 0.1;
 impl Default for Schedule {
     /// A constant rate.
     fn default() -> Self {
-        Schedule { shape: ScheduleShape::Constant, warmup: 0, proportional: false }
+        Schedule { shape: ScheduleShape::Constant, warmup: 0 }
     }
 }
 
 impl Schedule {
-    /// The learning rate of the step from `version` to the next. `base` is the full rate, `committed` the number of
-    /// updates in that step, `workers` the number of participating workers.
-    pub fn rate(&self, base: f32, version: u64, committed: usize, workers: usize) -> f32 {
-        let factor = if version < self.warmup {
-            (version + 1) as f64 / self.warmup as f64
-        } else {
-            self.shape.factor(version - self.warmup)
-        };
-        let share = if self.proportional { committed as f64 / workers.max(1) as f64 } else { 1.0 };
-        (f64::from(base) * factor * share) as f32
+    /// The learning rate of the step after `progress` steps. `base` is the full rate.
+    pub fn rate(&self, base: f32, progress: f64) -> f32 {
+        (f64::from(base) * self.share(progress)) as f32
+    }
+
+    /// The share of the full rate in the step after `progress` steps, which need not be a whole number.
+    pub fn share(&self, progress: f64) -> f64 {
+        let warmup = self.warmup as f64;
+        if progress < warmup { ((progress + 1.0) / warmup).min(1.0) } else { self.shape.share(progress - warmup) }
     }
 }
 
 impl ScheduleShape {
-    fn factor(self, version: u64) -> f64 {
+    fn share(self, progress: f64) -> f64 {
         match self {
             ScheduleShape::Constant => 1.0,
-            ScheduleShape::Step { every, factor } => factor.powf((version / every) as f64),
+            ScheduleShape::Step { every, factor } => factor.powf((progress / every as f64).floor()),
             ScheduleShape::Cosine { over, floor } => {
-                let progress = (version as f64 / over as f64).min(1.0);
-                floor + (1.0 - floor) * (1.0 + (PI * progress).cos()) / 2.0
+                let done = (progress / over as f64).min(1.0);
+                floor + (1.0 - floor) * (1.0 + (PI * done).cos()) / 2.0
             }
         }
     }
 }
 
 const FORMS: &[Form<'_>] = &[
-    Form::new("constant", &["warmup", "proportional"]),
-    Form::new("step", &["every", "factor", "warmup", "proportional"]),
-    Form::new("cosine", &["over", "floor", "warmup", "proportional"]),
+    Form::new("constant", &["warmup"]),
+    Form::new("step", &["every", "factor", "warmup"]),
+    Form::new("cosine", &["over", "floor", "warmup"]),
 ];
 
 impl FromStr for Schedule {
@@ -105,8 +101,7 @@ impl FromStr for Schedule {
             }
         };
         let warmup = spec.optional("warmup", "a whole number", |_| true)?;
-        let proportional = spec.optional("proportional", "true or false", |_| true)?;
-        Ok(Schedule { shape, warmup: warmup.unwrap_or(0), proportional: proportional.unwrap_or(false) })
+        Ok(Schedule { shape, warmup: warmup.unwrap_or(0) })
     }
 }
 
@@ -122,8 +117,7 @@ impl fmt::Display for Schedule {
             }
         };
         let warmup = pair("warmup", self.warmup, 0);
-        let proportional = self.proportional.then(|| "proportional".to_string());
-        paceline_spec::write(formatter, name, [first, second, warmup, proportional])
+        paceline_spec::write(formatter, name, [first, second, warmup])
     }
 }
 
@@ -131,38 +125,29 @@ impl fmt::Display for Schedule {
 mod tests {
     use super::*;
 
-    fn rates(text: &str, versions: &[u64]) -> Vec<f32> {
+    fn rates(text: &str, steps: &[f64]) -> Vec<f32> {
         let schedule: Schedule = text.parse().expect(text);
-        let rate = |&version: &u64| schedule.rate(1.0, version, 3, 4);
-        versions.iter().map(rate).collect()
+        steps.iter().map(|&progress| schedule.rate(1.0, progress)).collect()
     }
 
     #[test]
     fn each_shape_has_its_rates() {
-        assert_eq!(rates("constant", &[0, 1_000_000]), [1.0, 1.0]);
-        assert_eq!(rates("step:every=2,factor=0.5", &[0, 1, 2, 4]), [1.0, 1.0, 0.5, 0.25]);
-        assert_eq!(rates("cosine:over=10,floor=0.2", &[0, 5, 10, 99]), [1.0, 0.6, 0.2, 0.2]);
+        assert_eq!(rates("constant", &[0.0, 1e6]), [1.0, 1.0]);
+        assert_eq!(rates("step:every=2,factor=0.5", &[0.0, 1.9, 2.0, 4.0]), [1.0, 1.0, 0.5, 0.25]);
+        assert_eq!(rates("cosine:over=10,floor=0.2", &[0.0, 5.0, 10.0, 99.0]), [1.0, 0.6, 0.2, 0.2]);
     }
 
     #[test]
     fn the_shape_starts_after_the_warm_up() {
-        assert_eq!(rates("step:every=1,factor=0.5,warmup=4", &[0, 1, 3, 4, 5]), [0.25, 0.5, 1.0, 1.0, 0.5]);
-    }
-
-    #[test]
-    fn a_proportional_rate_scales_with_the_committed_share() {
-        assert_eq!(rates("constant:proportional", &[7]), [0.75]);
-        assert_eq!(rates("constant:warmup=2,proportional", &[0]), [0.375]);
+        let steps = [0.0, 1.0, 3.0, 3.5, 4.0, 5.0];
+        assert_eq!(rates("step:every=1,factor=0.5,warmup=4", &steps), [0.25, 0.5, 1.0, 1.0, 1.0, 0.5]);
     }
 
     #[test]
     fn schedules_round_trip_through_text() {
-        for text in [
-            "constant",
-            "constant:proportional",
-            "step:every=30,factor=0.1",
-            "cosine:over=1000,floor=0.01,warmup=5,proportional",
-        ] {
+        for text in
+            ["constant", "constant:warmup=3", "step:every=30,factor=0.1", "cosine:over=1000,floor=0.01,warmup=5"]
+        {
             let schedule: Schedule = text.parse().expect(text);
             assert_eq!(schedule.to_string(), text);
         }

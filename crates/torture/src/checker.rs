@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use paceline_core::{Action, Assignment, Decision, Event, Ledger, LocalLength, TaskId, WorkerId};
+use paceline_core::{Action, Assignment, Commit, Decision, Event, Ledger, LocalLength, TaskId, WorkerId};
 
 /// A range of a worker's samples: worker, start, end.
 type SampleRange = (WorkerId, u64, u64);
@@ -81,7 +81,7 @@ impl LawChecker {
 
     fn carry_out(&mut self, action: &Action) -> Result<(), String> {
         match action {
-            Action::Commit { version, updates, .. } => {
+            Action::Commit(Commit { version, updates, .. }) => {
                 self.version += 1;
                 if version.0 != self.version {
                     return Err(format!("{version} follows version {}", self.version - 1));

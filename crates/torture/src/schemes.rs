@@ -24,7 +24,7 @@ mod tests {
             for entry in catalogue() {
                 assert!(specs.iter().any(|spec| spec.name() == entry.name), "{}", entry.name);
             }
-            let setup = Setup { workers, batch: 4, dispatch: None };
+            let setup = Setup::new(workers, 4);
             specs.iter().for_each(|spec| assert!(spec.build(&setup).is_ok(), "{spec}"));
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use paceline_core::{
-    Aggregate, CommitOutcome, CommitStep, Decision, DriveError, Event, Ledger, LedgerError, Scheme, Setup, Share, Span,
+    Aggregate, Commit, CommitOutcome, Decision, DriveError, Event, Ledger, LedgerError, Scheme, Setup, Share, Span,
     TaskId, Time, WorkerId,
 };
 use paceline_protocol::{
@@ -120,17 +120,17 @@ impl ServerHost for TortureHost {
         self.arrived.remove(&task);
     }
 
-    fn commit(&mut self, updates: &[Share], _: CommitStep, _: usize) -> Result<CommitOutcome, TortureFailure> {
-        for Share { task, .. } in updates {
+    fn commit(&mut self, commit: &Commit, _: usize) -> Result<CommitOutcome, TortureFailure> {
+        for Share { task, .. } in commit.updates.iter() {
             let has_arrived = self.arrived.remove(task);
             self.check(has_arrived, || format!("{task} is committed, but its update is not there"))?;
         }
-        Ok(mock_outcome(self.checker.version + 1, updates))
+        Ok(mock_outcome(self.checker.version + 1, &commit.updates))
     }
 
     fn begin_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) -> Result<(), TortureFailure> {
         self.events += 1;
-        self.log.push((now, *event));
+        self.log.push((now, event.clone()));
         if let Some(rule) = &mut self.rule {
             rule.observe(now, event, decisions);
         }
@@ -169,7 +169,7 @@ impl<'a> TortureServer<'a> {
         build: &'a dyn Fn(&Setup) -> Box<dyn Scheme>,
         rule: Option<Box<dyn TimeoutRule>>,
     ) -> Self {
-        let setup = Setup { workers: schedule.workers, batch: schedule.batch, dispatch: None };
+        let setup = Setup::new(schedule.workers, schedule.batch);
         TortureServer {
             setup,
             checkpoint_every: schedule.checkpoint_every,
@@ -321,8 +321,8 @@ impl<'a> TortureServer<'a> {
         let at = host.log.last().map_or(Time::START, |&(at, _)| at);
         let mut ledger = Ledger::new((self.build)(&self.setup));
         host.checker.restore(mark);
-        for &(at, event) in &host.log {
-            match event {
+        for (at, event) in &host.log {
+            match *event {
                 Event::Joined { worker } => {
                     host.checker.present.insert(worker);
                 }
@@ -331,7 +331,7 @@ impl<'a> TortureServer<'a> {
                 }
                 _ => {}
             }
-            if let Err(error) = ledger.handle(at, event) {
+            if let Err(error) = ledger.handle(*at, event.clone()) {
                 return Err(host.inconsistent(format!("the event log can't be replayed: {error}")));
             }
         }
@@ -374,8 +374,13 @@ fn failure(error: DriveError<TortureFailure>) -> TortureFailure {
 /// make dynamic schemes change their decisions.
 fn mock_outcome(version: u64, updates: &[Share]) -> CommitOutcome {
     let wave = (version as f64 * 1.7).sin();
-    let aggregate =
-        Aggregate { loss: 1.0 + 0.5 * wave, rate: 0.1, sum_of_squares: 8.0 + 6.0 * wave, square_of_sum: 1.0 };
+    let aggregate = Aggregate {
+        loss: 1.0 + 0.5 * wave,
+        rate: 0.1,
+        mean_square: 2.0 + 1.5 * wave,
+        square_of_mean: 1.0,
+        ..Aggregate::default()
+    };
     let broken = updates.first().filter(|_| version.is_multiple_of(11)).map(|share| share.task);
     CommitOutcome { aggregate: (!version.is_multiple_of(7)).then_some(aggregate), broken: broken.into_iter().collect() }
 }

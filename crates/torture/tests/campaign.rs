@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use paceline_core::{Law, Reason, Scheme, SchemeSpec, Setup, Span, TaskId, Turn, Until, Update, WorkerId};
+use paceline_core::{
+    CommitRequest, Law, Reason, Scheme, SchemeSpec, Setup, Span, TaskId, Turn, Until, Update, WorkerId,
+};
 use paceline_torture::{Fault, FaultSchedule, TortureFailure, schemes, shrink, torture};
 
 const SEEDS: u64 = 100;
@@ -58,7 +60,7 @@ impl BuggyScheme {
         if self.bug == Bug::WaitsForLeft && !self.awaited.is_empty() {
             return self.wait(turn);
         }
-        turn.commit(&std::mem::take(&mut self.arrived), Reason::NewVersion);
+        turn.commit(CommitRequest::of(&std::mem::take(&mut self.arrived)), Reason::NewVersion);
         let workers: Vec<WorkerId> = turn.workers().filter(|&worker| turn.is_idle(worker)).collect();
         for worker in workers {
             self.awaited.insert(worker);

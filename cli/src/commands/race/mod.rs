@@ -131,7 +131,7 @@ impl RaceArgs {
     /// The setup that schemes are built for with `--real`.
     fn real_setup(&self) -> Setup {
         let workers = self.scenario.cluster.workers.unwrap_or(4) as usize;
-        Setup { workers, batch: self.scenario.training.batch, dispatch: self.scenario.dispatch }
+        self.scenario.training.setup(workers, self.scenario.dispatch)
     }
 
     /// Writes pictures and report. Returns the folder, which has another name after an interrupt if the user named it.

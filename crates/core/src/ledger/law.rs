@@ -24,6 +24,20 @@ pub enum Law {
     /// A commit has at least one update.
     #[error("a commit has no updates")]
     EmptyCommit,
+    /// Weights are finite and above 0, also as a share of their sum.
+    #[error("the update of {task} has the weight {weight}: expected a finite number above 0")]
+    BadWeight {
+        /// The update.
+        task: TaskId,
+        /// Its weight.
+        weight: f64,
+    },
+    /// The factor on the learning rate is finite and above 0.
+    #[error("a commit multiplies the learning rate by {rate_factor}: expected a finite number above 0")]
+    BadRateFactor {
+        /// The factor.
+        rate_factor: f32,
+    },
     /// Work is assigned to joined workers only.
     #[error("work was assigned to {worker}, which has not joined")]
     AssignedToAbsent {

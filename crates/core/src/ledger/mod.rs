@@ -127,8 +127,8 @@ impl Ledger {
             self.history.push_back(line);
         }
         for decision in &self.decisions {
-            if let Action::Commit { version, .. } = decision.action {
-                self.unconfirmed.push_back(version);
+            if let Action::Commit(commit) = &decision.action {
+                self.unconfirmed.push_back(commit.version);
             }
         }
     }

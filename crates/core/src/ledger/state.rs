@@ -3,7 +3,10 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use super::law::{Law, Refusal};
-use crate::{Assignment, CommitStep, LocalLength, Report, Share, TaskId, Time, Until, Update, Version, Work, WorkerId};
+use crate::{
+    Assignment, Commit, CommitRequest, CommitStep, LocalLength, Report, Share, TaskId, Time, Until, Update, Version,
+    Work, WorkerId,
+};
 
 /// What became of the samples of all assignments. The other counts always add up to `issued`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -62,6 +65,22 @@ fn queued_samples(assignment: &Assignment) -> u64 {
 
 fn update_samples(update: &Update) -> u64 {
     u64::from(update.samples) * u64::from(update.iterations)
+}
+
+fn is_positive(value: f32) -> bool {
+    value.is_finite() && value > 0.0
+}
+
+/// The updates by rank, with their weights scaled to add up to one.
+fn shares(mut weighted: Vec<(TaskId, f64)>) -> Result<Vec<Share>, Law> {
+    weighted.sort_unstable_by_key(|&(task, _)| task);
+    let total: f64 = weighted.iter().map(|&(_, weight)| weight).sum();
+    let share = |(task, weight): (TaskId, f64)| {
+        let share = Share { task, weight: (weight / total) as f32 };
+        // A share may be too small for `f32`.
+        if weight > 0.0 && is_positive(share.weight) { Ok(share) } else { Err(Law::BadWeight { task, weight }) }
+    };
+    weighted.into_iter().map(share).collect()
 }
 
 /// An update that is neither committed nor discarded yet.
@@ -373,16 +392,18 @@ impl LedgerState {
         Ok(assignment.task)
     }
 
-    /// Removes the updates and returns their weights in the next version. Weights are proportional to the samples of an
-    /// iteration and add up to one.
-    pub(super) fn commit(&mut self, tasks: &[TaskId], step: CommitStep) -> Result<Vec<Share>, Law> {
-        if tasks.is_empty() {
+    /// Removes the updates and returns the commit that makes the next version of them.
+    pub(super) fn commit(&mut self, request: &CommitRequest) -> Result<Commit, Law> {
+        let &CommitRequest { ref updates, step, rate_factor } = request;
+        if updates.is_empty() {
             return Err(Law::EmptyCommit);
         }
-        let mut total = 0_u64;
-        let mut taken = Vec::with_capacity(tasks.len());
-        let mut used = Vec::with_capacity(tasks.len());
-        for &task in tasks {
+        if !is_positive(rate_factor) {
+            return Err(Law::BadRateFactor { rate_factor });
+        }
+        let mut taken = Vec::with_capacity(updates.len());
+        let mut used = Vec::with_capacity(updates.len());
+        for &(task, weight) in updates {
             let ArrivedUpdate { update, withheld } = self.take_arrived(task)?;
             if withheld {
                 return Err(Law::Withheld { task });
@@ -391,18 +412,16 @@ impl LedgerState {
             if local != matches!(step, CommitStep::Average { .. }) {
                 return Err(Law::WrongStep { task, local });
             }
-            total += u64::from(update.samples);
             self.samples.used += update_samples(&update);
-            taken.push((task, update.samples));
+            taken.push((task, weight.unwrap_or(f64::from(update.samples))));
             used.push((task, update_samples(&update)));
         }
+        let updates = shares(taken)?;
         self.unconfirmed.push_back(used);
-        taken.sort_unstable_by_key(|&(task, _)| task);
         self.version.0 += 1;
         let waiters = std::mem::take(&mut self.commit_waiters);
         self.end_waits(waiters, Until::Commit);
-        let weight = |samples: u32| (f64::from(samples) / total as f64) as f32;
-        Ok(taken.into_iter().map(|(task, samples)| Share { task, weight: weight(samples) }).collect())
+        Ok(Commit { version: self.version, updates: updates.into(), step, rate_factor })
     }
 
     pub(super) fn discard(&mut self, task: TaskId) -> Result<(), Law> {

@@ -2,7 +2,7 @@
 
 use super::law::Law;
 use super::state::LedgerState;
-use crate::{Action, Assignment, CommitStep, Decision, Reason, Span, TaskId, Time, Until, Version, Work, WorkerId};
+use crate::{Action, Assignment, CommitRequest, Decision, Reason, Span, TaskId, Time, Until, Version, Work, WorkerId};
 
 /// What a [`Scheme`](crate::Scheme) can see and do while it handles one event.
 ///
@@ -55,17 +55,10 @@ impl Turn<'_> {
         self.state.next_unsettled()
     }
 
-    /// Steps the model by these arrived gradients, each weighted by its samples.
-    pub fn commit(&mut self, updates: &[TaskId], reason: Reason) {
-        self.commit_by(CommitStep::Optimizer, updates, reason);
-    }
-
-    /// Makes a new version from these arrived updates with `step`. Each update is weighted by its samples per
-    /// iteration.
-    pub fn commit_by(&mut self, step: CommitStep, updates: &[TaskId], reason: Reason) {
-        let shares = self.attempt(|state, _| state.commit(updates, step));
-        if let Some(shares) = shares {
-            self.decide(Action::Commit { version: self.state.version, updates: shares.into(), step }, reason);
+    /// Steps the model by arrived updates, which makes a new version.
+    pub fn commit(&mut self, request: CommitRequest, reason: Reason) {
+        if let Some(commit) = self.attempt(|state, _| state.commit(&request)) {
+            self.decide(Action::Commit(commit), reason);
         }
     }
 

@@ -67,7 +67,7 @@ mod tests {
         let (first, interval) = (16, Span(10));
         let mut policy = AdaptiveIterations { first, iterations: first, interval, next: Time(10), first_loss: None };
         let mut after = |now, loss| {
-            let aggregate = Aggregate { loss, rate: 1.0, sum_of_squares: 1.0, square_of_sum: 1.0 };
+            let aggregate = Aggregate { loss, rate: 1.0, ..Aggregate::default() };
             policy.on_averaged(Time(now), Some(&aggregate));
             policy.iterations
         };

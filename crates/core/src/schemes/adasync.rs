@@ -84,7 +84,7 @@ mod tests {
         let mut quorum = LossLevelQuorum { first: 1, first_loss: None, level: None };
         let mut chosen = vec![quorum.choose(Time::START, 16)];
         for loss in [2.3, 1.0, 0.3, 0.1, 0.03] {
-            let aggregate = Aggregate { loss, rate: 0.1, sum_of_squares: 1.0, square_of_sum: 1.0 };
+            let aggregate = Aggregate { loss, rate: 0.1, ..Aggregate::default() };
             quorum.on_committed(Time::START, 1, Some(&aggregate));
             chosen.push(quorum.choose(Time::START, 16));
         }

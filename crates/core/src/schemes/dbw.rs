@@ -15,19 +15,19 @@ const TIE: f64 = 1e-9;
 /// The gain of an iteration with k gradients.
 pub(super) enum GainModel {
     /// The expected decrease of the loss.
-    Estimated(GainEstimator),
+    Estimated(Box<GainEstimator>),
     /// k itself: blind DBW.
     Blind,
 }
 
 impl GainModel {
-    /// The gain as a function of k; `None` until it can be estimated.
-    fn gain(&self) -> Option<impl Fn(usize) -> f64> {
+    /// The gain as a function of k in a run of `workers` workers; `None` until it can be estimated.
+    fn gain(&self, workers: usize) -> Option<impl Fn(usize) -> f64> {
         let gain: Option<Gain> = match self {
             GainModel::Estimated(estimator) => Some(estimator.gain()?),
             GainModel::Blind => None,
         };
-        Some(move |k: usize| gain.map_or(k as f64, |gain| gain.of(k)))
+        Some(move |k: usize| gain.map_or(k as f64, |gain| gain.of(k, workers)))
     }
 }
 
@@ -50,7 +50,7 @@ impl DynamicQuorum {
     /// (18) and (19): k for `live` workers.
     fn decide(&mut self, live: usize) -> usize {
         self.estimate = None;
-        let (Some(waited_for), Some(gain)) = (self.waited_for, self.gain_model.gain()) else {
+        let (Some(waited_for), Some(gain)) = (self.waited_for, self.gain_model.gain(live)) else {
             self.choice = QuorumChoice::NothingKnown;
             return usize::MAX;
         };
@@ -167,7 +167,11 @@ fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, Sche
         Formulas::Robust => Smoothness::Rate,
         Formulas::Printed => Smoothness::Measured,
     };
-    build_dynamic(GainModel::Estimated(GainEstimator::new(window, smoothness)), settings, setup)
+    build_dynamic(
+        GainModel::Estimated(Box::new(GainEstimator::new(window, smoothness, setup.rate_rule))),
+        settings,
+        setup,
+    )
 }
 
 /// Builds DBW or blind DBW.
@@ -191,6 +195,7 @@ pub(super) fn build_dynamic(
 mod tests {
     use super::*;
     use crate::{Memory, Span, Version, WorkerId};
+    use crate::{RateRule, TaskId, UpdateNorm};
 
     fn dynamic(gain_model: GainModel, workers: usize) -> DynamicQuorum {
         let times = IterationTimes::new(workers, Memory::All).unwrap();
@@ -198,7 +203,7 @@ mod tests {
     }
 
     fn estimating(workers: usize) -> DynamicQuorum {
-        dynamic(GainModel::Estimated(GainEstimator::new(5, Smoothness::Measured)), workers)
+        dynamic(GainModel::Estimated(Box::new(GainEstimator::new(5, Smoothness::Measured, RateRule::FIXED))), workers)
     }
 
     /// Runs an iteration whose gradients arrive `arrivals` seconds after its start, and returns the next k.
@@ -229,7 +234,8 @@ mod tests {
     /// Gradients whose true norm is `signal` and whose noise is `noise`, aggregated with a rate of 0.1.
     fn aggregate(loss: f64, k: usize, signal: f64, noise: f64) -> Aggregate {
         let k = k as f64;
-        Aggregate { loss, rate: 0.1, sum_of_squares: k * (signal + noise), square_of_sum: signal + noise / k }
+        let (mean_square, square_of_mean) = (signal + noise, signal + noise / k);
+        Aggregate { loss, rate: 0.1, scheduled_rate: 0.1, mean_square, square_of_mean, ..Aggregate::default() }
     }
 
     #[test]
@@ -274,6 +280,42 @@ mod tests {
         assert_eq!(after(0.01, 1.95), (1, QuorumChoice::BestRate));
         assert_eq!(after(1.0, 1.95), (3, QuorumChoice::BestRate));
         assert_eq!(after(1.0, 2.01), (4, QuorumChoice::NoGain));
+    }
+
+    /// The k that maximizes the gain per second, tried one by one with the formulas written out: the rate of k, the
+    /// gradient and the noise of the last iteration, and L = 1/(2η).
+    fn best_by_trying(rule: &str, signal: f64, noise: f64, arrivals: &[f64]) -> usize {
+        let workers = arrivals.len() as f64;
+        let ratio = |k: f64| (noise + signal) / (noise / k + signal);
+        let rate = |k: f64| match rule {
+            "proportional" => 0.1 * k / workers,
+            "sqrt" => 0.1 * (k / workers).sqrt(),
+            "adascale" => 0.1 * ratio(k) / ratio(workers),
+            _ => 0.1,
+        };
+        let gain = |k: f64| rate(k) * signal - (0.5 / 0.1) * rate(k) * rate(k) / 2.0 * (signal + noise / k);
+        let per_second = |k: &usize| gain(*k as f64) / arrivals[k - 1];
+        let best = (1..=arrivals.len()).max_by(|a, b| per_second(a).total_cmp(&per_second(b))).unwrap();
+        if per_second(&best) < 0.0 { arrivals.len() } else { best }
+    }
+
+    #[test]
+    fn the_gain_uses_the_rate_that_k_would_get() {
+        let arrivals = [1.0, 1.1, 1.4, 1.5, 2.0, 2.3, 4.0, 9.0];
+        let mut chosen = Vec::new();
+        for rule in ["fixed", "proportional", "sqrt", "adascale"] {
+            for (signal, noise) in [(1.0, 0.01), (1.0, 1.0), (1.0, 5.0), (1.0, 20.0), (0.1, 10.0)] {
+                let estimator = GainEstimator::new(5, Smoothness::Rate, rule.parse().unwrap());
+                let mut quorum = dynamic(GainModel::Estimated(Box::new(estimator)), 8);
+                quorum.choose(Time::START, 8);
+                let norm = |worker| UpdateNorm { task: TaskId { worker: WorkerId(worker), number: 0 }, square: 1.0 };
+                let aggregate = Aggregate { norms: (0..8).map(norm).collect(), ..aggregate(2.0, 8, signal, noise) };
+                let k = iterate(&mut quorum, 0, &arrivals, 8, Some(&aggregate));
+                assert_eq!(k, best_by_trying(rule, signal, noise, &arrivals), "{rule}, noise {noise}");
+                chosen.push(k);
+            }
+        }
+        assert!(chosen[..5] != chosen[5..10], "the rule makes a difference: {chosen:?}");
     }
 
     #[test]

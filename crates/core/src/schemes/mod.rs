@@ -21,7 +21,7 @@ mod ssp;
 
 use std::sync::{PoisonError, RwLock};
 
-use crate::{Dispatch, Scheme};
+use crate::{Dispatch, RateRule, Scheme};
 
 pub use setting::{Setting, SettingDefault, SettingKind, UpperBound};
 pub use settings::{BuildContext, SchemeError, SchemeSpec, Settings};
@@ -35,6 +35,15 @@ pub struct Setup {
     pub batch: u32,
     /// How work is dispatched; `None` for the scheme's default.
     pub dispatch: Option<Dispatch>,
+    /// How the learning rate of a step depends on its number of gradients.
+    pub rate_rule: RateRule,
+}
+
+impl Setup {
+    /// A run with the default dispatch and a fixed learning rate.
+    pub const fn new(workers: usize, batch: u32) -> Self {
+        Setup { workers, batch, dispatch: None, rate_rule: RateRule::FIXED }
+    }
 }
 
 /// Builds a scheme from its settings.

@@ -304,7 +304,7 @@ fn names(setting: &'static Setting) -> &'static [&'static str] {
 mod tests {
     use super::*;
 
-    const SETUP: Setup = Setup { workers: 16, batch: 1, dispatch: None };
+    const SETUP: Setup = Setup::new(16, 1);
 
     fn error(text: &str) -> String {
         match text.parse::<SchemeSpec>() {

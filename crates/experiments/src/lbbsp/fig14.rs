@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use paceline_config::Failure;
-use paceline_core::{Action, Event, Ledger, Report, SchemeSpec, Setup, Span, TaskId, Time, WorkerId};
+use paceline_core::{Action, Commit, Event, Ledger, Report, SchemeSpec, Setup, Span, TaskId, Time, WorkerId};
 use paceline_report::tables::aligned;
 use serde_json::json;
 
@@ -18,7 +18,7 @@ const LONG: f64 = 1.0;
 /// The seconds of each decision that ends an iteration: predict all speeds, choose batch sizes, assign work.
 fn decisions(scheme: &str, workers: usize) -> anyhow::Result<Vec<f64>> {
     let spec: SchemeSpec = scheme.parse()?;
-    let mut ledger = Ledger::new(spec.build(&Setup { workers, batch: 128, dispatch: None })?);
+    let mut ledger = Ledger::new(spec.build(&Setup::new(workers, 128))?);
     let ids = || (0..workers as u32).map(WorkerId);
     let mut now = Time::START;
     for worker in ids() {
@@ -35,7 +35,7 @@ fn decisions(scheme: &str, workers: usize) -> anyhow::Result<Vec<f64>> {
             let start = Instant::now();
             let decisions = ledger.handle(now, Event::Reported { task: TaskId { worker, number }, report })?;
             let commit = decisions.iter().find_map(|decision| match decision.action {
-                Action::Commit { version, .. } => Some(version),
+                Action::Commit(Commit { version, .. }) => Some(version),
                 _ => None,
             });
             if let Some(version) = commit {

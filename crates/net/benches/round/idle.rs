@@ -53,7 +53,7 @@ impl Replica for IdleReplica {
 pub fn job(scheme: &str, length: usize, workers: usize, iterations: usize, shards: usize) -> Job {
     Job {
         scheme: scheme.parse().expect("a valid scheme"),
-        setup: Setup { workers, batch: 1, dispatch: None },
+        setup: Setup::new(workers, 1),
         workload: workload(length),
         workload_spec: length.to_string(),
         optimizer: "sgd".parse().expect("a valid optimizer"),

@@ -39,15 +39,16 @@ impl<'a> Coordinator<'a> {
         from: Option<ResumePoint>,
     ) -> Result<Self, ServerError> {
         let layout = job.workload.layout();
-        let Job { schedule, rate, shards, .. } = *job;
+        let (rate, shards) = (job.rate_spec(), job.shards);
         let (ledger, monitor, stepper, parameters, resumed) = match from {
             None => {
-                let stepper = Stepper::new(layout, job.optimizer, schedule, rate, shards);
+                let stepper = Stepper::new(layout, job.optimizer, rate, shards);
                 let ledger = Ledger::new(job.scheme.build(&job.setup)?);
                 (ledger, Monitor::default(), stepper, job.workload.initial(job.seed), None)
             }
-            Some(ResumePoint { replayed, checkpoint: Checkpoint { version, parameters, optimizer, .. }, .. }) => {
-                let stepper = Stepper::resumed(optimizer, schedule, rate, shards, version, layout);
+            Some(ResumePoint { replayed, checkpoint, rate: rate_state, .. }) => {
+                let Checkpoint { version, parameters, optimizer, .. } = checkpoint;
+                let stepper = Stepper::resumed(layout, optimizer, rate, rate_state, shards);
                 // A run without a commit starts again once all workers have joined.
                 let resumed = (version > 0).then_some((replayed.now, replayed.workers));
                 (replayed.ledger, replayed.monitor, stepper, parameters, resumed)

@@ -7,7 +7,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::Scope;
 
 use paceline_core::{
-    CommitOutcome, CommitStep, Decision, Event, Ledger, SampleCounts, Share, Span, TaskId, Time, WorkerId,
+    Commit, CommitOutcome, CommitStep, Decision, Event, Ledger, SampleCounts, Share, Span, TaskId, Time, WorkerId,
 };
 use paceline_protocol::{GradientLocation, Notice, ServerHost, SessionId, ToWorker};
 use paceline_runtime::{
@@ -194,6 +194,7 @@ impl<'a> NetHost<'a> {
                 version: ledger.version().0,
                 parameters: self.parameter_ring.newest().region.values(),
                 optimizer: self.stepper.optimizer(),
+                rate: self.stepper.rate_state(),
             });
         }
     }
@@ -281,14 +282,15 @@ impl ServerHost for NetHost<'_> {
         lost.into_iter().for_each(|task| self.discard(task));
     }
 
-    fn commit(&mut self, updates: &[Share], step: CommitStep, live: usize) -> Result<CommitOutcome, ServerError> {
+    fn commit(&mut self, commit: &Commit, live: usize) -> Result<CommitOutcome, ServerError> {
+        let updates = &commit.updates[..];
         let mut gradients = Vec::with_capacity(updates.len());
         let mut corrected = Vec::new();
         for Share { task, .. } in updates {
             // This releases the model that the update was computed from, so that its buffer can be reused.
             let UncommittedUpdate { gradient, loss, parameters } =
                 self.arrived.remove(task).ok_or(ServerError::GradientNotSent(*task))?;
-            if let CommitStep::Compensated { lambda } = step {
+            if let CommitStep::Compensated { lambda } = commit.step {
                 let mut values = gradient.values().ok_or(ServerError::GradientNotSent(*task))?.to_vec();
                 let then = parameters.ok_or(ServerError::ModelNotKept(*task))?;
                 let (now, then) = (self.parameter_ring.newest().region.values(), then.region.values());
@@ -300,15 +302,14 @@ impl ServerHost for NetHost<'_> {
         let contributions = (0..).zip(updates).zip(&gradients).map(|((index, share), (gradient, loss))| {
             let corrected = corrected.get(index).map(Vec::as_slice);
             let gradient = corrected.or(gradient.values()).ok_or(ServerError::GradientNotSent(share.task))?;
-            Ok(Contribution { gradient, weight: share.weight, loss: *loss })
+            Ok(Contribution { task: share.task, gradient, weight: share.weight, loss: *loss })
         });
         let contributions = contributions.collect::<Result<Vec<_>, ServerError>>()?;
-        let commit = |old: &[f32], new: &mut [f32]| self.stepper.commit(step, old, new, &contributions, live);
-        let result = self.parameter_ring.advance(commit).map_err(no_memory(self.context.length))?;
+        let step = |old: &[f32], new: &mut [f32]| self.stepper.commit(commit, old, new, &contributions, live);
+        let outcome = self.parameter_ring.advance(step).map_err(no_memory(self.context.length))?;
         drop(contributions);
         gradients.into_iter().for_each(|(gradient, _)| self.recycle(gradient));
-        let (outcome, remedy) = self.broken_updates.settle(updates, result, live);
-        match remedy {
+        match self.broken_updates.settle(updates, &outcome, live) {
             Remedy::Continue => {}
             Remedy::Dismiss(tasks) => self.to_dismiss.extend(tasks),
             Remedy::Diverged => self.stop = Some(StopReason::Diverged),

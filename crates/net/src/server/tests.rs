@@ -28,7 +28,7 @@ fn workload(seed: u64) -> Arc<dyn Workload> {
 fn job(scheme: &str, workers: usize, iterations: u64) -> Job {
     Job {
         scheme: scheme.parse().unwrap(),
-        setup: Setup { workers, batch: 4, dispatch: None },
+        setup: Setup::new(workers, 4),
         workload: workload(1),
         workload_spec: "digits".into(),
         optimizer: "sgd".parse().unwrap(),

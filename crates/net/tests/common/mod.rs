@@ -23,7 +23,7 @@ pub fn workload(workers: usize) -> Arc<dyn Workload> {
 pub fn job(scheme: &str, workers: usize, goals: &str) -> Job {
     Job {
         scheme: scheme.parse().unwrap(),
-        setup: Setup { workers, batch: 16, dispatch: None },
+        setup: Setup::new(workers, 16),
         workload: workload(workers),
         workload_spec: "digits".into(),
         optimizer: "momentum:0.5".parse().unwrap(),

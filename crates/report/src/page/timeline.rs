@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use paceline_core::{
-    Action, ActivityChange, Assignment, Decision, Event, Reason, Report, Span, TaskId, TaskProgress, Time,
+    Action, ActivityChange, Assignment, Commit, Decision, Event, Reason, Report, Span, TaskId, TaskProgress, Time,
     WorkerActivities, WorkerId,
 };
 use paceline_runtime::Observer;
@@ -165,7 +165,7 @@ impl Timeline {
     fn on_decision(&mut self, now: Time, decision: &Decision) {
         let reason = decision.reason;
         match &decision.action {
-            Action::Commit { updates, .. } => {
+            Action::Commit(Commit { updates, .. }) => {
                 self.steps.push(TimelineStep { at: now, updates: updates.len(), reason });
                 for update in updates.iter() {
                     self.unsettled.remove(&update.task);
@@ -222,16 +222,16 @@ mod tests {
     /// Feeds events to a scheme, and returns the timeline.
     fn timeline_of(scheme: &str, events: &[(u64, Event)]) -> Timeline {
         let spec: SchemeSpec = scheme.parse().unwrap();
-        let mut ledger = Ledger::new(spec.build(&Setup { workers: 2, batch: 1, dispatch: None }).unwrap());
+        let mut ledger = Ledger::new(spec.build(&Setup::new(2, 1)).unwrap());
         let mut timeline = Timeline::default();
-        for &(at, event) in events {
-            let decisions = ledger.handle(Time(at), event).unwrap().to_vec();
-            timeline.on_turn(Time(at), &event, &decisions);
+        for (at, event) in events {
+            let decisions = ledger.handle(Time(*at), event.clone()).unwrap().to_vec();
+            timeline.on_turn(Time(*at), event, &decisions);
             for decision in &decisions {
-                if let Action::Commit { version, .. } = decision.action {
+                if let Action::Commit(Commit { version, .. }) = decision.action {
                     let confirmed = Event::Committed { version, aggregate: None };
-                    let decisions = ledger.handle(Time(at), confirmed).unwrap();
-                    timeline.on_turn(Time(at), &confirmed, decisions);
+                    let decisions = ledger.handle(Time(*at), confirmed.clone()).unwrap();
+                    timeline.on_turn(Time(*at), &confirmed, decisions);
                 }
             }
         }

@@ -13,7 +13,7 @@ use paceline_workload::{Order, Partition, Sampler, SoftmaxRegression, synthetic_
 pub fn timing(scheme: &str, workers: usize, times: &str, until: &str) -> Simulation {
     Simulation {
         scheme: scheme.parse().unwrap(),
-        setup: Setup { workers, batch: 1, dispatch: None },
+        setup: Setup::new(workers, 1),
         times: Times::load(&times.parse::<TimesSpec>().unwrap()).unwrap(),
         slowness: Slowness::default(),
         script: Script::default(),
