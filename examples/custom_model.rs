@@ -1,11 +1,10 @@
-//! A custom model on a custom data set, trained under any scheme, with one worker five times slower than the others:
-//! `cargo run --release --example custom_model -- backup:k=7`
+//! A model and data of one's own, under any scheme, with all commands of Paceline. Four processes, one of them slower:
+//! `cargo run --release --example custom_model -- train --scheme backup:k=3 --lr 0.5 --emulate 0=5`
 
 use burn::nn::{Linear, LinearConfig};
 use burn::{prelude::*, tensor::activation::tanh};
-use paceline_models::{Batch, BurnWorkload, Draw, Network, Samples, device};
-use paceline_sim::{Simulation, Training};
-use std::{error::Error, f32::consts::TAU, ops::Range, sync::Arc};
+use paceline::models::{Batch, BurnWorkload, Draw, ModelEntry, Network, Samples, add_model};
+use std::{f32::consts::TAU, ops::Range, process::ExitCode, sync::Arc};
 
 #[derive(Module, Debug)]
 struct Perceptron {
@@ -47,13 +46,13 @@ impl Samples<Tensor<2>> for Spiral {
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let scheme = std::env::args().nth(1).unwrap_or("bsp".into()).parse()?;
+static SPIRAL: ModelEntry = ModelEntry::on_own_data("spiral", |_, device| {
     let linear = |inputs, outputs, device: &Device| LinearConfig::new(inputs, outputs).init(device);
     let build = move |device: &Device| Perceptron { hidden: linear(2, 32, device), output: linear(32, 2, device) };
-    let training = Training::new(Arc::new(BurnWorkload::new(build, Spiral, &device("cpu")?)), 0.5);
-    let (slowness, goals) = ("0=5".parse()?, "accuracy>0.97,iterations=5000".parse()?);
-    let summary = Simulation { scheme, slowness, goals, ..Simulation::of(training) }.run(&mut ())?.summary;
-    println!("{}: {} after {:.0} s of virtual time", summary.scheme, summary.stopped_by, summary.time);
-    Ok(())
+    Ok(Arc::new(BurnWorkload::new(build, Spiral, device)))
+});
+
+fn main() -> ExitCode {
+    add_model(&SPIRAL).expect("no other model has this name");
+    paceline::main()
 }

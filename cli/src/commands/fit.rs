@@ -5,7 +5,7 @@ use std::time::Instant;
 use clap::Args;
 use paceline_config::{Failure, TrainingOptions, whole};
 use paceline_core::{Reason, SampleCounts, Time};
-use paceline_models::ModelKind;
+use paceline_models::Model;
 use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::table;
 use paceline_runtime::{Goals, Monitor, Observer, RateSpec, RunInfo, StopReason, Summary, Trainer, is_interrupted};
@@ -23,7 +23,7 @@ use crate::output::say;
 pub struct FitArgs {
     /// Model to train: softmax, mlp, cnn, resnet8, resnet20 or charlm
     #[arg(long, value_name = "MODEL", default_value = "cnn", help_heading = "Training")]
-    model: ModelKind,
+    model: Model,
 
     #[command(flatten)]
     training: TrainingOptions,

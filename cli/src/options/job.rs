@@ -5,7 +5,7 @@ use std::path::Path;
 use clap::Args;
 use paceline_config::{TrainingOptions, WorkloadSpec, seconds, whole};
 use paceline_core::{Dispatch, SchemeSpec, Span};
-use paceline_models::ModelKind;
+use paceline_models::Model;
 use paceline_net::{MAX_CONNECTIONS, PayloadFormat, TransportOptions};
 use paceline_runtime::{Goals, Job};
 
@@ -48,7 +48,7 @@ pub struct JobOptions {
 
     /// Model to train: softmax, mlp, cnn, resnet8, resnet20 or charlm
     #[arg(long, value_name = "MODEL", default_value = "cnn", help_heading = "Training")]
-    pub model: ModelKind,
+    pub model: Model,
 
     #[command(flatten)]
     pub training: TrainingOptions,

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use anyhow::{anyhow, bail};
 use clap::Args;
 use paceline_core::{Dispatch, SchemeSpec, Setup};
-use paceline_models::ModelKind;
+use paceline_models::Model;
 use paceline_runtime::Goals;
 use paceline_sim::{Script, Simulation, Times};
 use paceline_workload::Data;
@@ -15,7 +15,7 @@ use crate::{Cluster, TrainingOptions, file};
 
 /// A model, or none: then only times are simulated.
 #[derive(Debug, Clone, Copy)]
-pub struct ModelChoice(pub Option<ModelKind>);
+pub struct ModelChoice(pub Option<Model>);
 
 impl FromStr for ModelChoice {
     type Err = anyhow::Error;
@@ -73,7 +73,7 @@ pub struct PreparedScenario<'a> {
     times: Times,
     script: Script,
     goals: Goals,
-    model: Option<(ModelKind, Data)>,
+    model: Option<(Model, Data)>,
 }
 
 impl Scenario {
@@ -129,7 +129,7 @@ impl PreparedScenario<'_> {
     /// One run: a scheme, a seed, and the number of threads that compute gradients.
     pub fn simulation(&self, scheme: &SchemeSpec, seed: u64, threads: usize) -> anyhow::Result<Simulation> {
         let Scenario { training, cluster, evaluate_every, .. } = self.scenario;
-        let with_model = |(kind, data): &(ModelKind, Data)| {
+        let with_model = |(kind, data): &(Model, Data)| {
             anyhow::Ok(paceline_sim::Training {
                 workload: training.workload(*kind, data, self.setup.workers, seed)?,
                 optimizer: training.optimizer,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::Args;
 use paceline_core::{Dispatch, RateRule, Setup};
-use paceline_models::{ModelKind, Sampling, device};
+use paceline_models::{Model, Sampling, device};
 use paceline_store::{OptimizerSpec, Schedule};
 use paceline_workload::{Data, DataSource, Order, Partition, Workload};
 
@@ -79,16 +79,10 @@ impl TrainingOptions {
     }
 
     /// The workload of a model on the data, for a number of workers and a seed.
-    pub fn workload(
-        &self,
-        model: ModelKind,
-        data: &Data,
-        workers: usize,
-        seed: u64,
-    ) -> anyhow::Result<Arc<dyn Workload>> {
+    pub fn workload(&self, model: Model, data: &Data, workers: usize, seed: u64) -> anyhow::Result<Arc<dyn Workload>> {
         let device = device(&self.device)?;
         let sampling = Sampling { partition: self.partition, order: self.order, workers, seed };
-        Ok(model.workload(data, &sampling, &device)?)
+        model.workload(data, &sampling, &device).map_err(anyhow::Error::from_boxed)
     }
 
     /// What a scheme is built for.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context;
-use paceline_models::{ModelKind, Sampling, device};
+use paceline_models::{Model, Sampling, device};
 use paceline_workload::{Data, DataSource, Workload};
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +23,7 @@ pub struct WorkloadSpec {
 
 impl WorkloadSpec {
     /// The spec of a run.
-    pub fn new(model: ModelKind, training: &TrainingOptions, workers: usize, seed: u64) -> Self {
+    pub fn new(model: Model, training: &TrainingOptions, workers: usize, seed: u64) -> Self {
         WorkloadSpec {
             model: model.to_string(),
             data: training.data.to_string(),
@@ -50,7 +50,7 @@ impl WorkloadSpec {
             workers: spec.workers,
             seed: spec.seed,
         };
-        let model: ModelKind = spec.model.parse()?;
-        Ok(model.workload(&data, &sampling, &device(device_name)?)?)
+        let model: Model = spec.model.parse()?;
+        model.workload(&data, &sampling, &device(device_name)?).map_err(anyhow::Error::from_boxed)
     }
 }

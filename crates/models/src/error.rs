@@ -3,8 +3,6 @@
 use paceline_workload::PartitionError;
 use thiserror::Error;
 
-use crate::kind::ModelKind;
-
 /// Why a model and its data cannot form a workload.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum ModelError {
@@ -12,7 +10,7 @@ pub enum ModelError {
     #[error("model '{model}': the data are {found}; expected {reads}")]
     Data {
         /// The requested model.
-        model: ModelKind,
+        model: &'static str,
         /// The kind of data that the model reads.
         reads: &'static str,
         /// The kind of the given data.
@@ -22,7 +20,7 @@ pub enum ModelError {
     #[error("model '{model}': images of {height} × {width} pixels; expected at least {min_side} × {min_side}")]
     SmallImages {
         /// The requested model.
-        model: ModelKind,
+        model: &'static str,
         /// The minimum height and width, in pixels.
         min_side: usize,
         /// Height of the images in pixels.
@@ -40,6 +38,12 @@ pub enum ModelError {
         found: usize,
         /// Length of a window in characters.
         context: usize,
+    },
+    /// Another model has this name.
+    #[error("there is a model '{name}' already")]
+    NameTaken {
+        /// The name.
+        name: &'static str,
     },
     /// The samples cannot be split among the workers.
     #[error(transparent)]

@@ -1,6 +1,6 @@
 //! Neural networks as workloads, computed by [Burn](https://burn.dev).
 //!
-//! A [`ModelKind`] names a model and creates a workload on given data. Every model except `softmax` is a [`Network`]: a
+//! A [`Model`] is chosen by its name and creates a workload; [`add_model`] adds one from outside. Every model except `softmax` is a [`Network`]: a
 //! Burn module that computes logits from an input. A [`BurnWorkload`] combines any network, custom ones included, with
 //! its [`Samples`] ([`Images`], [`TextWindows`]) on a [`Device`]. [`device`] selects one by name: the CPU, or with the
 //! features `cuda` and `wgpu` a GPU.
@@ -8,20 +8,20 @@
 //! The module `flat` converts between the tensors of a network and flat parameters; `initial` draws initial parameters.
 //! Neither uses shared state, so that a replica gives the same bits alone and next to others.
 
+mod catalogue;
 mod device;
 mod error;
 mod flat;
 mod initial;
-mod kind;
 mod network;
 mod networks;
 mod samples;
 mod workload;
 
 pub use burn::tensor::Device;
+pub use catalogue::{BuiltWorkload, Model, ModelEntry, add_model};
 pub use device::{DeviceError, device};
 pub use error::ModelError;
-pub use kind::ModelKind;
 pub use network::Network;
 pub use networks::{CharacterModel, Cnn, Mlp, ResNet};
 pub use paceline_workload::Draw;

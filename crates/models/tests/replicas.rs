@@ -5,7 +5,6 @@ mod common;
 use std::thread;
 
 use common::{draw, gradient, workload};
-use paceline_models::ModelKind;
 
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
@@ -13,15 +12,15 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 #[test]
 fn the_seed_decides_the_initial_parameters_on_any_thread() {
-    for kind in [ModelKind::Mlp, ModelKind::ResNet8, ModelKind::CharacterModel] {
-        let expected = bits(&workload(kind).initial(1));
-        assert_ne!(expected, bits(&workload(kind).initial(2)), "{kind}");
+    for model in ["mlp", "resnet8", "charlm"] {
+        let expected = bits(&workload(model).initial(1));
+        assert_ne!(expected, bits(&workload(model).initial(2)), "{model}");
         thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    let workload = workload(kind);
+                    let workload = workload(model);
                     for _ in 0..3 {
-                        assert_eq!(bits(&workload.initial(1)), expected, "{kind}");
+                        assert_eq!(bits(&workload.initial(1)), expected, "{model}");
                     }
                 });
             }
@@ -31,8 +30,8 @@ fn the_seed_decides_the_initial_parameters_on_any_thread() {
 
 #[test]
 fn concurrent_replicas_give_the_same_bits_as_one_alone() {
-    let cases = [(ModelKind::Cnn, 16), (ModelKind::ResNet8, 4), (ModelKind::CharacterModel, 2)];
-    let workloads = cases.map(|(kind, samples)| (workload(kind), samples));
+    let cases = [("cnn", 16), ("resnet8", 4), ("charlm", 2)];
+    let workloads = cases.map(|(model, samples)| (workload(model), samples));
     let run = |case: usize| -> Vec<(u64, Vec<u32>)> {
         let (workload, samples) = &workloads[case];
         let mut replica = workload.replica();
@@ -55,7 +54,7 @@ fn concurrent_replicas_give_the_same_bits_as_one_alone() {
 
 #[test]
 fn earlier_computations_do_not_change_a_gradient() {
-    let workload = workload(ModelKind::ResNet8);
+    let workload = workload("resnet8");
     let (parameters, other) = (workload.initial(1), workload.initial(2));
     let (mut fresh, mut used) = (workload.replica(), workload.replica());
     gradient(used.as_mut(), &other, draw(50, 3));
@@ -67,7 +66,7 @@ fn earlier_computations_do_not_change_a_gradient() {
 
 #[test]
 fn statistics_move_towards_the_batch_and_only_they_change_an_evaluation() {
-    let workload = workload(ModelKind::ResNet8);
+    let workload = workload("resnet8");
     let layout = workload.layout();
     let mut replica = workload.replica();
     let start = workload.initial(3);

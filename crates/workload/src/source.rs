@@ -17,7 +17,7 @@ use crate::published::PublishedSet;
 const MAX_DIGITS: usize = 1_000_000;
 
 /// The source of the data. As text: `digits`, `digits:TRAIN,HELDOUT`, `mnist`, `fashion-mnist` or `cifar10` (from the
-/// cache), `mnist:DIR` and so on (from a folder), `text:FILE`.
+/// cache), `mnist:DIR` and so on (from a folder), `text:FILE`, `own`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DataSource {
     /// Synthetic digits, generated from the seed.
@@ -36,6 +36,8 @@ pub enum DataSource {
     },
     /// A UTF-8 text file, plain or gzip.
     Text(PathBuf),
+    /// The model has data of its own.
+    Own,
 }
 
 impl DataSource {
@@ -59,6 +61,19 @@ pub enum Data {
     Images(Splits),
     /// Characters.
     Text(Text),
+    /// The model has data of its own.
+    Own,
+}
+
+impl Data {
+    /// The kind, in a word.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Data::Images(_) => "images",
+            Data::Text(_) => "text",
+            Data::Own => "its own",
+        }
+    }
 }
 
 /// Why a [`DataSource`] cannot be loaded.
@@ -97,6 +112,7 @@ impl DataSource {
             DataSource::Published { set, folder: Some(folder) } => Ok(Data::Images(set.load(folder)?)),
             DataSource::Published { set, folder: None } => Ok(Data::Images(cached(*set, set.cache_folder())?)),
             DataSource::Text(path) => Ok(Data::Text(text::load(path)?)),
+            DataSource::Own => Ok(Data::Own),
         }
     }
 }
@@ -116,6 +132,7 @@ impl fmt::Display for DataSource {
             DataSource::Published { set, folder: None } => write!(formatter, "{set}"),
             DataSource::Published { set, folder: Some(folder) } => write!(formatter, "{set}:{}", folder.display()),
             DataSource::Text(path) => write!(formatter, "text:{}", path.display()),
+            DataSource::Own => write!(formatter, "own"),
         }
     }
 }
@@ -124,7 +141,7 @@ impl FromStr for DataSource {
     type Err = SpecError;
 
     fn from_str(text: &str) -> Result<Self, SpecError> {
-        const NAMES: [&str; 5] = ["digits", "mnist", "fashion-mnist", "cifar10", "text"];
+        const NAMES: [&str; 6] = ["digits", "mnist", "fashion-mnist", "cifar10", "text", "own"];
         let (name, argument) = match text.split_once(':') {
             Some((name, argument)) => (name, Some(argument)),
             None => (text, None),
@@ -142,6 +159,8 @@ impl FromStr for DataSource {
             }
             ("text", Some(path)) if !path.is_empty() => Ok(DataSource::Text(path.into())),
             ("text", _) => Err(SpecError::malformed("data", text, "text:FILE")),
+            ("own", None) => Ok(DataSource::Own),
+            ("own", _) => Err(SpecError::malformed("data", text, "own")),
             (_, Some("")) => Err(SpecError::malformed("data", text, format!("{name} or {name}:DIR"))),
             _ => {
                 let set = name.parse().map_err(|_| SpecError::unknown_name("data", name, &NAMES))?;
@@ -157,7 +176,7 @@ mod tests {
 
     #[test]
     fn sources_round_trip_through_text() {
-        for text in ["digits:50,20", "mnist", "fashion-mnist:some/folder", "cifar10:C:\\data", "text:a:b.txt"] {
+        for text in ["digits:50,20", "own", "mnist", "fashion-mnist:some/folder", "cifar10:C:\\data", "text:a:b.txt"] {
             assert_eq!(text.parse::<DataSource>().unwrap().to_string(), text);
         }
         assert_eq!("digits".parse(), Ok(DataSource::default()));

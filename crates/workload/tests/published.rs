@@ -14,7 +14,7 @@ fn splits(set: PublishedSet, folder: &str) -> Option<Splits> {
     }
     match (DataSource::Published { set, folder: Some(folder) }).load(0).unwrap() {
         Data::Images(splits) => Some(splits),
-        Data::Text(_) => panic!("{set} holds images"),
+        Data::Text(_) | Data::Own => panic!("{set} holds images"),
     }
 }
 

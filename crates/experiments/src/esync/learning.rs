@@ -1,7 +1,6 @@
 //! Fig. 3 and Table 1: time to accuracy and final accuracy.
 
-use paceline_config::{Failure, ModelChoice, Scenario};
-use paceline_models::ModelKind;
+use paceline_config::{Failure, Scenario};
 use paceline_report::plot::{Figure, Mark, Series, colours_of};
 use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::aligned;
@@ -124,7 +123,7 @@ pub fn fig3(conditions: &Conditions) -> Result<Findings, Failure> {
         scenario.cluster.network = network;
         scenario.training.partition = partition;
         if conditions.full {
-            scenario.model = ModelChoice(Some(ModelKind::Cnn));
+            scenario.model = "cnn".parse().map_err(Failure::Run)?;
         }
         found.extend(run_all(what, &scenario, &SCHEMES, conditions)?);
     }
@@ -178,16 +177,16 @@ fn panel(what: &str, found: &[LearningResult]) -> Figure {
 
 /// Table 1: speedup over bsp, and accuracy compared with that of a single worker.
 pub fn table1(conditions: &Conditions) -> Result<Findings, Failure> {
-    let mut models = vec![("mlp", ModelKind::Mlp), ("cnn", ModelKind::Cnn)];
+    let mut models = vec!["mlp", "cnn"];
     if conditions.full {
-        models.push(("resnet8", ModelKind::ResNet8));
+        models.push("resnet8");
     }
     let head = ["model", "esync to accuracy", "bsp to accuracy", "speedup", "accuracy: esync", "single worker"];
     let mut rows = vec![head.map(String::from).to_vec()];
     let mut found = Vec::new();
-    for (what, kind) in models {
+    for what in models {
         let mut scenario = scenario("learning.toml", LEARNING, conditions)?;
-        scenario.model = ModelChoice(Some(kind));
+        scenario.model = what.parse().map_err(Failure::Run)?;
         let mut run = |scheme, every, until: &str, workers| {
             scenario.evaluate_every = every;
             scenario.until = vec![until.parse().map_err(Failure::run)?];

@@ -73,7 +73,7 @@ mod tests {
         std::fs::write(file.path(), alphabet).unwrap();
         match DataSource::Text(file.path().into()).load(0).unwrap() {
             Data::Text(text) => text,
-            Data::Images(_) => panic!("a text file holds text"),
+            Data::Images(_) | Data::Own => panic!("a text file holds text"),
         }
     }
 

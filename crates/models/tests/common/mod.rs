@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
-use paceline_models::{Device, ModelKind, Sampling};
+use paceline_models::{Device, Model, Sampling};
 use paceline_workload::{Data, DataSource, Draw, Replica, Workload, synthetic_digits};
 
-/// A small workload of any kind; the same at every call.
-pub fn workload(kind: ModelKind) -> Arc<dyn Workload> {
-    let data = match kind {
-        ModelKind::CharacterModel => text(),
+/// A small workload of any model; the same at every call.
+pub fn workload(model: &str) -> Arc<dyn Workload> {
+    let data = match model {
+        "charlm" => text(),
         _ => Data::Images(synthetic_digits(3, 500, 100).unwrap()),
     };
-    kind.workload(&data, &Sampling::default(), &Device::flex()).unwrap()
+    let model: Model = model.parse().unwrap();
+    model.workload(&data, &Sampling::default(), &Device::flex()).unwrap()
 }
 
 fn text() -> Data {
