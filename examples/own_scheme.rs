@@ -13,7 +13,7 @@ static STALE_ASP: SchemeEntry = SchemeEntry::new(
     "stale-asp",
     "apply every update on arrival, with a smaller rate the staler it is",
     [213, 94, 0],
-    |settings, setup| StaleAsp::build(settings, setup),
+    StaleAsp::build,
 )
 .settings(&[Setting::number("slope", "how fast the rate falls with the staleness", 0.0, 100.0)
     .default(SettingDefault::Number(0.2))]);

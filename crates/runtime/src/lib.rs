@@ -52,7 +52,7 @@ pub use monitor::{Iteration, Monitor, Observer, RunInfo, Summary, WorkerTimes};
 pub use paceline_protocol::Notice;
 pub use pretrained::{load_pretrained, read_pretrained, write_pretrained};
 pub use rate_control::{RateSpec, RateState};
-pub use replica::{LocalReplica, pulled_replica, replica_at};
+pub use replica::{LocalReplica, local_optimizer, pulled_replica, replica_at};
 pub use resume::ResumePoint;
 pub use run_folder::{
     CONFIGURATION, EVENTS, MetricsRow, REPORT, RunFolder, RunFolderError, check_free, next_free, read_metrics,

@@ -1,12 +1,9 @@
 //! Local iterations: a worker steps a replica of the model, then sends the difference.
 
-use paceline_store::{Layout, Optimizer, OptimizerSpec};
+use paceline_store::{Optimizer, OptimizerSpec};
 use paceline_workload::{Draw, Replica};
 
 /// A replica of the model under local iterations.
-///
-/// Every replica starts with a fresh optimizer. An update is therefore a function of the start model and the samples
-/// alone, whichever process computes it.
 #[derive(Debug)]
 pub struct LocalReplica {
     parameters: Vec<f32>,
@@ -19,9 +16,8 @@ pub struct LocalReplica {
 
 impl LocalReplica {
     /// A replica that starts at `parameters` and is stepped by `optimizer` with the local learning rate `rate`.
-    pub fn new(layout: &Layout, parameters: Vec<f32>, optimizer: OptimizerSpec, rate: f32) -> Self {
+    pub fn new(parameters: Vec<f32>, optimizer: Optimizer, rate: f32) -> Self {
         let gradient = vec![0.0; parameters.len()];
-        let optimizer = Optimizer::new(optimizer, layout.trainable());
         LocalReplica { parameters, gradient, optimizer, rate, losses: 0.0, iterations: 0 }
     }
 
@@ -44,13 +40,20 @@ impl LocalReplica {
     }
 
     /// Writes `model` − replica into `difference`, ESync (6) with the sign of a gradient, and returns the mean loss of
-    /// all iterations. All slices are as long as the layout.
-    pub fn finish(&self, model: &[f32], difference: &mut [f32]) -> f64 {
+    /// all iterations, and the optimizer. All slices are as long as the layout.
+    pub fn finish(self, model: &[f32], difference: &mut [f32]) -> (f64, Optimizer) {
         for ((difference, model), replica) in difference.iter_mut().zip(model).zip(&self.parameters) {
             *difference = model - replica;
         }
-        self.losses / f64::from(self.iterations.max(1))
+        (self.losses / f64::from(self.iterations.max(1)), self.optimizer)
     }
+}
+
+/// The optimizer of a worker's next local iterations: that of its last committed update, so that momentum and moments
+/// last longer than a round. It starts over if it is no longer finite.
+pub fn local_optimizer(last: Option<&Optimizer>, spec: OptimizerSpec, trainable: usize) -> Optimizer {
+    let is_finite = |last: &&Optimizer| last.state().all(|(_, values)| values.iter().all(|value| value.is_finite()));
+    last.filter(is_finite).cloned().unwrap_or_else(|| Optimizer::new(spec, trainable))
 }
 
 /// The replica whose difference from the `model` is `difference`.
@@ -68,6 +71,17 @@ pub fn pulled_replica(model: &[f32], own: &[f32], pull: f32) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_optimizer_goes_on_unless_it_is_not_finite() {
+        let spec = "momentum:0.9".parse().unwrap();
+        let mut last = Optimizer::new(spec, 2);
+        assert_eq!(local_optimizer(None, spec, 2), last);
+        last.step(&mut [1.0, 1.0], &[0.5, 0.25], 0.1);
+        assert_eq!(local_optimizer(Some(&last), spec, 2), last);
+        last.step(&mut [1.0, 1.0], &[f32::NAN, 0.25], 0.1);
+        assert_eq!(local_optimizer(Some(&last), spec, 2), Optimizer::new(spec, 2));
+    }
 
     #[test]
     fn a_replica_that_is_not_finite_starts_over() {

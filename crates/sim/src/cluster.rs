@@ -8,6 +8,7 @@ use paceline_core::{
     WorkerId,
 };
 use paceline_runtime::{RateSpec, Trainer, pulled_replica, replica_at};
+use paceline_store::Optimizer;
 use paceline_workload::{Draw, Evaluation};
 
 use crate::event_queue::EventQueue;
@@ -62,6 +63,8 @@ struct SimulatedWorker {
     pending: Vec<PendingUpdate>,
     /// Its replica at the last committed update, for schemes that keep replicas.
     replica: Option<Vec<f32>>,
+    /// The optimizer of its local iterations, at the last committed update.
+    optimizer: Option<Optimizer>,
 }
 
 struct SimulatedModel<'a> {
@@ -155,6 +158,7 @@ impl<'a> SimulatedCluster<'a> {
             queued: None,
             pending: Vec::new(),
             replica: None,
+            optimizer: None,
         })
     }
 
@@ -296,11 +300,16 @@ impl<'a> SimulatedCluster<'a> {
             }
             _ => None,
         };
+        let optimizer = match work {
+            Work::Local(_) => self.worker(task.worker).optimizer.clone(),
+            Work::Gradient => None,
+        };
         let model = self.model.as_mut()?;
         let parameters = model.shared_parameters();
         let start = replica.map(|(own, pull)| pulled_replica(&parameters, &own, pull));
         let draw = Draw { worker: task.worker.0, offset, samples };
-        Some(PendingUpdate { task, work, parameters, start, draw, iterations: 0, rate: model.trainer.local_rate() })
+        let rate = model.trainer.local_rate();
+        Some(PendingUpdate { task, work, parameters, start, optimizer, draw, iterations: 0, rate })
     }
 
     /// Steps the model; `live` is the number of workers in the run.
@@ -313,12 +322,13 @@ impl<'a> SimulatedCluster<'a> {
         let model = self.model.as_mut()?;
         model.shared = None;
         let SimulatedModel { trainer, gradients, .. } = model;
-        let contributions = gradients.compute(&pending, commit.step, trainer.parameters());
-        for ((update, _), contribution) in pending.iter().zip(&contributions) {
+        let contributions = gradients.compute(&mut pending, commit.step, trainer.parameters());
+        for ((update, _), contribution) in pending.iter_mut().zip(&contributions) {
+            let worker = self.workers[update.task.worker.index()].as_mut();
+            let worker = worker.expect("a pending update belongs to a known worker");
+            worker.optimizer = update.optimizer.take();
             if let Work::Local(LocalWork { start: ReplicaStart::Replica { .. }, .. }) = update.work {
-                let replica = replica_at(&update.parameters, contribution.gradient);
-                let worker = self.workers[update.task.worker.index()].as_mut();
-                worker.expect("a pending update belongs to a known worker").replica = Some(replica);
+                worker.replica = Some(replica_at(&update.parameters, contribution.gradient));
             }
         }
         Some(trainer.commit(commit, &contributions, live))

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use paceline_core::{CommitStep, TaskId, Work};
-use paceline_runtime::{Contribution, LocalReplica, compensate};
-use paceline_store::OptimizerSpec;
+use paceline_runtime::{Contribution, LocalReplica, compensate, local_optimizer};
+use paceline_store::{Optimizer, OptimizerSpec};
 use paceline_workload::{Draw, Evaluation, Replica, Workload};
 
 /// The inputs of an update. The update itself is computed only if it is committed.
@@ -16,6 +16,8 @@ pub(crate) struct PendingUpdate {
     pub(crate) parameters: Arc<[f32]>,
     /// Where local iterations start, if not from the assigned model.
     pub(crate) start: Option<Vec<f32>>,
+    /// The optimizer of the worker's last local iterations; after the update is computed, of these.
+    pub(crate) optimizer: Option<Optimizer>,
     /// The samples of the gradient or of the first local iteration. Later iterations use the samples that follow.
     pub(crate) draw: Draw,
     /// The number of local iterations done.
@@ -44,7 +46,7 @@ impl Gradients {
     /// from.
     pub(crate) fn compute(
         &mut self,
-        pending: &[(PendingUpdate, f32)],
+        pending: &mut [(PendingUpdate, f32)],
         step: CommitStep,
         newest: &[f32],
     ) -> Vec<Contribution<'_>> {
@@ -53,8 +55,9 @@ impl Gradients {
             self.buffers.push(vec![0.0; length]);
         }
         self.losses.resize(self.buffers.len(), 0.0);
+        let count = pending.len();
         let (layout, optimizer) = (self.workload.layout(), self.optimizer);
-        let jobs = pending.iter().zip(self.buffers.iter_mut().zip(&mut self.losses));
+        let jobs = pending.iter_mut().zip(self.buffers.iter_mut().zip(&mut self.losses));
         let jobs = Mutex::new(jobs);
         let work = |replica: &mut Box<dyn Replica>| {
             loop {
@@ -62,12 +65,14 @@ impl Gradients {
                 let Some(((update, _), (buffer, loss))) = job else { return };
                 if let Work::Local(_) = update.work {
                     let start = update.start.clone().unwrap_or_else(|| update.parameters.to_vec());
-                    let mut local = LocalReplica::new(layout, start, optimizer, update.rate);
+                    let optimizer = local_optimizer(update.optimizer.as_ref(), optimizer, layout.trainable());
+                    let mut local = LocalReplica::new(start, optimizer, update.rate);
                     for draw in update.draws() {
                         let loss = local.begin(replica.as_mut(), draw);
                         local.complete(loss);
                     }
-                    *loss = local.finish(&update.parameters, buffer);
+                    let (mean_loss, optimizer) = local.finish(&update.parameters, buffer);
+                    (*loss, update.optimizer) = (mean_loss, Some(optimizer));
                 } else {
                     *loss = replica.gradient(&update.parameters, update.draw, buffer);
                     if let CommitStep::Compensated { lambda } = step {
@@ -76,7 +81,7 @@ impl Gradients {
                 }
             }
         };
-        let threads = self.replicas.len().min(pending.len());
+        let threads = self.replicas.len().min(count);
         if threads == 1 {
             work(&mut self.replicas[0]);
         } else {

@@ -10,8 +10,8 @@ use paceline_protocol::{
     AfterIteration, GradientLocation, NextTask, PayloadFormat, ReplicaSettings, ResultStatus, SessionEnd, ToServer,
     WireReport, after_iteration,
 };
-use paceline_runtime::{LocalReplica, pulled_replica, replica_at};
-use paceline_store::{Layout, OptimizerSpec};
+use paceline_runtime::{LocalReplica, local_optimizer, pulled_replica, replica_at};
+use paceline_store::{Layout, Optimizer, OptimizerSpec};
 use paceline_workload::{Draw, Progress, Replica};
 
 use super::emulation::Emulation;
@@ -40,8 +40,15 @@ pub(super) struct Computer<'a> {
     pub(super) tasks: u64,
     /// Counts the steps of this worker, for the heartbeats.
     pub(super) progress: Progress,
-    /// The states of replicas that a later task may continue from, by task.
-    pub(super) replicas: BTreeMap<u64, Vec<f32>>,
+    /// What later local iterations may continue from, by task.
+    pub(super) kept: BTreeMap<u64, KeptReplica>,
+}
+
+/// What local iterations leave for those that follow.
+pub(super) struct KeptReplica {
+    /// The parameters, if the next iterations start from them.
+    parameters: Option<Vec<f32>>,
+    optimizer: Optimizer,
 }
 
 /// The result of a task.
@@ -112,8 +119,7 @@ impl Computer<'_> {
         model: &[f32],
         difference: &mut Region,
     ) -> io::Result<TaskResult> {
-        let start = self.start(local.start, settings.committed, model);
-        let mut replica = LocalReplica::new(self.layout, start, self.optimizer, settings.rate);
+        let mut replica = self.start(local.start, settings, model);
         let (mut compute, mut querying) = (Span::ZERO, Span::ZERO);
         while self.task_queue.result_status() != ResultStatus::Cancelled {
             let started = Instant::now();
@@ -140,22 +146,27 @@ impl Computer<'_> {
                 break;
             }
         }
-        let loss = replica.finish(model, difference.values_mut());
-        if let ReplicaStart::Replica { .. } = local.start {
-            self.replicas.insert(assignment.task.number, replica_at(model, difference.values()));
-        }
+        let (loss, optimizer) = replica.finish(model, difference.values_mut());
+        let continues = matches!(local.start, ReplicaStart::Replica { .. });
+        let parameters = continues.then(|| replica_at(model, difference.values()));
+        self.kept.insert(assignment.task.number, KeptReplica { parameters, optimizer });
         Ok(TaskResult { loss, compute, querying })
     }
 
-    /// The state that a replica starts from. Forgets the states that no task can continue from any more.
-    fn start(&mut self, start: ReplicaStart, committed: Option<u64>, model: &[f32]) -> Vec<f32> {
-        if let (ReplicaStart::Replica { pull }, Some(committed)) = (start, committed) {
-            self.replicas = self.replicas.split_off(&committed);
-            if let Some(own) = self.replicas.get(&committed) {
-                return pulled_replica(model, own, pull);
-            }
+    /// The replica for the next local iterations. It continues from the last committed update; what no task can continue
+    /// from any more is forgotten.
+    fn start(&mut self, start: ReplicaStart, settings: ReplicaSettings, model: &[f32]) -> LocalReplica {
+        let ReplicaSettings { rate, committed } = settings;
+        if let Some(committed) = committed {
+            self.kept = self.kept.split_off(&committed);
         }
-        model.to_vec()
+        let last = committed.and_then(|number| self.kept.get(&number));
+        let parameters = match (start, last.and_then(|last| last.parameters.as_ref())) {
+            (ReplicaStart::Replica { pull }, Some(own)) => pulled_replica(model, own, pull),
+            _ => model.to_vec(),
+        };
+        let last = last.map(|last| &last.optimizer);
+        LocalReplica::new(parameters, local_optimizer(last, self.optimizer, self.layout.trainable()), rate)
     }
 
     /// Sleeps for the emulated delay, if there is one. Returns `false` if the task was cancelled or collected

@@ -255,7 +255,7 @@ impl Worker {
                 system_load: SystemLoad::default(),
                 tasks: 0,
                 progress: progress.clone(),
-                replicas: BTreeMap::new(),
+                kept: BTreeMap::new(),
             };
             let end = computer.compute();
             Ok((computer.tasks, end))
