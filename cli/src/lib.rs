@@ -77,6 +77,7 @@ enum Command {
     Simulate(commands::simulate::SimulateArgs),
     Race(commands::race::RaceArgs),
     Whatif(commands::whatif::WhatifArgs),
+    Evaluate(commands::evaluate::EvaluateArgs),
     Report(commands::report::ReportArgs),
     #[command(subcommand)]
     Plan(commands::plan::PlanCommand),
@@ -102,6 +103,7 @@ pub fn main() -> ExitCode {
         Command::Simulate(command) => command.run(&configuration),
         Command::Race(command) => command.run(&configuration),
         Command::Whatif(command) => command.run(),
+        Command::Evaluate(command) => command.run(),
         Command::Report(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Predictor(command) => command.run(),

@@ -8,7 +8,9 @@ use paceline_core::{Reason, SampleCounts, Time};
 use paceline_models::Model;
 use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::table;
-use paceline_runtime::{Goals, Monitor, Observer, RateSpec, RunInfo, StopReason, Summary, Trainer, is_interrupted};
+use paceline_runtime::{
+    Goals, Monitor, Observer, RateSpec, RunInfo, Stepper, StopReason, Summary, Trainer, is_interrupted,
+};
 use paceline_workload::{Draw, Workload};
 
 use crate::interrupt;
@@ -54,7 +56,9 @@ impl FitArgs {
         let data = self.training.load().map_err(Failure::Input)?;
         let workload = self.training.workload(self.model, &data, 1, self.seed).map_err(Failure::Input)?;
         interrupt::listen_for_result()?;
-        let summary = self.train(workload.as_ref());
+        let given = self.training.initial(workload.as_ref()).map_err(Failure::Input)?;
+        let initial = given.map_or_else(|| workload.initial(self.seed), |given| given.to_vec());
+        let summary = self.train(workload.as_ref(), initial);
         let ending = summary.ending;
         if self.json {
             say(serde_json::to_string(&summary).map_err(Failure::run)?);
@@ -64,11 +68,12 @@ impl FitArgs {
         Failure::unless_reached(ending)
     }
 
-    fn train(&self, workload: &dyn Workload) -> Summary {
+    fn train(&self, workload: &dyn Workload, initial: Vec<f32>) -> Summary {
         let goals = Goals::any(&self.until);
-        let TrainingOptions { optimizer, schedule, lr, .. } = self.training;
+        let TrainingOptions { optimizer, schedule, lr, clip_sum, .. } = self.training;
         let rate = RateSpec { schedule, ..RateSpec::constant(lr.0) };
-        let mut trainer = Trainer::new(workload, self.seed, optimizer, rate);
+        let stepper = Stepper::new(workload.layout(), optimizer, rate, 1).clipping(clip_sum);
+        let mut trainer = Trainer::new(initial, stepper);
         let mut replica = workload.replica();
         let mut gradient = vec![0.0; workload.layout().len()];
         let mut monitor = Monitor::default();

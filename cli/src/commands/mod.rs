@@ -1,6 +1,7 @@
 //! The commands, one file each.
 
 pub mod data;
+pub mod evaluate;
 pub mod fit;
 pub mod keys;
 pub mod plan;

@@ -69,14 +69,17 @@ impl JobOptions {
         }
         let data = self.training.load()?;
         let workload = self.training.workload(self.model, &data, setup.workers, self.seed)?;
+        let initial = self.training.initial(workload.as_ref())?;
         Ok(Job {
             scheme: self.scheme.clone(),
             setup,
             workload,
+            initial,
             workload_spec: WorkloadSpec::new(self.model, &self.training, setup.workers, self.seed).to_text(),
             optimizer: self.training.optimizer,
             schedule: self.training.schedule,
             rate: self.training.lr.0,
+            clip_sum: self.training.clip_sum,
             shards: self.shards as usize,
             evaluate_every: self.evaluate_every,
             goals,
@@ -87,7 +90,8 @@ impl JobOptions {
 
     /// The files that are read.
     pub fn inputs(&self) -> Vec<&Path> {
-        self.scheme.model().map(Path::new).into_iter().chain(self.training.data.file()).collect()
+        let files = [self.scheme.model().map(Path::new), self.training.data.file(), self.training.init.as_deref()];
+        files.into_iter().flatten().collect()
     }
 
     /// The transport options.

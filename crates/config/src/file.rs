@@ -60,10 +60,7 @@ fn read(path: &Path, known: &[&Arg]) -> anyhow::Result<Vec<(String, String)>> {
 
 /// The settings of a text, each as the flag's id and the argument.
 fn arguments(name: &str, text: &str, known: &[&Arg]) -> anyhow::Result<Vec<(String, String)>> {
-    let table: toml::Table = toml::from_str(text).map_err(|error| {
-        let line = error.span().map_or(1, |span| text[..span.start].lines().count().max(1));
-        anyhow!("{name}, line {line}: {}", error.message())
-    })?;
+    let table = table(name, text)?;
     let keys: Vec<&str> =
         known.iter().filter_map(|arg| arg.get_long()).filter(|key| !NOT_CONFIGURATION.contains(key)).collect();
     let mut arguments = Vec::new();
@@ -91,6 +88,24 @@ fn arguments(name: &str, text: &str, known: &[&Arg]) -> anyhow::Result<Vec<(Stri
         }
     }
     Ok(arguments)
+}
+
+/// One setting of a configuration file, if it is there.
+///
+/// # Errors
+/// If the file can't be read or is no TOML.
+pub fn setting(path: &Path, key: &str) -> anyhow::Result<Option<String>> {
+    let name = path.display().to_string();
+    let text = read_text(path).with_context(|| name.clone())?;
+    let value = table(&name, &text)?.remove(key);
+    Ok(value.map(|value| value.as_str().map_or_else(|| value.to_string(), String::from)))
+}
+
+fn table(name: &str, text: &str) -> anyhow::Result<toml::Table> {
+    toml::from_str(text).map_err(|error| {
+        let line = error.span().map_or(1, |span| text[..span.start].lines().count().max(1));
+        anyhow!("{name}, line {line}: {}", error.message())
+    })
 }
 
 /// All settings of a command, including defaults.

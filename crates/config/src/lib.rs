@@ -35,7 +35,7 @@ pub use failure::Failure;
 pub use scenario::{ModelChoice, PreparedScenario, Scenario};
 pub use scheme_list::SchemeList;
 pub use seeds::Seeds;
-pub use training::{DATA_SEED, LearningRate, TrainingOptions};
+pub use training::{DATA_SEED, GradientOptions, LearningRate, TrainingOptions};
 pub use workload_spec::WorkloadSpec;
 
 /// Reads a length of time, in seconds.

@@ -102,8 +102,9 @@ impl Scenario {
         let model = match self.model.0 {
             Some(kind) => {
                 let data = self.training.load()?;
-                // Checks that the model fits the data.
-                self.training.workload(kind, &data, workers, 0)?;
+                // Checks that the model fits the data, and the weights the model.
+                let workload = self.training.workload(kind, &data, workers, 0)?;
+                self.training.initial(workload.as_ref())?;
                 Some((kind, data))
             }
             None => None,
@@ -130,11 +131,14 @@ impl PreparedScenario<'_> {
     pub fn simulation(&self, scheme: &SchemeSpec, seed: u64, threads: usize) -> anyhow::Result<Simulation> {
         let Scenario { training, cluster, evaluate_every, .. } = self.scenario;
         let with_model = |(kind, data): &(Model, Data)| {
+            let workload = training.workload(*kind, data, self.setup.workers, seed)?;
             anyhow::Ok(paceline_sim::Training {
-                workload: training.workload(*kind, data, self.setup.workers, seed)?,
+                initial: training.initial(workload.as_ref())?,
+                workload,
                 optimizer: training.optimizer,
                 schedule: training.schedule,
                 rate: training.lr.0,
+                clip_sum: training.clip_sum,
                 evaluate_every: *evaluate_every,
                 threads,
             })

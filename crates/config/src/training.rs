@@ -1,5 +1,6 @@
 //! The options of training: data, learning rate, optimizer, device.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -7,8 +8,9 @@ use anyhow::Context;
 use clap::Args;
 use paceline_core::{Dispatch, RateRule, Setup};
 use paceline_models::{Model, Sampling, device};
-use paceline_store::{OptimizerSpec, Schedule};
-use paceline_workload::{Data, DataSource, Order, Partition, Workload};
+use paceline_store::{OptimizerSpec, Schedule, read_model};
+use paceline_workload::{ClippedGradients, Data, DataSource, MicroBatches, Order, Partition, Workload};
+use serde::{Deserialize, Serialize};
 
 /// Seed of synthetic data. It is fixed, so that runs with different seeds use the same data.
 pub const DATA_SEED: u64 = 0;
@@ -24,8 +26,40 @@ impl FromStr for LearningRate {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let rate = text.parse().ok().filter(|rate: &f32| rate.is_finite() && *rate > 0.0);
-        rate.map(LearningRate).ok_or_else(|| "expected a number above 0".into())
+        positive(text).map(LearningRate)
+    }
+}
+
+fn positive(text: &str) -> Result<f32, String> {
+    let value = text.parse().ok().filter(|value: &f32| value.is_finite() && *value > 0.0);
+    value.ok_or_else(|| "expected a number above 0".into())
+}
+
+/// How a worker computes a gradient.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Args, Serialize, Deserialize)]
+#[command(next_help_heading = "Training")]
+#[serde(deny_unknown_fields)]
+pub struct GradientOptions {
+    /// Compute gradients in portions of at most N samples and add them up, which takes less memory (gradient
+    /// accumulation)
+    #[arg(long, value_name = "N", value_parser = crate::whole::<u32>(1..=MAX_BATCH))]
+    pub micro_batch: Option<u32>,
+
+    /// Scale every worker's gradient down to this norm
+    #[arg(long, value_name = "NORM", value_parser = positive)]
+    pub clip_gradient: Option<f32>,
+}
+
+impl GradientOptions {
+    /// The workload with gradients computed like this.
+    pub(crate) fn apply(self, mut workload: Arc<dyn Workload>) -> Arc<dyn Workload> {
+        if let Some(size) = self.micro_batch {
+            workload = Arc::new(MicroBatches::new(workload, size));
+        }
+        if let Some(norm) = self.clip_gradient {
+            workload = Arc::new(ClippedGradients::new(workload, norm));
+        }
+        workload
     }
 }
 
@@ -67,6 +101,18 @@ pub struct TrainingOptions {
     #[arg(long, value_name = "OPTIMIZER", default_value = "sgd")]
     pub optimizer: OptimizerSpec,
 
+    /// How gradients are computed.
+    #[command(flatten)]
+    pub gradient: GradientOptions,
+
+    /// Scale the weighted mean of a step's gradients down to this norm
+    #[arg(long, value_name = "NORM", value_parser = positive)]
+    pub clip_sum: Option<f32>,
+
+    /// Start from the weights in this file, as a run folder's model.safetensors holds them
+    #[arg(long, value_name = "FILE")]
+    pub init: Option<PathBuf>,
+
     /// Device that computes the gradients: cpu, cuda[:N] or wgpu[:N]
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: String,
@@ -82,7 +128,15 @@ impl TrainingOptions {
     pub fn workload(&self, model: Model, data: &Data, workers: usize, seed: u64) -> anyhow::Result<Arc<dyn Workload>> {
         let device = device(&self.device)?;
         let sampling = Sampling { partition: self.partition, order: self.order, workers, seed };
-        model.workload(data, &sampling, &device).map_err(anyhow::Error::from_boxed)
+        let workload = model.workload(data, &sampling, &device).map_err(anyhow::Error::from_boxed)?;
+        Ok(self.gradient.apply(workload))
+    }
+
+    /// The weights to start from, if a file is given. They must be those of this model.
+    pub fn initial(&self, workload: &dyn Workload) -> anyhow::Result<Option<Arc<[f32]>>> {
+        let Some(path) = &self.init else { return Ok(None) };
+        let weights = read_model(path, workload.layout()).with_context(|| format!("--init {}", path.display()))?;
+        Ok(Some(weights.into()))
     }
 
     /// What a scheme is built for.

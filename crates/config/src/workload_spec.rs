@@ -7,16 +7,17 @@ use paceline_models::{Model, Sampling, device};
 use paceline_workload::{Data, DataSource, Workload};
 use serde::{Deserialize, Serialize};
 
-use crate::{DATA_SEED, TrainingOptions};
+use crate::{DATA_SEED, GradientOptions, TrainingOptions};
 
 /// A workload as text, from which a worker builds the same workload as its server.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkloadSpec {
     model: String,
     data: String,
     partition: String,
     order: String,
+    gradient: GradientOptions,
     workers: usize,
     seed: u64,
 }
@@ -29,6 +30,7 @@ impl WorkloadSpec {
             data: training.data.to_string(),
             partition: training.partition.to_string(),
             order: training.order.to_string(),
+            gradient: training.gradient,
             workers,
             seed,
         }
@@ -51,6 +53,7 @@ impl WorkloadSpec {
             seed: spec.seed,
         };
         let model: Model = spec.model.parse()?;
-        model.workload(&data, &sampling, &device(device_name)?).map_err(anyhow::Error::from_boxed)
+        let workload = model.workload(&data, &sampling, &device(device_name)?).map_err(anyhow::Error::from_boxed)?;
+        Ok(spec.gradient.apply(workload))
     }
 }

@@ -17,6 +17,8 @@ pub struct Job {
     pub setup: Setup,
     /// The model with its data.
     pub workload: Arc<dyn Workload>,
+    /// The parameters to start from; `None` for the workload's own.
+    pub initial: Option<Arc<[f32]>>,
     /// Describes the workload. The server sends it to every worker, which builds the same workload from it.
     pub workload_spec: String,
     /// How gradients change the parameters.
@@ -25,6 +27,8 @@ pub struct Job {
     pub schedule: Schedule,
     /// The learning rate.
     pub rate: f32,
+    /// The largest norm of a sum of gradients; longer ones are scaled down.
+    pub clip_sum: Option<f32>,
     /// Threads that aggregate gradients and step the model, each a range of it; 0 counts as 1.
     pub shards: usize,
     /// Iterations between evaluations on the held-out set, which run in parallel with the training. There is always one
@@ -40,6 +44,11 @@ pub struct Job {
 }
 
 impl Job {
+    /// The parameters to start from.
+    pub fn initial(&self) -> Vec<f32> {
+        self.initial.as_ref().map_or_else(|| self.workload.initial(self.seed), |initial| initial.to_vec())
+    }
+
     /// What sets the learning rate.
     pub fn rate_spec(&self) -> RateSpec {
         RateSpec { base: self.rate, schedule: self.schedule, rule: self.setup.rate_rule }

@@ -37,6 +37,7 @@ mod run_folder;
 mod server_observer;
 mod status;
 mod tensorboard;
+mod trained_model;
 mod trainer;
 
 pub use broken_updates::{BrokenUpdates, Remedy};
@@ -61,4 +62,5 @@ pub use run_folder::{
 pub use server_observer::{ModelState, ServerObserver};
 pub use status::{Health, SharedStatus, Status, WorkerStatus};
 pub use tensorboard::ScalarLog;
+pub use trained_model::TrainedModel;
 pub use trainer::{Contribution, Stepper, Trainer, compensate};

@@ -72,7 +72,7 @@ fn parse<T: DeserializeOwned>(text: &str) -> Result<T, RunFolderError> {
 fn initial(job: &Job) -> Checkpoint {
     Checkpoint {
         version: 0,
-        parameters: job.workload.initial(job.seed),
+        parameters: job.initial(),
         optimizer: Optimizer::new(job.optimizer, job.workload.layout().trainable()),
         scheme_state: String::new(),
         rate_state: String::new(),

@@ -30,7 +30,7 @@ pub(crate) const SUMMARY: &str = "summary.json";
 /// The options of a run, in its folder.
 pub const CONFIGURATION: &str = "config.toml";
 const METRICS: &str = "metrics.csv";
-const MODEL: &str = "model.safetensors";
+pub(crate) const MODEL: &str = "model.safetensors";
 
 /// How much of the event log is written at a time, in bytes.
 const PORTION: usize = 64 * 1024;
@@ -87,6 +87,12 @@ pub enum RunFolderError {
     /// A checkpoint, or the model, can't be written or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// The folder holds neither a model nor a checkpoint.
+    #[error("{} holds no model: expected model.safetensors or a checkpoint", path.display())]
+    NoModel {
+        /// The folder.
+        path: PathBuf,
+    },
     /// There are checkpoints, but none can be read.
     #[error("no checkpoint can be read: {problems}; delete them to start over")]
     NoGoodCheckpoint {

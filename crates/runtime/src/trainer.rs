@@ -1,5 +1,6 @@
 //! Stepping the model: what a commit does to the parameters.
 
+use std::ops::Range;
 use std::panic::resume_unwind;
 use std::thread;
 
@@ -7,7 +8,6 @@ use paceline_core::{Aggregate, Commit, CommitOutcome, CommitStep, Share, TaskId,
 use paceline_store::{
     BLOCK, Layout, NextState, Norms, Optimizer, OptimizerSpec, OptimizerStep, ShardNorms, Shards, aggregate_shard,
 };
-use paceline_workload::Workload;
 
 use crate::rate_control::{RateControl, RateSpec, RateState};
 
@@ -35,6 +35,8 @@ pub struct Stepper {
     optimizer: Optimizer,
     next_state: NextState,
     rate: RateControl,
+    /// The largest norm of a sum of gradients.
+    clip: Option<f32>,
     shards: usize,
 }
 
@@ -48,7 +50,12 @@ impl Stepper {
     /// A stepper that continues with an optimizer and a learning rate in this state.
     pub fn resumed(layout: &Layout, optimizer: Optimizer, rate: RateSpec, state: RateState, shards: usize) -> Self {
         let (trainable, rate) = (layout.trainable(), RateControl::new(rate, state));
-        Stepper { trainable, optimizer, next_state: NextState::default(), rate, shards }
+        Stepper { trainable, optimizer, next_state: NextState::default(), rate, clip: None, shards }
+    }
+
+    /// The same stepper, which scales sums of gradients down to this norm. That takes another look at every gradient.
+    pub fn clipping(self, norm: Option<f32>) -> Self {
+        Stepper { clip: norm, ..self }
     }
 
     /// The optimizer with its state.
@@ -112,8 +119,13 @@ impl Stepper {
         workers: usize,
     ) -> Result<Aggregate, Vec<usize>> {
         let (mut plain, mut no_state);
+        let mut scale = 1.0;
         let (optimizer, next, scheduled_rate, rate) = match commit.step {
             CommitStep::Optimizer | CommitStep::Compensated { .. } => {
+                if let Some(limit) = self.clip {
+                    let norms = measure(self.trainable, old.len(), contributions, self.shards);
+                    scale = (f64::from(limit) / norms.mean.sqrt()).min(1.0) as f32;
+                }
                 let rate = self.rate.of_step(contributions.len(), workers, commit.rate_factor);
                 (&mut self.optimizer, &mut self.next_state, self.rate.scheduled(), rate)
             }
@@ -125,7 +137,8 @@ impl Stepper {
                 (&mut plain, &mut no_state, rate, rate * commit.rate_factor)
             }
         };
-        let norms = apply(optimizer.begin(rate, next), self.trainable, old, new, contributions, self.shards);
+        let step = optimizer.begin(rate, next).scaled(scale);
+        let norms = apply(step, self.trainable, old, new, contributions, self.shards);
         if !norms.broken.is_empty() {
             return Err(norms.broken);
         }
@@ -184,11 +197,48 @@ fn apply(
     for range in Shards::new(old.len(), shards).ranges().filter(|range| !range.is_empty()) {
         let (front, rest) = new.split_at_mut(range.len());
         let after = step.split_off(range.len());
-        let trainable = trainable.saturating_sub(range.start).min(range.len());
-        parts.push(Shard { start: range.start, old: &old[range], new: front, trainable, step, contributions });
+        let shard = Shard { start: range.start, old: &old[range], new: front, trainable, step, contributions };
+        parts.push(|| shard.run());
         (new, step) = (rest, after);
     }
     Norms::join(&in_parallel(parts))
+}
+
+/// The norms of the contributions and of their sum, without a step.
+fn measure(trainable: usize, length: usize, contributions: &[Contribution<'_>], shards: usize) -> Norms {
+    let ranges = Shards::new(length, shards).ranges().filter(|range| !range.is_empty());
+    let measure = |range: Range<usize>| {
+        move || {
+            let mut sum = SumBlock::new(contributions, range.len());
+            let blocks = range.clone().step_by(BLOCK).map(|start| start..(start + BLOCK).min(range.end));
+            blocks.map(|block| sum.add_up(block, trainable).1).collect()
+        }
+    };
+    Norms::join(&in_parallel(ranges.map(measure).collect()))
+}
+
+/// The sum of the contributions in one block.
+struct SumBlock<'a> {
+    contributions: &'a [Contribution<'a>],
+    sum: Vec<f32>,
+    sources: Vec<(&'a [f32], f32)>,
+}
+
+impl<'a> SumBlock<'a> {
+    /// For blocks of a range of this length.
+    fn new(contributions: &'a [Contribution<'a>], length: usize) -> Self {
+        SumBlock { contributions, sum: vec![0.0; BLOCK.min(length)], sources: Vec::with_capacity(contributions.len()) }
+    }
+
+    /// The sum in the block, and its norms. The first `trainable` values of the whole vector have norms.
+    fn add_up(&mut self, block: Range<usize>, trainable: usize) -> (&[f32], ShardNorms) {
+        let trainable = trainable.saturating_sub(block.start).min(block.len());
+        let sum = &mut self.sum[..block.len()];
+        self.sources.clear();
+        self.sources.extend(self.contributions.iter().map(|one| (&one.gradient[block.clone()], one.weight)));
+        let norms = aggregate_shard(&self.sources, trainable, sum);
+        (sum, norms)
+    }
 }
 
 /// One thread's part of a step.
@@ -197,6 +247,7 @@ struct Shard<'a> {
     start: usize,
     old: &'a [f32],
     new: &'a mut [f32],
+    /// How many values of the whole vector are trainable.
     trainable: usize,
     step: OptimizerStep<'a>,
     contributions: &'a [Contribution<'a>],
@@ -204,32 +255,28 @@ struct Shard<'a> {
 
 impl Shard<'_> {
     fn run(self) -> Vec<ShardNorms> {
-        let Shard { start, old, new, trainable, mut step, contributions } = self;
-        let mut sum = vec![0.0; BLOCK.min(old.len())];
+        let Shard { mut start, old, new, trainable, mut step, contributions } = self;
+        let mut sum = SumBlock::new(contributions, old.len());
         let mut norms = Vec::with_capacity(old.len().div_ceil(BLOCK));
-        let mut sources = Vec::with_capacity(contributions.len());
-        for (index, (old, new)) in old.chunks(BLOCK).zip(new.chunks_mut(BLOCK)).enumerate() {
-            let (offset, length) = (index * BLOCK, old.len());
-            sources.clear();
-            let part = start + offset..start + offset + length;
-            sources.extend(contributions.iter().map(|one| (&one.gradient[part.clone()], one.weight)));
-            let trainable = trainable.saturating_sub(offset).min(length);
-            norms.push(aggregate_shard(&sources, trainable, &mut sum[..length]));
-            let after = step.split_off(length);
-            step.apply(old, &sum[..length], new);
+        for (old, new) in old.chunks(BLOCK).zip(new.chunks_mut(BLOCK)) {
+            let (sum, block_norms) = sum.add_up(start..start + old.len(), trainable);
+            norms.push(block_norms);
+            let after = step.split_off(old.len());
+            step.apply(old, sum, new);
             step = after;
+            start += old.len();
         }
         norms
     }
 }
 
-/// Runs each shard on a thread, the first on this one.
-fn in_parallel(shards: Vec<Shard<'_>>) -> Vec<ShardNorms> {
-    let mut shards = shards.into_iter();
+/// Calls each part on a thread, the first on this one.
+fn in_parallel<P: FnOnce() -> Vec<ShardNorms> + Send>(parts: Vec<P>) -> Vec<ShardNorms> {
+    let mut parts = parts.into_iter();
     thread::scope(|scope| {
-        let first = shards.next();
-        let others: Vec<_> = shards.map(|shard| scope.spawn(|| shard.run())).collect();
-        let mut norms = first.map_or(Vec::new(), Shard::run);
+        let first = parts.next();
+        let others: Vec<_> = parts.map(|part| scope.spawn(part)).collect();
+        let mut norms = first.map_or(Vec::new(), |part| part());
         for other in others {
             norms.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
         }
@@ -247,10 +294,8 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// A model that starts from the workload's own initial parameters.
-    pub fn new(workload: &dyn Workload, seed: u64, optimizer: OptimizerSpec, rate: RateSpec) -> Self {
-        let stepper = Stepper::new(workload.layout(), optimizer, rate, 1);
-        let parameters = workload.initial(seed);
+    /// A model that starts from these parameters.
+    pub fn new(parameters: Vec<f32>, stepper: Stepper) -> Self {
         Trainer { next: vec![0.0; parameters.len()], parameters, stepper }
     }
 
@@ -341,6 +386,33 @@ mod tests {
             assert_eq!(new, expected);
         }
         assert_eq!(stepper.optimizer().steps(), 0);
+    }
+
+    #[test]
+    fn a_long_sum_is_scaled_to_the_limit_and_statistics_are_not() {
+        let layout = Layout::new([("w", vec![BLOCK + 1])], [("mean", vec![1])]);
+        // Two gradients whose mean has the norm 5: 3 at the start, 4 at the end of the trainable part.
+        let mut gradients = vec![vec![0.0; layout.len()]; 2];
+        for (gradient, factor) in gradients.iter_mut().zip([0.5, 1.5]) {
+            (gradient[0], gradient[BLOCK], gradient[BLOCK + 1]) = (3.0 * factor, 4.0 * factor, 2.0);
+        }
+        let one = |worker: u32| Contribution {
+            task: task(worker),
+            gradient: &gradients[worker as usize],
+            weight: 0.5,
+            loss: 1.0,
+        };
+        for (limit, scale) in [(None, 1.0), (Some(10.0), 1.0), (Some(5.0), 1.0), (Some(2.5), 0.5)] {
+            for shards in [1, 2] {
+                let (spec, rate) = ("sgd".parse().unwrap(), RateSpec::constant(0.1));
+                let mut stepper = Stepper::new(&layout, spec, rate, shards).clipping(limit);
+                let (old, mut new) = (vec![1.0; layout.len()], vec![0.0; layout.len()]);
+                let outcome = stepper.commit(&commit(OPTIMIZER), &old, &mut new, &[one(0), one(1)], 2);
+                let expected = [1.0 - 0.1 * (3.0 * scale), 1.0 - 0.1 * (4.0 * scale), -1.0];
+                assert_eq!([new[0], new[BLOCK], new[BLOCK + 1]], expected, "{limit:?}");
+                assert_eq!(outcome.aggregate.unwrap().square_of_mean, 25.0, "statistics are of what was sent");
+            }
+        }
     }
 
     /// Gradients of a layout of several blocks; with one value of some replaced.

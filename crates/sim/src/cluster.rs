@@ -7,7 +7,7 @@ use paceline_core::{
     Action, Assignment, Commit, CommitOutcome, LocalLength, LocalWork, ReplicaStart, Report, Span, TaskId, Time, Work,
     WorkerId,
 };
-use paceline_runtime::{RateSpec, Trainer, pulled_replica, replica_at};
+use paceline_runtime::{Trainer, pulled_replica, replica_at};
 use paceline_store::Optimizer;
 use paceline_workload::{Draw, Evaluation};
 
@@ -117,12 +117,7 @@ pub(crate) struct SimulatedCluster<'a> {
 impl<'a> SimulatedCluster<'a> {
     pub(crate) fn new(simulation: &'a Simulation) -> Self {
         let model = simulation.training.as_ref().map(|training| SimulatedModel {
-            trainer: Trainer::new(
-                training.workload.as_ref(),
-                simulation.seed,
-                training.optimizer,
-                RateSpec { base: training.rate, schedule: training.schedule, rule: simulation.setup.rate_rule },
-            ),
+            trainer: training.trainer(simulation),
             gradients: Gradients::new(training.workload.clone(), training.optimizer, training.threads),
             training,
             shared: None,

@@ -8,8 +8,8 @@ use paceline_core::{
     SchemeSpec, Setup, TaskId, Time, WorkerId,
 };
 use paceline_runtime::{
-    BrokenUpdates, Goal, Goals, Iteration, Monitor, Notice, Observer, Remedy, RunInfo, StopReason, Summary,
-    is_interrupted,
+    BrokenUpdates, Goal, Goals, Iteration, Monitor, Notice, Observer, RateSpec, Remedy, RunInfo, Stepper, StopReason,
+    Summary, Trainer, is_interrupted,
 };
 use paceline_store::{OptimizerSpec, Schedule};
 use paceline_workload::Workload;
@@ -28,12 +28,16 @@ use crate::times::{Times, TimesSpec};
 pub struct Training {
     /// The model with its data.
     pub workload: Arc<dyn Workload>,
+    /// The parameters to start from; `None` for the workload's own.
+    pub initial: Option<Arc<[f32]>>,
     /// Applies gradients to the parameters of the model, or of the replicas under schemes with local iterations.
     pub optimizer: OptimizerSpec,
     /// How the learning rate changes during the run.
     pub schedule: Schedule,
     /// The learning rate.
     pub rate: f32,
+    /// The largest norm of a sum of gradients; longer ones are scaled down.
+    pub clip_sum: Option<f32>,
     /// Iterations between evaluations on the held-out set; 0 for one evaluation at the end only.
     pub evaluate_every: u64,
     /// Number of threads that compute gradients. Does not change the outcome.
@@ -44,7 +48,24 @@ impl Training {
     /// Plain SGD at a constant `rate` on one thread, evaluated every ten iterations.
     pub fn new(workload: Arc<dyn Workload>, rate: f32) -> Self {
         let optimizer = OptimizerSpec::Sgd { decay: 0.0 };
-        Training { workload, optimizer, schedule: Schedule::default(), rate, evaluate_every: 10, threads: 1 }
+        Training {
+            workload,
+            initial: None,
+            optimizer,
+            schedule: Schedule::default(),
+            rate,
+            clip_sum: None,
+            evaluate_every: 10,
+            threads: 1,
+        }
+    }
+
+    /// The model at the start of a simulation.
+    pub(crate) fn trainer(&self, simulation: &Simulation) -> Trainer {
+        let rate = RateSpec { base: self.rate, schedule: self.schedule, rule: simulation.setup.rate_rule };
+        let stepper = Stepper::new(self.workload.layout(), self.optimizer, rate, 1).clipping(self.clip_sum);
+        let own = || self.workload.initial(simulation.seed);
+        Trainer::new(self.initial.as_ref().map_or_else(own, |initial| initial.to_vec()), stepper)
     }
 }
 

@@ -31,10 +31,12 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// The file is truncated, damaged, or written by another program or version.
-    #[error("{} is not a valid checkpoint: {reason}", path.display())]
+    #[error("{} is not a valid {kind}: {reason}", path.display())]
     Invalid {
         /// The damaged file.
         path: PathBuf,
+        /// What it should be: a checkpoint, a model.
+        kind: &'static str,
         /// What is wrong with the file.
         reason: String,
     },
@@ -216,7 +218,8 @@ impl CheckpointFolder {
 /// [`CheckpointError::Layout`] if the checkpoint does not have this `layout`, [`CheckpointError::Invalid`] if a file is
 /// damaged, [`CheckpointError::Io`] if a file cannot be read.
 pub fn load_checkpoint(path: &Path, layout: &Layout) -> Result<Checkpoint, CheckpointError> {
-    let invalid = |path: &Path, reason| CheckpointError::Invalid { path: path.to_path_buf(), reason };
+    let invalid =
+        |path: &Path, reason| CheckpointError::Invalid { path: path.to_path_buf(), kind: "checkpoint", reason };
     let text = fs::read(path).map_err(failure("read", path))?;
     let manifest = Manifest::from_json(&text).map_err(|reason| invalid(path, reason))?;
     if let Some((checkpoint, model)) = manifest.difference(layout) {
@@ -229,16 +232,7 @@ pub fn load_checkpoint(path: &Path, layout: &Layout) -> Result<Checkpoint, Check
     vectors.extend(spec.state_names().iter().map(|name| vector(state_prefix(name), layout.trainable())));
 
     let path = path.with_extension(TENSORS);
-    let mut read = || {
-        let file = File::open(&path)?;
-        let bytes = file.metadata()?.len();
-        flat_tensors::read(file, bytes, layout, &mut vectors)
-    };
-    let found = read().map_err(|error| match error.kind() {
-        io::ErrorKind::InvalidData => invalid(&path, error.to_string()),
-        io::ErrorKind::UnexpectedEof => invalid(&path, "unexpected end of file".to_string()),
-        _ => failure("read", &path)(error),
-    })?;
+    let found = read_vectors(&path, layout, &mut vectors, "checkpoint")?;
     let expected = manifest.tensors_crc32;
     if found != expected {
         return Err(invalid(&path, format!("checksum {found}; expected {expected}, as in its manifest")));
@@ -252,6 +246,38 @@ pub fn load_checkpoint(path: &Path, layout: &Layout) -> Result<Checkpoint, Check
         optimizer: Optimizer::restored(spec, layout.trainable(), manifest.optimizer_steps, vectors.collect()),
         scheme_state: manifest.scheme_state,
         rate_state: manifest.rate_state,
+    })
+}
+
+/// Reads the parameters of a model from a safetensors file with exactly the tensors of `layout`.
+///
+/// # Errors
+/// [`CheckpointError::Invalid`] if a tensor is missing, unexpected or has another shape, or the file is damaged;
+/// [`CheckpointError::Io`] if it cannot be read.
+pub fn read_model(path: &Path, layout: &Layout) -> Result<Vec<f32>, CheckpointError> {
+    let mut vectors = [FlatVector { prefix: String::new(), values: vec![0.0; layout.len()] }];
+    read_vectors(path, layout, &mut vectors, "model")?;
+    let [FlatVector { values, .. }] = vectors;
+    Ok(values)
+}
+
+/// Fills `vectors` from a file, and returns its checksum. Errors call it a `kind`.
+fn read_vectors(
+    path: &Path,
+    layout: &Layout,
+    vectors: &mut [FlatVector<Vec<f32>>],
+    kind: &'static str,
+) -> Result<u32, CheckpointError> {
+    let mut read = || {
+        let file = File::open(path)?;
+        let bytes = file.metadata()?.len();
+        flat_tensors::read(file, bytes, layout, vectors)
+    };
+    let invalid = |reason| CheckpointError::Invalid { path: path.to_path_buf(), kind, reason };
+    read().map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidData => invalid(error.to_string()),
+        io::ErrorKind::UnexpectedEof => invalid("unexpected end of file".to_string()),
+        _ => failure("read", path)(error),
     })
 }
 

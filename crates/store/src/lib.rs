@@ -20,6 +20,7 @@ pub use aggregate::{Norms, ShardNorms, aggregate, aggregate_shard};
 pub use atomic::{create_folder, try_file, write_file};
 pub use checkpoint::{
     Checkpoint, CheckpointError, CheckpointFolder, CheckpointView, LatestCheckpoint, ReservedModel, load_checkpoint,
+    read_model,
 };
 pub use layout::{Layout, TensorEntry};
 pub use optimizer::{Moments, NextState, Optimizer, OptimizerSpec, OptimizerStep};

@@ -218,6 +218,7 @@ impl Optimizer {
         next.0.resize_with(self.state.len(), || vec![0.0; self.trainable]);
         OptimizerStep {
             rule: StepRule { spec: self.spec, steps: self.steps + 1, rate },
+            scale: 1.0,
             trainable: self.trainable,
             old: self.state.iter().map(Vec::as_slice).collect(),
             new: next.0.iter_mut().map(Vec::as_mut_slice).collect(),
@@ -240,19 +241,26 @@ pub struct NextState(Vec<Vec<f32>>);
 #[derive(Debug)]
 pub struct OptimizerStep<'a> {
     rule: StepRule,
+    /// The gradient is multiplied by it.
+    scale: f32,
     trainable: usize,
     old: Vec<&'a [f32]>,
     new: Vec<&'a mut [f32]>,
 }
 
 impl<'a> OptimizerStep<'a> {
+    /// The same step with the gradient times `scale`. Statistics are not scaled.
+    pub fn scaled(self, scale: f32) -> Self {
+        OptimizerStep { scale, ..self }
+    }
+
     /// Splits the range: `self` keeps its first `at` values, the rest is returned.
     pub fn split_off(&mut self, at: usize) -> OptimizerStep<'a> {
         let kept = at.min(self.trainable);
         let old = self.old.iter_mut().map(|vector| vector.split_off(kept..).expect("state is as long as `trainable`"));
         let new = self.new.iter_mut().map(|vector| vector.split_off_mut(kept..).expect("as long as the old state"));
-        let rest =
-            OptimizerStep { rule: self.rule, trainable: self.trainable - kept, old: old.collect(), new: new.collect() };
+        let (rule, scale, trainable) = (self.rule, self.scale, self.trainable - kept);
+        let rest = OptimizerStep { rule, scale, trainable, old: old.collect(), new: new.collect() };
         self.trainable = kept;
         rest
     }
@@ -271,7 +279,8 @@ impl<'a> OptimizerStep<'a> {
         for ((new, old), difference) in new_statistics.iter_mut().zip(old_statistics).zip(differences) {
             *new = old - difference;
         }
-        self.rule.apply(OutOfPlace { old, new, gradient, old_state: self.old, new_state: self.new });
+        let scale = self.scale;
+        self.rule.apply(OutOfPlace { old, new, gradient, scale, old_state: self.old, new_state: self.new });
     }
 }
 
@@ -349,6 +358,7 @@ struct OutOfPlace<'a> {
     old: &'a [f32],
     new: &'a mut [f32],
     gradient: &'a [f32],
+    scale: f32,
     old_state: Vec<&'a [f32]>,
     new_state: Vec<&'a mut [f32]>,
 }
@@ -359,7 +369,7 @@ impl Vectors for OutOfPlace<'_> {
         let old_state: [&[f32]; N] = cut(self.old_state, |vector| &vector[..len]);
         let mut new_state: [&mut [f32]; N] = cut(self.new_state, |vector| &mut vector[..len]);
         for (index, ((new, old), g)) in self.new.iter_mut().zip(self.old).zip(self.gradient).enumerate() {
-            let (parameter, values) = rule(*old, *g, array::from_fn(|k| old_state[k][index]));
+            let (parameter, values) = rule(*old, self.scale * g, array::from_fn(|k| old_state[k][index]));
             *new = parameter;
             (0..N).for_each(|k| new_state[k][index] = values[k]);
         }

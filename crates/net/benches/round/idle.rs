@@ -57,6 +57,8 @@ pub fn job(scheme: &str, length: usize, workers: usize, iterations: usize, shard
         workload: workload(length),
         workload_spec: length.to_string(),
         optimizer: "sgd".parse().expect("a valid optimizer"),
+        initial: None,
+        clip_sum: None,
         schedule: "constant".parse().expect("a valid schedule"),
         rate: 1e-6,
         shards,

@@ -42,13 +42,13 @@ impl<'a> Coordinator<'a> {
         let (rate, shards) = (job.rate_spec(), job.shards);
         let (ledger, monitor, stepper, parameters, resumed) = match from {
             None => {
-                let stepper = Stepper::new(layout, job.optimizer, rate, shards);
+                let stepper = Stepper::new(layout, job.optimizer, rate, shards).clipping(job.clip_sum);
                 let ledger = Ledger::new(job.scheme.build(&job.setup)?);
-                (ledger, Monitor::default(), stepper, job.workload.initial(job.seed), None)
+                (ledger, Monitor::default(), stepper, job.initial(), None)
             }
             Some(ResumePoint { replayed, checkpoint, rate: rate_state, .. }) => {
                 let Checkpoint { version, parameters, optimizer, .. } = checkpoint;
-                let stepper = Stepper::resumed(layout, optimizer, rate, rate_state, shards);
+                let stepper = Stepper::resumed(layout, optimizer, rate, rate_state, shards).clipping(job.clip_sum);
                 // A run without a commit starts again once all workers have joined.
                 let resumed = (version > 0).then_some((replayed.now, replayed.workers));
                 (replayed.ledger, replayed.monitor, stepper, parameters, resumed)

@@ -32,6 +32,8 @@ fn job(scheme: &str, workers: usize, iterations: u64) -> Job {
         workload: workload(1),
         workload_spec: "digits".into(),
         optimizer: "sgd".parse().unwrap(),
+        initial: None,
+        clip_sum: None,
         schedule: "constant".parse().unwrap(),
         rate: 0.01,
         shards: 1,

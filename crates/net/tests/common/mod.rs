@@ -27,6 +27,8 @@ pub fn job(scheme: &str, workers: usize, goals: &str) -> Job {
         workload: workload(workers),
         workload_spec: "digits".into(),
         optimizer: "momentum:0.5".parse().unwrap(),
+        initial: None,
+        clip_sum: None,
         schedule: "constant".parse().unwrap(),
         rate: 0.02,
         shards: 2,

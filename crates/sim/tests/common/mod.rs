@@ -6,7 +6,6 @@ use std::sync::Arc;
 use paceline_core::{Dispatch, SchemeSpec, Setup};
 use paceline_runtime::{Observer, Summary};
 use paceline_sim::{Script, Simulation, SimulationOutcome, Slowness, Times, TimesSpec, Training};
-use paceline_store::{OptimizerSpec, Schedule};
 use paceline_workload::{Order, Partition, Sampler, SoftmaxRegression, synthetic_digits};
 
 /// A simulation without a model.
@@ -28,14 +27,8 @@ pub fn timing(scheme: &str, workers: usize, times: &str, until: &str) -> Simulat
 pub fn training(scheme: &str, workers: usize, times: &str, until: &str, rate: f32, threads: usize) -> Simulation {
     let splits = synthetic_digits(3, 600, 200).unwrap();
     let sampler = Sampler::new(splits.train().labels(), Partition::Iid, Order::WithReplacement, workers, 3).unwrap();
-    let training = Training {
-        workload: Arc::new(SoftmaxRegression::new(splits, sampler, 0.0)),
-        optimizer: "sgd".parse::<OptimizerSpec>().unwrap(),
-        schedule: Schedule::default(),
-        rate,
-        evaluate_every: 0,
-        threads,
-    };
+    let workload = Arc::new(SoftmaxRegression::new(splits, sampler, 0.0));
+    let training = Training { evaluate_every: 0, threads, ..Training::new(workload, rate) };
     let mut simulation = timing(scheme, workers, times, until);
     simulation.setup.batch = 16;
     simulation.training = Some(training);
