@@ -70,7 +70,7 @@ impl FitArgs {
 
     fn train(&self, workload: &dyn Workload, initial: Vec<f32>) -> Summary {
         let goals = Goals::any(&self.until);
-        let TrainingOptions { optimizer, schedule, lr, clip_sum, .. } = self.training;
+        let TrainingOptions { optimizer, schedule, lr, clip_sum, .. } = self.training.clone();
         let rate = RateSpec { schedule, ..RateSpec::constant(lr.0) };
         let stepper = Stepper::new(workload.layout(), optimizer, rate, 1).clipping(clip_sum);
         let mut trainer = Trainer::new(initial, stepper);

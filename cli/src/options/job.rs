@@ -76,7 +76,7 @@ impl JobOptions {
             workload,
             initial,
             workload_spec: WorkloadSpec::new(self.model, &self.training, setup.workers, self.seed).to_text(),
-            optimizer: self.training.optimizer,
+            optimizer: self.training.optimizer.clone(),
             schedule: self.training.schedule,
             rate: self.training.lr.0,
             clip_sum: self.training.clip_sum,

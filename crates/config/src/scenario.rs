@@ -135,7 +135,7 @@ impl PreparedScenario<'_> {
             anyhow::Ok(paceline_sim::Training {
                 initial: training.initial(workload.as_ref())?,
                 workload,
-                optimizer: training.optimizer,
+                optimizer: training.optimizer.clone(),
                 schedule: training.schedule,
                 rate: training.lr.0,
                 clip_sum: training.clip_sum,

@@ -97,7 +97,8 @@ pub struct TrainingOptions {
     #[arg(long, value_name = "SCHEDULE", default_value = "constant")]
     pub schedule: Schedule,
 
-    /// Optimizer: sgd, momentum:0.9, nesterov:0.9, adam or adamw:0.01
+    /// Optimizer: sgd, momentum:0.9, nesterov:0.9, adam or adamw:0.01; after it, settings for tensors by name:
+    /// 'adamw:0.01;*bias:decay=0;head.*:rate=10'
     #[arg(long, value_name = "OPTIMIZER", default_value = "sgd")]
     pub optimizer: OptimizerSpec,
 
@@ -129,6 +130,7 @@ impl TrainingOptions {
         let device = device(&self.device)?;
         let sampling = Sampling { partition: self.partition, order: self.order, workers, seed };
         let workload = model.workload(data, &sampling, &device).map_err(anyhow::Error::from_boxed)?;
+        self.optimizer.check(workload.layout()).with_context(|| format!("--optimizer {}", self.optimizer))?;
         Ok(self.gradient.apply(workload))
     }
 

@@ -20,7 +20,7 @@ fn simulated(job: &Job) -> Vec<f32> {
         network: None,
         training: Some(Training {
             initial: job.initial.clone(),
-            optimizer: job.optimizer,
+            optimizer: job.optimizer.clone(),
             schedule: job.schedule,
             clip_sum: job.clip_sum,
             evaluate_every: 0,

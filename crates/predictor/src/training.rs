@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use paceline_core::Pretrained;
 use paceline_core::run_times::{Amortized, DeepMarkov, Draws, SAMPLES, Size, scale};
-use paceline_store::{Moments, Optimizer, OptimizerSpec};
+use paceline_store::{Moments, Optimizer, OptimizerKind};
 
 use crate::assess::{assess, spread};
 use crate::graph::{Graph, WindowBatch};
@@ -105,7 +105,7 @@ pub fn train(
     let windows = Windows { rows: times.rows(), size };
     let mut parameters =
         initial::parameters(graph.layout(), &times.rows()[training.clone()], windows.scale(training.start), seed);
-    let mut optimizer = Optimizer::new(OptimizerSpec::Adam(Moments::default()), parameters.len());
+    let mut optimizer = Optimizer::plain(OptimizerKind::Adam(Moments::default()), parameters.len());
 
     let first_iterations = |range: &Range<usize>| range.start..=range.end - lag;
     let anchors: Vec<usize> = first_iterations(&training).collect();

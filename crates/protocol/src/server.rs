@@ -589,7 +589,7 @@ impl ServerProtocol {
         session.patience = self.patience.get(&worker).copied().unwrap_or(PATIENCE);
         self.members.insert(worker, id);
         let ServerConfig { workload_spec, seed, payload, optimizer, .. } = &self.config;
-        let (workload_spec, seed, payload, optimizer) = (workload_spec.clone(), *seed, *payload, *optimizer);
+        let (workload_spec, seed, payload, optimizer) = (workload_spec.clone(), *seed, *payload, optimizer.clone());
         host.send(id, &ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer });
         let next = self.now + PATIENCE;
         self.schedule(id, next);

@@ -306,7 +306,7 @@ mod tests {
             workload_spec: "digits".into(),
             seed: 1,
             payload: PayloadFormat::F32,
-            optimizer: OptimizerSpec::Sgd { decay: 0.0 },
+            optimizer: paceline_store::OptimizerKind::Sgd { decay: 0.0 }.into(),
         };
         assert!(matches!(worker.on_message(welcome, None), Reaction::Join(Welcome { rank: 3, .. })));
         worker

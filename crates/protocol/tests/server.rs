@@ -10,7 +10,7 @@ use paceline_protocol::{
     Fingerprint, GradientLocation, Notice, PayloadFormat, PeerTrust, ServerConfig, ServerHost, ServerProtocol,
     SessionId, ToServer, ToWorker, WireReport,
 };
-use paceline_store::OptimizerSpec;
+use paceline_store::OptimizerKind;
 
 /// Records what the protocol does.
 #[derive(Default)]
@@ -131,7 +131,7 @@ impl TestServer {
             fingerprint: Fingerprint::default(),
             seed: 1,
             payload: PayloadFormat::F32,
-            optimizer: OptimizerSpec::Sgd { decay: 0.0 },
+            optimizer: OptimizerKind::Sgd { decay: 0.0 }.into(),
             token,
             timeout: Span::from_seconds(3600.0),
         };

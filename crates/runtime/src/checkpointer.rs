@@ -202,7 +202,7 @@ mod tests {
         let sampler = Sampler::new(splits.train().labels(), Partition::Iid, Order::Epochs, 1, 1).unwrap();
         let workload: Arc<dyn Workload> = Arc::new(SoftmaxRegression::new(splits, sampler, 0.0));
         let (parameters, layout) = (workload.initial(1), workload.layout().clone());
-        let optimizer = Optimizer::new("sgd".parse().unwrap(), workload.layout().trainable());
+        let optimizer = Optimizer::new("sgd".parse().unwrap(), workload.layout());
         let mut checkpointer = Checkpointer::new(folder.path(), workload, Duration::ZERO).unwrap();
         let stream = folder.path().join("events.jsonl");
         for version in 1..=20 {

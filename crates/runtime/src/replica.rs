@@ -1,6 +1,6 @@
 //! Local iterations: a worker steps a replica of the model, then sends the difference.
 
-use paceline_store::{Optimizer, OptimizerSpec};
+use paceline_store::{Layout, Optimizer, OptimizerSpec};
 use paceline_workload::{Draw, Replica};
 
 /// A replica of the model under local iterations.
@@ -51,9 +51,9 @@ impl LocalReplica {
 
 /// The optimizer of a worker's next local iterations: that of its last committed update, so that momentum and moments
 /// last longer than a round. It starts over if it is no longer finite.
-pub fn local_optimizer(last: Option<&Optimizer>, spec: OptimizerSpec, trainable: usize) -> Optimizer {
+pub fn local_optimizer(last: Option<&Optimizer>, spec: &OptimizerSpec, layout: &Layout) -> Optimizer {
     let is_finite = |last: &&Optimizer| last.state().all(|(_, values)| values.iter().all(|value| value.is_finite()));
-    last.filter(is_finite).cloned().unwrap_or_else(|| Optimizer::new(spec, trainable))
+    last.filter(is_finite).cloned().unwrap_or_else(|| Optimizer::new(spec.clone(), layout))
 }
 
 /// The replica whose difference from the `model` is `difference`.
@@ -74,13 +74,14 @@ mod tests {
 
     #[test]
     fn an_optimizer_goes_on_unless_it_is_not_finite() {
-        let spec = "momentum:0.9".parse().unwrap();
-        let mut last = Optimizer::new(spec, 2);
-        assert_eq!(local_optimizer(None, spec, 2), last);
+        let (spec, layout) = ("momentum:0.9".parse().unwrap(), Layout::new([("w", vec![2])], []));
+        let fresh = local_optimizer(None, &spec, &layout);
+        let mut last = Optimizer::new(spec.clone(), &layout);
+        assert_eq!(fresh, last);
         last.step(&mut [1.0, 1.0], &[0.5, 0.25], 0.1);
-        assert_eq!(local_optimizer(Some(&last), spec, 2), last);
+        assert_eq!(local_optimizer(Some(&last), &spec, &layout), last);
         last.step(&mut [1.0, 1.0], &[f32::NAN, 0.25], 0.1);
-        assert_eq!(local_optimizer(Some(&last), spec, 2), Optimizer::new(spec, 2));
+        assert_eq!(local_optimizer(Some(&last), &spec, &layout), fresh);
     }
 
     #[test]

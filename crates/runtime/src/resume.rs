@@ -44,8 +44,8 @@ impl ResumePoint {
             None if skipped.is_empty() => (initial(job), SchemeState { events: 0 }, RateState::default()),
             None => return Err(RunFolderError::NoGoodCheckpoint { problems: skipped.join("; ") }),
         };
-        if checkpoint.optimizer.spec() != job.optimizer {
-            let (saved, given) = (checkpoint.optimizer.spec(), job.optimizer);
+        if *checkpoint.optimizer.spec() != job.optimizer {
+            let (saved, given) = (checkpoint.optimizer.spec().to_string(), job.optimizer.to_string());
             return Err(RunFolderError::OtherOptimizer { saved, given });
         }
         let replayed = ReplayState::read(log, events)
@@ -73,7 +73,7 @@ fn initial(job: &Job) -> Checkpoint {
     Checkpoint {
         version: 0,
         parameters: job.initial(),
-        optimizer: Optimizer::new(job.optimizer, job.workload.layout().trainable()),
+        optimizer: Optimizer::new(job.optimizer.clone(), job.workload.layout()),
         scheme_state: String::new(),
         rate_state: String::new(),
     }

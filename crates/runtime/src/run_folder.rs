@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use paceline_core::{Decision, Event, Time};
 use paceline_spec::LineLimit;
-use paceline_store::{CheckpointError, Layout, OptimizerSpec, ReservedModel, create_folder, write_file};
+use paceline_store::{CheckpointError, Layout, ReservedModel, create_folder, write_file};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -119,9 +119,9 @@ pub enum RunFolderError {
     #[error("the run's optimizer was {saved}, not {given}")]
     OtherOptimizer {
         /// The run's.
-        saved: OptimizerSpec,
+        saved: String,
         /// The job's.
-        given: OptimizerSpec,
+        given: String,
     },
     /// The run was another one.
     #[error(

@@ -6,7 +6,8 @@ use std::thread;
 
 use paceline_core::{Aggregate, Commit, CommitOutcome, CommitStep, Share, TaskId, UpdateNorm, Version, WorkerId};
 use paceline_store::{
-    BLOCK, Layout, NextState, Norms, Optimizer, OptimizerSpec, OptimizerStep, ShardNorms, Shards, aggregate_shard,
+    BLOCK, Layout, NextState, Norms, Optimizer, OptimizerKind, OptimizerSpec, OptimizerStep, ShardNorms, Shards,
+    aggregate_shard,
 };
 
 use crate::rate_control::{RateControl, RateSpec, RateState};
@@ -43,7 +44,7 @@ pub struct Stepper {
 impl Stepper {
     /// A stepper of models with this layout, on `shards` threads. Their number does not change the result, bit for bit.
     pub fn new(layout: &Layout, optimizer: OptimizerSpec, rate: RateSpec, shards: usize) -> Self {
-        let optimizer = Optimizer::new(optimizer, layout.trainable());
+        let optimizer = Optimizer::new(optimizer, layout);
         Stepper::resumed(layout, optimizer, rate, RateState::default(), shards)
     }
 
@@ -132,7 +133,7 @@ impl Stepper {
             // The model moves against the sum of the differences by the share `rate` (ESync (8)), statistics all the
             // way. Plain SGD does that.
             CommitStep::Average { rate } => {
-                plain = Optimizer::new(OptimizerSpec::Sgd { decay: 0.0 }, self.trainable);
+                plain = Optimizer::plain(OptimizerKind::Sgd { decay: 0.0 }, self.trainable);
                 no_state = NextState::default();
                 (&mut plain, &mut no_state, rate, rate * commit.rate_factor)
             }
@@ -353,12 +354,12 @@ mod tests {
         let mut sum = vec![0.0; layout.len()];
         let norms = aggregate(&sources, trainable, &mut sum);
         let mut expected = vec![1.0; layout.len()];
-        let spec = "adam".parse().unwrap();
-        Optimizer::new(spec, trainable).step(&mut expected, &sum, 0.1);
+        let spec: OptimizerSpec = "adam".parse().unwrap();
+        Optimizer::plain("adam".parse().unwrap(), trainable).step(&mut expected, &sum, 0.1);
 
         for shards in [0, 1, 2, 3, 9] {
             let (old, mut new) = (vec![1.0; layout.len()], vec![0.0; layout.len()]);
-            let mut stepper = Stepper::new(&layout, spec, RateSpec::constant(0.1), shards);
+            let mut stepper = Stepper::new(&layout, spec.clone(), RateSpec::constant(0.1), shards);
             let result = stepper.commit(&commit(OPTIMIZER), &old, &mut new, &contributions, 5);
             assert_eq!(new, expected, "{shards} shards");
             let aggregate = result.aggregate.unwrap();
@@ -378,7 +379,7 @@ mod tests {
         let differences = replicas.map(|replica: [f32; 2]| [2.0 - replica[0], 2.0 - replica[1]]);
         let contributions =
             differences.each_ref().map(|gradient| Contribution { task: task(0), gradient, weight: 0.5, loss: 1.0 });
-        let spec = "adam".parse().unwrap();
+        let spec: OptimizerSpec = "adam".parse().unwrap();
         let mut stepper = Stepper::new(&layout, spec, RateSpec::constant(0.1), 1);
         for (rate, expected) in [(1.0, [4.0, 6.0]), (2.0, [6.0, 6.0])] {
             let mut new = [0.0; 2];

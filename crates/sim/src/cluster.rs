@@ -118,7 +118,7 @@ impl<'a> SimulatedCluster<'a> {
     pub(crate) fn new(simulation: &'a Simulation) -> Self {
         let model = simulation.training.as_ref().map(|training| SimulatedModel {
             trainer: training.trainer(simulation),
-            gradients: Gradients::new(training.workload.clone(), training.optimizer, training.threads),
+            gradients: Gradients::new(training.workload.clone(), training.optimizer.clone(), training.threads),
             training,
             shared: None,
         });

@@ -56,7 +56,7 @@ impl Gradients {
         }
         self.losses.resize(self.buffers.len(), 0.0);
         let count = pending.len();
-        let (layout, optimizer) = (self.workload.layout(), self.optimizer);
+        let (layout, optimizer) = (self.workload.layout(), &self.optimizer);
         let jobs = pending.iter_mut().zip(self.buffers.iter_mut().zip(&mut self.losses));
         let jobs = Mutex::new(jobs);
         let work = |replica: &mut Box<dyn Replica>| {
@@ -65,7 +65,7 @@ impl Gradients {
                 let Some(((update, _), (buffer, loss))) = job else { return };
                 if let Work::Local(_) = update.work {
                     let start = update.start.clone().unwrap_or_else(|| update.parameters.to_vec());
-                    let optimizer = local_optimizer(update.optimizer.as_ref(), optimizer, layout.trainable());
+                    let optimizer = local_optimizer(update.optimizer.as_ref(), optimizer, layout);
                     let mut local = LocalReplica::new(start, optimizer, update.rate);
                     for draw in update.draws() {
                         let loss = local.begin(replica.as_mut(), draw);

@@ -11,7 +11,7 @@ use paceline_runtime::{
     BrokenUpdates, Goal, Goals, Iteration, Monitor, Notice, Observer, RateSpec, Remedy, RunInfo, Stepper, StopReason,
     Summary, Trainer, is_interrupted,
 };
-use paceline_store::{OptimizerSpec, Schedule};
+use paceline_store::{OptimizerKind, OptimizerSpec, Schedule};
 use paceline_workload::Workload;
 use thiserror::Error;
 
@@ -47,7 +47,7 @@ pub struct Training {
 impl Training {
     /// Plain SGD at a constant `rate` on one thread, evaluated every ten iterations.
     pub fn new(workload: Arc<dyn Workload>, rate: f32) -> Self {
-        let optimizer = OptimizerSpec::Sgd { decay: 0.0 };
+        let optimizer = OptimizerKind::Sgd { decay: 0.0 }.into();
         Training {
             workload,
             initial: None,
@@ -63,7 +63,7 @@ impl Training {
     /// The model at the start of a simulation.
     pub(crate) fn trainer(&self, simulation: &Simulation) -> Trainer {
         let rate = RateSpec { base: self.rate, schedule: self.schedule, rule: simulation.setup.rate_rule };
-        let stepper = Stepper::new(self.workload.layout(), self.optimizer, rate, 1).clipping(self.clip_sum);
+        let stepper = Stepper::new(self.workload.layout(), self.optimizer.clone(), rate, 1).clipping(self.clip_sum);
         let own = || self.workload.initial(simulation.seed);
         Trainer::new(self.initial.as_ref().map_or_else(own, |initial| initial.to_vec()), stepper)
     }

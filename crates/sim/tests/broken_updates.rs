@@ -164,7 +164,7 @@ fn the_model_is_the_one_without_the_broken_update_bit_for_bit() {
     let training = simulation.training.as_mut().unwrap();
     let workload = training.workload.clone();
     training.workload = Arc::new(RecordingWorkload(workload.clone(), computed.clone()));
-    let (optimizer, rate) = (training.optimizer, training.rate);
+    let (optimizer, rate) = (training.optimizer.clone(), training.rate);
     let parameters = outcome(&simulation).parameters.unwrap();
 
     // The same steps; the fifth has three gradients, of a third each.

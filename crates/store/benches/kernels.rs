@@ -70,7 +70,7 @@ fn kernels(len: usize) {
     row("aggregate 8, 2 threads", len, SOURCES + 1, seconds, memcpy);
 
     for (text, vectors) in [("sgd", 3), ("momentum:0.9", 5), ("nesterov:0.9", 5), ("adam", 7), ("adamw", 7)] {
-        let mut optimizer = Optimizer::new(text.parse().expect("a valid optimizer"), len);
+        let mut optimizer = Optimizer::plain(text.parse().expect("a valid optimizer"), len);
         let seconds = median(repeats, || optimizer.step(&mut out, &gradients[0], 1e-6));
         row(&format!("step of {text}"), len, vectors, seconds, memcpy);
     }
@@ -97,7 +97,7 @@ fn checkpoints(len: usize) {
     let parameters = vec![1.0; len];
     let mut copy = vec![0.0; len];
     let memcpy = memcpy(15, &parameters, &mut copy);
-    let optimizer = Optimizer::new("sgd".parse().expect("a valid optimizer"), len);
+    let optimizer = Optimizer::plain("sgd".parse().expect("a valid optimizer"), len);
     let directory = tempfile::tempdir().expect("a temporary folder");
     let folder = CheckpointFolder::create(directory.path(), 1).expect("a new folder");
     let view = CheckpointView {

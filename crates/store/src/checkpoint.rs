@@ -229,7 +229,7 @@ pub fn load_checkpoint(path: &Path, layout: &Layout) -> Result<Checkpoint, Check
 
     let vector = |prefix, len| FlatVector { prefix, values: vec![0.0; len] };
     let mut vectors = vec![vector(String::new(), layout.len())];
-    vectors.extend(spec.state_names().iter().map(|name| vector(state_prefix(name), layout.trainable())));
+    vectors.extend(spec.kind.state_names().iter().map(|name| vector(state_prefix(name), layout.trainable())));
 
     let path = path.with_extension(TENSORS);
     let found = read_vectors(&path, layout, &mut vectors, "checkpoint")?;
@@ -243,7 +243,7 @@ pub fn load_checkpoint(path: &Path, layout: &Layout) -> Result<Checkpoint, Check
     Ok(Checkpoint {
         version: manifest.version,
         parameters,
-        optimizer: Optimizer::restored(spec, layout.trainable(), manifest.optimizer_steps, vectors.collect()),
+        optimizer: Optimizer::restored(spec, layout, manifest.optimizer_steps, vectors.collect()),
         scheme_state: manifest.scheme_state,
         rate_state: manifest.rate_state,
     })
@@ -396,7 +396,7 @@ mod tests {
             let directory = tempfile::tempdir().expect("a temporary folder");
             let folder = CheckpointFolder::create(directory.path().join("deep/down"), keep).expect("a new folder");
             let layout = layout();
-            let optimizer = Optimizer::new(optimizer.parse().expect("a valid optimizer"), layout.trainable());
+            let optimizer = Optimizer::new(optimizer.parse().expect("a valid optimizer"), &layout);
             let parameters = (0..layout.len()).map(|index| index as f32).collect();
             let mut run = TestRun { folder, directory, layout, parameters, optimizer };
             for version in 1..=count {

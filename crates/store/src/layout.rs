@@ -52,6 +52,11 @@ impl Layout {
         &self.entries
     }
 
+    /// The trainable tensors in the order of the vector.
+    pub fn trainable_entries(&self) -> impl Iterator<Item = &TensorEntry> {
+        self.entries.iter().filter(|entry| entry.range.end <= self.trainable)
+    }
+
     /// Length of the flat vector in values, statistics included.
     pub fn len(&self) -> usize {
         self.entries.last().map_or(0, |entry| entry.range.end)

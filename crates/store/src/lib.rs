@@ -12,6 +12,8 @@ mod flat_tensors;
 mod layout;
 mod manifest;
 mod optimizer;
+mod optimizer_spec;
+mod parameter_group;
 mod schedule;
 mod shards;
 mod tensor_file;
@@ -23,8 +25,10 @@ pub use checkpoint::{
     read_model,
 };
 pub use layout::{Layout, TensorEntry};
-pub use optimizer::{Moments, NextState, Optimizer, OptimizerSpec, OptimizerStep};
+pub use optimizer::{NextState, Optimizer, OptimizerStep};
+pub use optimizer_spec::{EmptyGroup, Moments, OptimizerKind, OptimizerSpec};
 pub use paceline_spec::SpecError;
+pub use parameter_group::ParameterGroup;
 pub use schedule::{Schedule, ScheduleShape};
 pub use shards::{BLOCK, Shards};
 pub use tensor_file::{Notes, TensorFileError, TensorFileErrorKind, Tensors, read_tensors, write_tensors};

@@ -10,7 +10,7 @@ use paceline_protocol::{
     Fingerprint, GradientLocation, Notice, PayloadFormat, PeerTrust, ServerConfig, ServerHost, ServerProtocol,
     SessionId, ToServer, ToWorker,
 };
-use paceline_store::OptimizerSpec;
+use paceline_store::OptimizerKind;
 
 use crate::checker::{CheckerMark, LawChecker};
 use crate::fault_schedule::FaultSchedule;
@@ -353,7 +353,7 @@ fn config(workers: usize) -> ServerConfig {
         fingerprint: Fingerprint::default(),
         seed: 0,
         payload: PayloadFormat::F32,
-        optimizer: OptimizerSpec::Sgd { decay: 0.0 },
+        optimizer: OptimizerKind::Sgd { decay: 0.0 }.into(),
         token: None,
         timeout: TIMEOUT,
     }

@@ -42,7 +42,7 @@ impl<'a> Coordinator<'a> {
         let (rate, shards) = (job.rate_spec(), job.shards);
         let (ledger, monitor, stepper, parameters, resumed) = match from {
             None => {
-                let stepper = Stepper::new(layout, job.optimizer, rate, shards).clipping(job.clip_sum);
+                let stepper = Stepper::new(layout, job.optimizer.clone(), rate, shards).clipping(job.clip_sum);
                 let ledger = Ledger::new(job.scheme.build(&job.setup)?);
                 (ledger, Monitor::default(), stepper, job.initial(), None)
             }
@@ -60,7 +60,7 @@ impl<'a> Coordinator<'a> {
             fingerprint: Fingerprint::of(job.workload.as_ref(), job.seed),
             seed: job.seed,
             payload: context.payload,
-            optimizer: job.optimizer,
+            optimizer: job.optimizer.clone(),
             token,
             timeout: job.timeout,
         };

@@ -166,7 +166,7 @@ impl Computer<'_> {
             _ => model.to_vec(),
         };
         let last = last.map(|last| &last.optimizer);
-        LocalReplica::new(parameters, local_optimizer(last, self.optimizer, self.layout.trainable()), rate)
+        LocalReplica::new(parameters, local_optimizer(last, &self.optimizer, self.layout), rate)
     }
 
     /// Sleeps for the emulated delay, if there is one. Returns `false` if the task was cancelled or collected
