@@ -4,6 +4,8 @@
 //! planned after 20 iterations (from the start itself, the first iteration would be a trivial optimum). Each figure is
 //! the median of several runs on one instance. A run that would take more than 5 s is skipped.
 
+#![allow(clippy::disallowed_methods, reason = "benchmarks decide nothing")]
+
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 

@@ -2,6 +2,8 @@
 //!
 //! `cargo bench -p paceline-core --bench round_trip_table`
 
+#![allow(clippy::disallowed_methods, reason = "benchmarks decide nothing")]
+
 #[path = "../src/round_trips/oracle.rs"]
 mod oracle;
 

@@ -2,10 +2,12 @@
 //!
 //! Metrics, timelines and tables are views on it, so that all of them agree with the ledger and with each other.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Action, Assignment, Decision, Event, LocalLength, Reason, Time, Until, WorkerId};
 
 /// A task that a worker is computing.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TaskProgress {
     /// The task.
     pub assignment: Assignment,
@@ -37,7 +39,7 @@ impl TaskProgress {
 }
 
 /// What a worker without a task waits for.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Idleness {
     /// Since when it has no task.
     pub since: Time,
@@ -46,7 +48,7 @@ pub struct Idleness {
 }
 
 /// What one worker does.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum WorkerActivity {
     /// It has not joined, or has left.
     Absent,
@@ -101,7 +103,7 @@ pub enum ActivityChange {
 /// What every worker does.
 ///
 /// Pass every event with its decisions to [`observe`](WorkerActivities::observe).
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkerActivities {
     workers: Vec<WorkerActivity>,
 }

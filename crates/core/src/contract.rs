@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CommitStep, Reason, Span, Time, Turn, Work};
+use crate::{CommitStep, Reason, RestoreError, Span, Time, Turn, Work};
 
 /// A worker's rank. It stays the same when a worker leaves and rejoins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -81,10 +81,10 @@ pub struct Report {
     #[serde(default, skip_serializing_if = "Span::is_zero")]
     pub querying: Span,
     /// The share of the processors' time that other programs used, 0 to 1; `None` if unknown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::number", skip_serializing_if = "Option::is_none")]
     pub cpu: Option<f32>,
     /// The share of the memory in use, 0 to 1; `None` if unknown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::number", skip_serializing_if = "Option::is_none")]
     pub memory: Option<f32>,
 }
 
@@ -100,7 +100,7 @@ pub struct Question {
 }
 
 /// A finished task, as the scheme sees it.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Update {
     /// The task.
     pub task: TaskId,
@@ -374,6 +374,21 @@ pub trait Scheme: Send {
 
     /// A time requested with [`Turn::wake`] has come.
     fn on_timer(&mut self, _turn: &mut Turn<'_>) {}
+
+    /// The scheme's state between two events, as text that [`restore`](Scheme::restore) reads; `None` if the scheme
+    /// can't be saved. Then a resumed run starts it afresh.
+    fn save(&self) -> Option<String> {
+        None
+    }
+
+    /// Takes on the state that a scheme with the same settings has [saved](Scheme::save). From here on it decides as that
+    /// one would have. After an error the scheme is not used.
+    ///
+    /// # Errors
+    /// If the state can't be read, for example because another version of the scheme saved it.
+    fn restore(&mut self, _state: &str) -> Result<(), RestoreError> {
+        Err(RestoreError::new("the scheme can't be restored"))
+    }
 
     /// Whether the scheme is told of late tasks with [`on_late`](Scheme::on_late).
     fn watches_lateness(&self) -> bool {

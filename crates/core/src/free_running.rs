@@ -5,12 +5,17 @@
 
 use std::collections::BTreeSet;
 
-use crate::{CommitRequest, CommitStep, Reason, Scheme, Span, Time, Turn, Until, Update, WorkerId};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::{
+    CommitRequest, CommitStep, Reason, Restorable, RestoreError, Scheme, Span, Time, Turn, Until, Update, WorkerId,
+};
 
 /// How many iterations each joined worker has completed.
 ///
 /// A worker that joins starts with the count of the slowest, so that it neither holds the others back nor starts ahead.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Clocks {
     of: Vec<u64>,
     order: BTreeSet<(u64, WorkerId)>,
@@ -72,7 +77,7 @@ pub struct GateRequest {
 ///
 /// After each event [`review`](Gate::review) is called once, then [`admit`](Gate::admit) for every worker that is
 /// ready.
-pub trait Gate: Send {
+pub trait Gate: Send + Restorable {
     /// Whether the worker may start its next iteration. At least one worker must always be admitted.
     fn admit(&mut self, worker: WorkerId, clocks: &Clocks, now: Time) -> Admission;
 
@@ -89,6 +94,13 @@ pub trait Gate: Send {
     fn review(&mut self, _now: Time) -> GateRequest {
         GateRequest::default()
     }
+}
+
+/// The state of a [`FreeRunning`] scheme.
+#[derive(Serialize, Deserialize)]
+struct SavedFreeRunning {
+    gate: Box<RawValue>,
+    clocks: Clocks,
 }
 
 /// A scheme that applies every update as it arrives.
@@ -136,6 +148,16 @@ impl<G: Gate> FreeRunning<G> {
 impl<G: Gate> Scheme for FreeRunning<G> {
     fn compensates(&self) -> bool {
         matches!(self.step, CommitStep::Compensated { .. })
+    }
+
+    fn save(&self) -> Option<String> {
+        serde_json::to_string(&SavedFreeRunning { gate: self.gate.save()?, clocks: self.clocks.clone() }).ok()
+    }
+
+    fn restore(&mut self, state: &str) -> Result<(), RestoreError> {
+        let SavedFreeRunning { gate, clocks } = serde_json::from_str(state)?;
+        self.clocks = clocks;
+        self.gate.restore(&gate)
     }
 
     fn on_joined(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {

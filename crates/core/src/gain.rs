@@ -3,11 +3,13 @@
 //! It needs only statistics that aggregation computes anyway: two norms and the mean loss. The norms separate signal
 //! from noise. The curvature of the loss follows from the learning rate, or from the measured decrease of the loss.
 
+use serde::{Deserialize, Serialize};
+
 use crate::recent::RecentValues;
 use crate::{Aggregate, GradientNoise, RateRule};
 
 /// How the smoothness constant L is estimated: how fast the slope of the loss changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Smoothness {
     /// L = 1/(2η): assumes that the learning rate is well chosen, about as large as the curvature allows. (Balles,
     /// Romero and Hennig, 2017, whose gain DBW follows, take L = 1/η. But noise points in every direction, and most
@@ -44,19 +46,24 @@ impl Gain {
 }
 
 /// The estimates from one iteration.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct IterationSample {
+    #[serde(with = "crate::number")]
     rate: f64,
+    #[serde(with = "crate::number")]
     scheduled_rate: f64,
+    #[serde(with = "crate::number")]
     loss: f64,
     /// ‖∇F‖²⁺.
+    #[serde(with = "crate::number")]
     gradient: f64,
     /// E‖g‖²: ‖∇F‖²⁺ plus the noise in the mean of k gradients.
+    #[serde(with = "crate::number")]
     step: f64,
 }
 
 /// Estimates the [`Gain`] of the next iteration from the last ones.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct GainEstimator {
     variances: RecentValues,
     gradients: RecentValues,

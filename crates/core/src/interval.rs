@@ -1,5 +1,7 @@
 //! Estimates how long a worker's next iteration takes from its last ones.
 
+use serde::{Deserialize, Serialize};
+
 use crate::Span;
 
 /// The share of the newest interval in the moving average.
@@ -9,7 +11,7 @@ const NEWEST: f64 = 0.3;
 const MEDIAN_OF: usize = 5;
 
 /// How the next interval is estimated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum IntervalEstimator {
     /// The last interval, as in the papers.
     Last,
@@ -20,7 +22,7 @@ pub(crate) enum IntervalEstimator {
 }
 
 /// A worker's expected interval.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Interval {
     expected: Span,
     /// The latest intervals, oldest first; empty if the estimator does not need them.

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Memory, RoundTripError, RoundTripTable, Time, Version};
 
 /// The most workers of a table, which has a cell for each pair of workers: 4,096 workers take 700 MB.
@@ -11,7 +13,7 @@ pub(crate) const MAX_WORKERS: usize = 4096;
 const VERSIONS_KEPT: usize = 1024;
 
 /// A version whose gradients may still arrive.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct OpenRound {
     /// When the version was made.
     since: Time,
@@ -22,7 +24,7 @@ struct OpenRound {
 }
 
 /// Expected iteration times by k, learned from every gradient that arrives, in time or late.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct IterationTimes {
     table: RoundTripTable,
     /// The latest versions, the newest last.
@@ -58,8 +60,13 @@ impl IterationTimes {
         self.rounds.push_back(OpenRound { since: now, waited_before: waited_for.min(live), arrived: 0 });
     }
 
-    /// A gradient of `version` arrived. It is ignored if its cell is outside the table because workers left.
-    pub(crate) fn on_arrival(&mut self, version: Version, now: Time) {
+    /// A gradient of `version` arrived, which is the newest if the gradient is timely. It is ignored if its cell is
+    /// outside the table because workers left.
+    pub(crate) fn on_arrival(&mut self, version: Version, timely: bool, now: Time) {
+        if timely {
+            // A scheme that starts afresh in a resumed run does not begin with version 0.
+            self.before = (version.0 + 1).saturating_sub(self.rounds.len() as u64);
+        }
         let index = version.0.checked_sub(self.before).and_then(|index| usize::try_from(index).ok());
         let Some(round) = index.and_then(|index| self.rounds.get_mut(index)) else { return };
         round.arrived += 1;
@@ -101,15 +108,15 @@ mod tests {
     fn late_arrivals_count_from_their_own_version() {
         let mut times = times(3);
         for seconds in [1.0, 2.0] {
-            times.on_arrival(Version(0), at(seconds));
+            times.on_arrival(Version(0), true, at(seconds));
         }
         times.advance(at(2.0), 2, 3);
         assert_eq!(times.expected(), [1.0, 2.0, 2.0]);
         // The third gradient of version 0 arrives 5 s after that version and 3 s after version 1.
-        times.on_arrival(Version(0), at(5.0));
+        times.on_arrival(Version(0), false, at(5.0));
         assert_eq!(times.expected(), [1.0, 2.0, 5.0]);
         // The first of version 1 arrives after 4 s, with two workers idle at its start. With one it takes at least 4 s.
-        times.on_arrival(Version(1), at(6.0));
+        times.on_arrival(Version(1), true, at(6.0));
         assert_eq!(times.expected(), [4.0, 4.0, 5.0]);
     }
 
@@ -117,34 +124,45 @@ mod tests {
     fn workers_join_and_leave() {
         let mut times = times(3);
         for seconds in [1.0, 2.0, 3.0, 4.0] {
-            times.on_arrival(Version(0), at(seconds));
+            times.on_arrival(Version(0), true, at(seconds));
         }
         times.advance(at(3.0), 3, 2);
         // Samples of rounds that waited for three are not in the smaller table.
         assert_eq!(times.expected(), [0.0; 2]);
-        times.on_arrival(Version(1), at(4.0));
+        times.on_arrival(Version(1), true, at(4.0));
         times.advance(at(4.0), 1, 4);
         for seconds in [5.0, 6.0, 7.0, 8.0] {
-            times.on_arrival(Version(2), at(seconds));
+            times.on_arrival(Version(2), true, at(seconds));
         }
         times.advance(at(8.0), 4, 4);
         assert_eq!(times.expected(), [1.0; 4]);
         for rank in 1..=4 {
-            times.on_arrival(Version(3), at(8.0 + f64::from(rank)));
+            times.on_arrival(Version(3), true, at(8.0 + f64::from(rank)));
         }
         assert_eq!(times.expected(), [1.0, 2.0, 3.0, 4.0]);
+    }
+
+    #[test]
+    fn the_first_version_may_be_any() {
+        let mut times = times(2);
+        times.on_arrival(Version(1000), true, at(1.0));
+        times.on_arrival(Version(999), false, at(1.5));
+        times.on_arrival(Version(1000), true, at(2.0));
+        times.advance(at(2.0), 2, 2);
+        times.on_arrival(Version(1001), true, at(3.0));
+        assert_eq!(times.expected(), [1.0, 2.0]);
     }
 
     #[test]
     fn gradients_of_old_or_unknown_versions_are_ignored() {
         let mut times = times(2);
         for version in 0..2 * VERSIONS_KEPT as u64 {
-            times.on_arrival(Version(version), at(version as f64 + 1.0));
+            times.on_arrival(Version(version), true, at(version as f64 + 1.0));
             times.advance(at(version as f64 + 1.0), 1, 2);
         }
         assert_eq!(times.expected(), [1.0, 1.0]);
-        times.on_arrival(Version(0), at(1e6));
-        times.on_arrival(Version(u64::MAX), at(1e6));
+        times.on_arrival(Version(0), false, at(1e6));
+        times.on_arrival(Version(u64::MAX), false, at(1e6));
         assert_eq!(times.expected(), [1.0, 1.0]);
         assert_eq!(times.rounds.len(), VERSIONS_KEPT);
     }

@@ -17,7 +17,11 @@
 //! - [`RoundTripTable`]: estimates the time until k gradients have arrived.
 //! - [`Executor`]: what carries out decisions. [`Ledger::drive`] is the loop that every driver shares.
 //! - [`WorkerActivities`]: who is doing what, from events and decisions.
+//! - [`SavedLedger`]: the state of a ledger and its scheme, from which another process goes on. [`Restorable`]: a part
+//!   of a scheme that can be saved.
 //! - [`Lateness`]: how long each worker's tasks are expected to take.
+
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests decide nothing"))]
 
 mod activity;
 pub mod barrier;
@@ -38,6 +42,7 @@ mod pretrained;
 mod rate_rule;
 mod reason;
 mod recent;
+mod restore;
 mod round_trips;
 pub mod rounds;
 pub mod run_times;
@@ -55,10 +60,11 @@ pub use contract::{
 pub use dispatch::Dispatch;
 pub use driver::{CommitOutcome, DriveError, Executor};
 pub use lateness::Lateness;
-pub use ledger::{ExpectedEvent, Law, LawBroken, Ledger, LedgerError, Refusal, SampleCounts, Turn};
+pub use ledger::{ExpectedEvent, Law, LawBroken, Ledger, LedgerError, Refusal, SampleCounts, SavedLedger, Turn};
 pub use pretrained::{Pretrained, PretrainedError, Tensors};
 pub use rate_rule::{GradientNoise, RateRule, RateRuleKind};
 pub use reason::{Estimate, QuorumChoice, Reason, ReasonText};
+pub use restore::{Restorable, RestoreError};
 pub use round_trips::{Memory, RoundTripError, RoundTripTable};
 pub use schemes::{
     BuildContext, BuildScheme, SchemeEntry, SchemeError, SchemeSpec, Setting, SettingDefault, SettingKind, Settings,

@@ -3,9 +3,12 @@
 //! All synchronous schemes with local iterations share this code. They differ in the [`LocalPolicy`], which decides how
 //! many iterations each worker does.
 
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
 use crate::{
-    Aggregate, CommitRequest, CommitStep, LocalWork, Question, Reason, Scheme, TaskId, Time, Turn, Until, Update, Work,
-    WorkerId,
+    Aggregate, CommitRequest, CommitStep, LocalWork, Question, Reason, Restorable, RestoreError, Scheme, TaskId, Time,
+    Turn, Until, Update, Work, WorkerId,
 };
 
 /// A [`LocalPolicy`]'s answer to a worker's question.
@@ -18,7 +21,7 @@ pub enum LocalDecision {
 }
 
 /// Decides how many local iterations each worker does.
-pub trait LocalPolicy: Send {
+pub trait LocalPolicy: Send + Restorable {
     /// The worker is about to start a round. Called for all workers before [`work`](LocalPolicy::work) is called for
     /// any of them.
     fn on_start(&mut self, _now: Time, _worker: WorkerId) {}
@@ -39,6 +42,13 @@ pub trait LocalPolicy: Send {
 
     /// The replicas were averaged. The next round has already begun.
     fn on_averaged(&mut self, _now: Time, _aggregate: Option<&Aggregate>) {}
+}
+
+/// The state of a [`LocalRounds`] scheme.
+#[derive(Serialize, Deserialize)]
+struct SavedLocalRounds {
+    policy: Box<RawValue>,
+    arrived: Vec<(TaskId, u32)>,
 }
 
 /// A scheme of rounds in which every worker iterates locally.
@@ -82,6 +92,16 @@ impl<P: LocalPolicy> LocalRounds<P> {
 }
 
 impl<P: LocalPolicy> Scheme for LocalRounds<P> {
+    fn save(&self) -> Option<String> {
+        serde_json::to_string(&SavedLocalRounds { policy: self.policy.save()?, arrived: self.arrived.clone() }).ok()
+    }
+
+    fn restore(&mut self, state: &str) -> Result<(), RestoreError> {
+        let SavedLocalRounds { policy, arrived } = serde_json::from_str(state)?;
+        self.arrived = arrived;
+        self.policy.restore(&policy)
+    }
+
     fn on_joined(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
         self.policy.on_start(turn.now(), worker);
         self.assign(turn, worker, Reason::Joined);

@@ -1,5 +1,7 @@
 //! Detects a rising loss: the condition of DBW (19), under which k must grow.
 
+use serde::{Deserialize, Serialize};
+
 use crate::recent::RecentValues;
 
 /// A rise must be larger than this multiple of the mean change. Noise alone exceeds it about once in twenty iterations;
@@ -7,12 +9,13 @@ use crate::recent::RecentValues;
 const CLEAR: f64 = 2.0;
 
 /// Watches the losses of iterations for a rise.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct LossGuard {
     /// β: the factor by which the loss must rise.
     beta: f64,
     /// Sizes of the last changes, up or down; `None` if every rise by β counts, as printed.
     changes: Option<RecentValues>,
+    #[serde(with = "crate::number")]
     loss: Option<f64>,
     rose: bool,
 }

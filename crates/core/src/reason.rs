@@ -39,6 +39,7 @@ pub enum Reason {
         /// The number of workers.
         workers: u32,
         /// The loss as a share of the first loss.
+        #[serde(with = "crate::number")]
         level: f64,
     },
     /// A new version of the model is available.
@@ -59,6 +60,7 @@ pub enum Reason {
     /// With this number of samples the worker finishes together with the others.
     Balanced {
         /// The expected finish time, in seconds from the start of the iteration.
+        #[serde(with = "crate::number")]
         seconds: f64,
     },
     /// The worker's device is measured with this number of samples.
@@ -141,7 +143,7 @@ pub enum Reason {
         /// The words.
         text: ReasonText,
         /// A number that belongs to them.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(default, with = "crate::number", skip_serializing_if = "Option::is_none")]
         value: Option<f64>,
     },
 }
@@ -170,8 +172,10 @@ impl<'de> Deserialize<'de> for ReasonText {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Estimate {
     /// The expected decrease of the loss. Under `b-dbw` and `cutoff`, the number of gradients.
+    #[serde(with = "crate::number")]
     pub gain: f64,
     /// The expected length in seconds.
+    #[serde(with = "crate::number")]
     pub seconds: f64,
 }
 

@@ -2,9 +2,12 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 /// A bounded queue of recent values.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct RecentValues {
+    #[serde(with = "crate::number")]
     values: VecDeque<f64>,
     capacity: usize,
 }

@@ -3,8 +3,12 @@
 //! All k-of-n schemes share this code. They differ in the [`Quorum`], which chooses k, and in the [`Sizing`], which
 //! chooses each worker's number of samples.
 
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
 use crate::{
-    Aggregate, CommitRequest, Dispatch, Reason, Scheme, Span, TaskId, Time, Turn, Until, Update, Version, WorkerId,
+    Aggregate, CommitRequest, Dispatch, Reason, Restorable, RestoreError, Scheme, Span, TaskId, Time, Turn, Until,
+    Update, Version, WorkerId,
 };
 
 /// The arrival of a gradient, in time or late.
@@ -25,7 +29,7 @@ pub struct Arrival {
 }
 
 /// Chooses k, the number of gradients that an iteration waits for.
-pub trait Quorum: Send {
+pub trait Quorum: Send + Restorable {
     /// An iteration begins with these workers. [`choose`](Quorum::choose) follows.
     fn begin(&mut self, _workers: &[WorkerId]) {}
 
@@ -45,7 +49,7 @@ pub trait Quorum: Send {
 }
 
 /// Chooses each worker's number of samples.
-pub trait Sizing: Send {
+pub trait Sizing: Send + Restorable {
     /// An iteration begins with these workers. Sizes are chosen here.
     fn begin(&mut self, _workers: &[WorkerId]) {}
 
@@ -63,13 +67,24 @@ pub trait Sizing: Send {
 }
 
 /// Every worker gets the same number of samples.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct FixedBatch(pub u32);
 
 impl Sizing for FixedBatch {
     fn size(&self, _worker: WorkerId) -> (u32, Option<Reason>) {
         (self.0, None)
     }
+}
+
+/// The state of a [`Rounds`] scheme.
+#[derive(Serialize, Deserialize)]
+struct SavedRounds {
+    quorum: Box<RawValue>,
+    sizing: Box<RawValue>,
+    quorum_size: Option<usize>,
+    arrived: Vec<TaskId>,
+    contributed: Vec<Option<Version>>,
+    assigned: usize,
 }
 
 /// A scheme that waits for a [`Quorum`] of gradients in every iteration. The [`Sizing`] sets their numbers of samples.
@@ -200,6 +215,26 @@ impl<Q: Quorum, S: Sizing> Rounds<Q, S> {
 }
 
 impl<Q: Quorum, S: Sizing> Scheme for Rounds<Q, S> {
+    fn save(&self) -> Option<String> {
+        let saved = SavedRounds {
+            quorum: self.quorum.save()?,
+            sizing: self.sizing.save()?,
+            quorum_size: self.quorum_size,
+            arrived: self.arrived.clone(),
+            contributed: self.contributed.clone(),
+            assigned: self.assigned,
+        };
+        serde_json::to_string(&saved).ok()
+    }
+
+    fn restore(&mut self, state: &str) -> Result<(), RestoreError> {
+        let SavedRounds { quorum, sizing, quorum_size, arrived, contributed, assigned } = serde_json::from_str(state)?;
+        (self.quorum_size, self.arrived, self.contributed, self.assigned) =
+            (quorum_size, arrived, contributed, assigned);
+        self.quorum.restore(&quorum)?;
+        self.sizing.restore(&sizing)
+    }
+
     fn on_joined(&mut self, turn: &mut Turn<'_>, _worker: WorkerId) {
         if self.quorum_size.is_none() {
             let workers: Vec<WorkerId> = turn.workers().collect();

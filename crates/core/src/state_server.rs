@@ -6,10 +6,12 @@
 
 use std::collections::BTreeSet;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Span, Time, WorkerId};
 
 /// How workers query the state server (ESync, section 4).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum QueryMode {
     /// A worker waits for the answer.
     Blocking,
@@ -19,7 +21,7 @@ pub enum QueryMode {
 }
 
 /// One worker's record (Algorithm 2).
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 struct WorkerRecord {
     /// Local iterations done in this round.
     iterations: u32,
@@ -68,7 +70,7 @@ pub struct QueryAnswer {
 /// assert!(!server.query(Time(160), fast, 2, Span(30)).ready);
 /// assert!(server.query(Time(190), fast, 3, Span(30)).ready);
 /// ```
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct StateServer {
     mode: QueryMode,
     margin: Span,

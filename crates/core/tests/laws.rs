@@ -1,13 +1,15 @@
 //! Drives every scheme through the ledger with random arrivals, joins, leaves, duplicates and silent workers.
 
+#![allow(clippy::disallowed_methods, reason = "tests decide nothing")]
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use paceline_core::run_times::{Draws, Size};
 use paceline_core::{
     Action, Aggregate, Assignment, Commit, Event, Ledger, LedgerError, LocalLength, Pretrained, Refusal, Report,
-    SampleCounts, SchemeEntry, SchemeSpec, Setup, Span, TaskId, Time, Until, Version, WorkerActivities, WorkerActivity,
-    WorkerId, catalogue,
+    SampleCounts, SavedLedger, Scheme, SchemeEntry, SchemeSpec, Setup, Span, TaskId, Time, Until, Version,
+    WorkerActivities, WorkerActivity, WorkerId, catalogue,
 };
 use proptest::prelude::*;
 
@@ -41,13 +43,13 @@ fn pretrained() -> Pretrained {
 /// k.
 fn aggregate_of(version: Version) -> Option<Aggregate> {
     let wave = (version.0 as f64 * 1.7).sin();
-    let aggregate = Aggregate {
-        loss: 1.0 + 0.5 * wave,
-        rate: 0.1,
-        mean_square: 2.0 + 1.5 * wave,
-        square_of_mean: 1.0,
-        ..Aggregate::default()
+    let loss = match version.0 % 16 {
+        5 => f64::NAN,
+        11 => f64::INFINITY,
+        _ => 1.0 + 0.5 * wave,
     };
+    let aggregate =
+        Aggregate { loss, rate: 0.1, mean_square: 2.0 + 1.5 * wave, square_of_mean: 1.0, ..Aggregate::default() };
     (!version.0.is_multiple_of(7)).then_some(aggregate)
 }
 
@@ -58,6 +60,7 @@ enum Move {
     Join(u32),
     Leave(u32),
     Timer,
+    Restore,
     RepeatReport(usize),
     RepeatQuestion(usize),
     InvalidQuestion(usize, u32),
@@ -70,6 +73,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
         1 => (0..9_u32).prop_map(Move::Join),
         1 => (0..9_u32).prop_map(Move::Leave),
         1 => Just(Move::Timer),
+        1 => Just(Move::Restore),
         1 => any::<usize>().prop_map(Move::RepeatReport),
         2 => any::<usize>().prop_map(Move::RepeatQuestion),
         1 => (any::<usize>(), 0..9_u32).prop_map(|(choice, count)| Move::InvalidQuestion(choice, count)),
@@ -237,8 +241,16 @@ impl ExpectedState {
     }
 }
 
+fn build(spec: &SchemeSpec) -> Box<dyn Scheme> {
+    spec.build(&Setup::new(WORKERS, 3)).unwrap()
+}
+
 struct LedgerDriver {
+    spec: SchemeSpec,
+    /// It is saved now and then, and restored with a newly built scheme.
     ledger: Ledger,
+    /// It gets the same events and is never restored.
+    uninterrupted: Ledger,
     activities: WorkerActivities,
     expected: ExpectedState,
     now: Time,
@@ -248,9 +260,10 @@ impl LedgerDriver {
     fn new(spec: &str) -> Self {
         let mut spec: SchemeSpec = spec.parse().unwrap();
         spec.context.pretrained = Some(Arc::new(pretrained()));
-        let setup = Setup::new(WORKERS, 3);
         LedgerDriver {
-            ledger: Ledger::new(spec.build(&setup).unwrap()),
+            ledger: Ledger::new(build(&spec)),
+            uninterrupted: Ledger::new(build(&spec)),
+            spec,
             activities: WorkerActivities::default(),
             expected: ExpectedState::default(),
             now: Time::START,
@@ -261,7 +274,13 @@ impl LedgerDriver {
     fn feed(&mut self, event: Event) -> Result<(), LedgerError> {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
-            let decisions = self.ledger.handle(self.now, event.clone())?.to_vec();
+            let expected = self.uninterrupted.handle(self.now, event.clone()).map(<[_]>::to_vec);
+            let decisions = self.ledger.handle(self.now, event.clone()).map(<[_]>::to_vec);
+            if decisions != expected {
+                // NaN differs from itself.
+                assert_eq!(format!("{decisions:?}"), format!("{expected:?}"), "restoring changes no decision");
+            }
+            let decisions = decisions?;
             self.activities.observe(self.now, &event, &decisions, |_| {});
             if let Event::Broken { task } = event {
                 assert!(decisions.is_empty());
@@ -281,6 +300,18 @@ impl LedgerDriver {
         }
         self.check();
         Ok(())
+    }
+
+    /// Saves the ledger and restores it with a newly built scheme, which reads everything and forgets nothing.
+    fn restore(&mut self) {
+        let text = serde_json::to_string(&self.ledger.save()).unwrap();
+        let saved: SavedLedger = serde_json::from_str(&text).unwrap();
+        assert!(saved.has_scheme());
+        assert_eq!(saved.workers(), self.expected.present);
+        self.ledger = Ledger::restore(build(&self.spec), saved).unwrap();
+        for same in [&self.ledger, &self.uninterrupted] {
+            assert_eq!(serde_json::to_string(&same.save()).unwrap(), text, "{}", self.spec);
+        }
     }
 
     fn check(&self) {
@@ -367,6 +398,10 @@ impl LedgerDriver {
                 self.now = self.now.max(at);
                 self.feed(Event::Timer)
             }
+            Move::Restore => {
+                self.restore();
+                Ok(())
+            }
             // The answer was lost.
             Move::RepeatQuestion(choice) => {
                 let asked: Vec<TrackedTask> =
@@ -404,6 +439,35 @@ impl LedgerDriver {
                 refused(self.feed(Event::Reported { task, report: Report { compute: Span(1), ..Report::default() } }))
             }
         }
+    }
+}
+
+/// A scheme starts afresh in the middle of a run: what was learned is lost, the laws hold, and the run goes on.
+#[test]
+fn every_scheme_can_start_afresh() {
+    for spec in specs() {
+        let mut driver = LedgerDriver::new(&spec);
+        (0..WORKERS as u32).for_each(|worker| driver.take(Move::Join(worker)).unwrap());
+        let finish = |driver: &mut LedgerDriver| {
+            for round in 0..300 {
+                driver.now = driver.now + Span(500);
+                driver.take(Move::Finish(round)).unwrap();
+            }
+        };
+        finish(&mut driver);
+        let saved = driver.ledger.save().without_scheme();
+        assert!(!saved.has_scheme() && saved.workers().is_empty());
+        assert_eq!((saved.version().0, saved.samples().outstanding), (driver.expected.version, 0));
+        driver.ledger = Ledger::restore(build(&driver.spec), saved.clone()).unwrap();
+        driver.uninterrupted = Ledger::restore(build(&driver.spec), saved).unwrap();
+        let members: Vec<WorkerId> = driver.expected.present.iter().copied().collect();
+        members.iter().for_each(|&worker| driver.expected.leave(worker));
+        driver.activities = WorkerActivities::default();
+        let before = driver.expected.version;
+        members.iter().for_each(|worker| driver.take(Move::Join(worker.0)).unwrap());
+        finish(&mut driver);
+        driver.restore();
+        assert!(driver.expected.version > before, "{spec} makes no progress");
     }
 }
 

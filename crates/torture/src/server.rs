@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use paceline_core::{
-    Aggregate, Commit, CommitOutcome, Decision, DriveError, Event, Ledger, LedgerError, Scheme, Setup, Share, Span,
-    TaskId, Time, WorkerId,
+    Aggregate, Commit, CommitOutcome, Decision, DriveError, Event, Ledger, LedgerError, SavedLedger, Scheme, Setup,
+    Share, Span, TaskId, Time, WorkerId,
 };
 use paceline_protocol::{
     Fingerprint, GradientLocation, Notice, PayloadFormat, PeerTrust, ServerConfig, ServerHost, ServerProtocol,
@@ -27,8 +27,10 @@ const START_OF_CLOCK: i64 = 3_600_000_000_000;
 const LATEST_EVENTS: usize = 40;
 
 /// The last checkpoint on the disk.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 struct SavedState {
+    /// The ledger with its scheme, as text; `None` before the first checkpoint.
+    ledger: Option<String>,
     /// The length of the event log.
     events: usize,
     mark: CheckerMark,
@@ -298,7 +300,8 @@ impl<'a> TortureServer<'a> {
         let due = self.host.checker.version >= self.checkpoint.mark.version + self.checkpoint_every;
         // Uncommitted gradients are not saved, so a checkpoint is taken only when there are none.
         if due && protocol.ledger().is_settled() && now >= self.disk_full_until {
-            self.checkpoint = SavedState { events: self.host.log.len(), mark: self.host.checker.mark() };
+            let ledger = serde_json::to_string(&protocol.ledger().save()).ok();
+            self.checkpoint = SavedState { ledger, events: self.host.log.len(), mark: self.host.checker.mark() };
         }
     }
 
@@ -312,30 +315,16 @@ impl<'a> TortureServer<'a> {
         self.host.trust.clear();
     }
 
-    /// Resumes from the last checkpoint: a replay of the log restores the scheme's state, and every worker has to
-    /// rejoin.
+    /// Resumes from the last checkpoint, which every worker has to rejoin.
     pub(crate) fn resume(&mut self, now: Time) -> Result<(), TortureFailure> {
-        let SavedState { events, mark } = self.checkpoint;
-        let host = &mut self.host;
-        host.log.truncate(events);
-        let at = host.log.last().map_or(Time::START, |&(at, _)| at);
-        let mut ledger = Ledger::new((self.build)(&self.setup));
-        host.checker.restore(mark);
-        for (at, event) in &host.log {
-            match *event {
-                Event::Joined { worker } => {
-                    host.checker.present.insert(worker);
-                }
-                Event::Left { worker } => {
-                    host.checker.present.remove(&worker);
-                }
-                _ => {}
-            }
-            if let Err(error) = ledger.handle(*at, event.clone()) {
-                return Err(host.inconsistent(format!("the event log can't be replayed: {error}")));
-            }
-        }
-        let departed = host.checker.present.clone();
+        let SavedState { ledger, events, mark } = self.checkpoint.clone();
+        self.host.log.truncate(events);
+        self.host.checker.restore(mark);
+        let (ledger, at) = match ledger {
+            Some(text) => self.restore(&text).map_err(|problem| self.host.inconsistent(problem))?,
+            None => (Ledger::new((self.build)(&self.setup)), Time::START),
+        };
+        let departed = self.host.checker.present.clone();
         let mut protocol = ServerProtocol::new(config(self.setup.workers), ledger);
         if mark.version > 0 {
             let clock = self.clock(now);
@@ -343,6 +332,29 @@ impl<'a> TortureServer<'a> {
         }
         self.protocol = Some(protocol);
         Ok(())
+    }
+
+    /// The saved ledger and its time. A replay of the log must lead to the same state.
+    fn restore(&mut self, text: &str) -> Result<(Ledger, Time), String> {
+        let saved: SavedLedger = serde_json::from_str(text).map_err(|error| format!("the saved ledger: {error}"))?;
+        let (at, has_scheme) = (saved.latest(), saved.has_scheme());
+        self.host.checker.present = saved.workers();
+        let restored = Ledger::restore((self.build)(&self.setup), saved);
+        let restored = restored.map_err(|error| format!("the saved scheme: {error}"))?;
+        if has_scheme {
+            let mut replayed = Ledger::new((self.build)(&self.setup));
+            for (at, event) in &self.host.log {
+                let handled = replayed.handle(*at, event.clone());
+                handled.map_err(|error| format!("the event log can't be replayed: {error}"))?;
+            }
+            for ledger in [&restored, &replayed] {
+                let again = serde_json::to_string(&ledger.save()).unwrap_or_default();
+                if again != text {
+                    return Err(format!("the saved ledger differs from the replayed one:\n  {text}\n  {again}"));
+                }
+            }
+        }
+        Ok((restored, at))
     }
 }
 

@@ -1,17 +1,19 @@
 //! Profiles the devices of LB-BSP's GPU workers before use.
 
+use serde::{Deserialize, Serialize};
+
 use super::{Cost, Profile, ProfilePoint};
 use crate::WorkerId;
 
 /// The profiles of all workers' devices. A worker that leaves and rejoins is not measured again.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Devices {
     batch: u32,
     devices: Vec<DeviceState>,
 }
 
 /// One device's measurements, and its profile when they are complete.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct DeviceState {
     points: Vec<ProfilePoint>,
     profile: Option<Profile>,

@@ -1,5 +1,7 @@
 //! Fits a profile to a worker's measured points (LB-BSP, section 3.3).
 
+use serde::{Deserialize, Serialize};
+
 use super::Cost;
 
 /// The share of its memory that a worker may fill. The rest is a reserve for what was not measured.
@@ -13,7 +15,7 @@ const SIZES: [f64; 6] = [0.125, 0.25, 0.5, 1.0, 2.0, 4.0];
 const REPEATS: usize = 3;
 
 /// One measured batch.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ProfilePoint {
     /// The number of samples.
     pub samples: u32,
@@ -25,11 +27,13 @@ pub struct ProfilePoint {
 
 /// A worker's compute time by batch size: constant up to `least` samples, where the device is not fully used, then
 /// `fixed + per_sample · samples` up to `most`, where its memory is full.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
     /// Seconds per sample (the paper's m).
+    #[serde(with = "crate::number")]
     pub per_sample: f64,
     /// Further seconds per iteration (the paper's b). It is the intercept of a line, so it may be negative.
+    #[serde(with = "crate::number")]
     pub fixed: f64,
     /// Where the line begins (the paper's xˢ): smaller batches are no faster.
     pub least: u32,

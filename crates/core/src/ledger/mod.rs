@@ -1,6 +1,7 @@
 //! The ledger that runs a scheme and checks its laws.
 
 mod law;
+mod saved;
 mod state;
 mod turn;
 
@@ -10,6 +11,7 @@ use crate::{Action, Assignment, Decision, Event, Question, Scheme, Time, Until, 
 use state::LedgerState;
 
 pub use law::{ExpectedEvent, Law, LawBroken, LedgerError, Refusal};
+pub use saved::SavedLedger;
 pub use state::SampleCounts;
 pub use turn::Turn;
 
@@ -163,8 +165,8 @@ impl Ledger {
         self.state.samples
     }
 
-    /// Whether every arrived update is committed or discarded. The events up to such a moment can be
-    /// [replayed](Ledger::handle) by a new ledger without the updates' gradients, so a run can resume from there.
+    /// Whether every arrived update is committed or discarded. The state at such a moment needs no gradients, so a run can
+    /// resume from there.
     pub fn is_settled(&self) -> bool {
         self.state.is_settled()
     }

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use serde::{Deserialize, Serialize};
+
 use super::law::{Law, Refusal};
 use crate::{
     Assignment, Commit, CommitRequest, CommitStep, LocalLength, Report, Share, TaskId, Time, Until, Update, Version,
@@ -9,7 +11,7 @@ use crate::{
 };
 
 /// What became of the samples of all assignments. The other counts always add up to `issued`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SampleCounts {
     /// Assigned.
     pub issued: u64,
@@ -26,7 +28,7 @@ pub struct SampleCounts {
 }
 
 /// A task that a worker is computing.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct RunningTask {
     assignment: Assignment,
     since: Time,
@@ -84,7 +86,7 @@ fn shares(mut weighted: Vec<(TaskId, f64)>) -> Result<Vec<Share>, Law> {
 }
 
 /// An update that is neither committed nor discarded yet.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct ArrivedUpdate {
     update: Update,
     /// A newer version was queued behind the task, so the worker may not have sent the update.
@@ -92,7 +94,7 @@ struct ArrivedUpdate {
 }
 
 /// What one worker does.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 struct WorkerState {
     present: bool,
     running: Option<RunningTask>,
@@ -113,7 +115,7 @@ impl WorkerState {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct LedgerState {
     workers: Vec<WorkerState>,
     pub(super) live: usize,
@@ -177,6 +179,25 @@ impl LedgerState {
     pub(super) fn unsettled_workers(&self) -> Vec<WorkerId> {
         let unsettled = (0..).zip(&self.workers).filter(|(_, state)| !state.arrived.is_empty());
         unsettled.map(|(worker, _)| WorkerId(worker)).collect()
+    }
+
+    /// The workers that have joined, by rank.
+    pub(super) fn members(&self) -> Vec<WorkerId> {
+        (0..self.slots()).map(WorkerId).filter(|&worker| self.is_present(worker)).collect()
+    }
+
+    /// All workers leave, and nothing is expected any more. Versions, tasks and samples are counted on.
+    pub(super) fn dismiss_all(&mut self) {
+        for worker in self.members() {
+            // It is a member, so it can leave.
+            let _ = self.leave(worker);
+        }
+        self.unconfirmed.clear();
+        self.commit_waiters.clear();
+        self.timer_waiters.clear();
+        self.timers.clear();
+        self.unsettled.clear();
+        self.workers.iter_mut().for_each(|state| state.waiters.clear());
     }
 
     pub(super) fn slots(&self) -> u32 {

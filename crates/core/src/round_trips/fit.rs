@@ -7,9 +7,12 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize, Serializer};
+
 use super::{
     grid::Grid,
     region::{CellRun, CellSamples, Splitter},
+    saved_fit::{SavedBlock, SavedCell, SavedFit},
 };
 
 /// A block may exceed another by this share of its value before they are joined: values agree to about 1e-15, so a
@@ -29,7 +32,8 @@ struct BlockLink {
 }
 
 /// The fit. Arrays run over all cells (`Grid::cell`); a block is named by its first cell.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(try_from = "SavedFit")]
 pub(super) struct Fit {
     grid: Grid,
     cells: Vec<CellSamples>,
@@ -51,7 +55,53 @@ pub(super) struct Fit {
     violated: Vec<u32>,
 }
 
+impl Serialize for Fit {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.saved().serialize(serializer)
+    }
+}
+
+impl TryFrom<SavedFit> for Fit {
+    type Error = &'static str;
+
+    fn try_from(saved: SavedFit) -> Result<Self, &'static str> {
+        saved.check()?;
+        let mut fit = Fit::new(saved.workers);
+        for (position, length) in saved.rows {
+            fit.grid.extend(length - 1, position);
+        }
+        for SavedCell { cell, sum, weight } in saved.cells {
+            fit.cells[cell as usize] = CellSamples { sum, weight };
+        }
+        for SavedBlock { value, runs } in saved.blocks {
+            fit.link(&runs, value);
+        }
+        fit.touched = saved.touched;
+        Ok(fit)
+    }
+}
+
 impl Fit {
+    /// Everything but the scratch space, between two calls.
+    fn saved(&self) -> SavedFit {
+        let sampled = |&(_, cell): &(u32, &CellSamples)| *cell != CellSamples::default();
+        let cells = (0..).zip(&self.cells).filter(sampled);
+        let is_first = |&block: &u32| self.blocks[block as usize] == block;
+        let runs = |block: u32| {
+            let mut runs = Vec::new();
+            self.visit(block, |run| runs.push(run));
+            runs
+        };
+        let blocks = (0..self.blocks.len() as u32).filter(is_first);
+        SavedFit {
+            workers: self.grid.workers(),
+            rows: self.grid.lengths().iter().copied().enumerate().filter(|&(_, length)| length > 0).collect(),
+            cells: cells.map(|(cell, &CellSamples { sum, weight })| SavedCell { cell, sum, weight }).collect(),
+            blocks: blocks.map(|block| SavedBlock { value: self.values[block as usize], runs: runs(block) }).collect(),
+            touched: self.touched.clone(),
+        }
+    }
+
     pub(super) fn new(workers: usize) -> Self {
         let cells = workers * workers;
         Self {
@@ -205,13 +255,34 @@ impl Fit {
     /// Appends the runs of a block to the present region.
     fn gather(&mut self, block: u32) {
         self.is_unchecked[block as usize] = false;
+        let mut runs = std::mem::take(&mut self.runs);
+        self.visit(block, |run| runs.push(run));
+        self.runs = runs;
+    }
+
+    /// Calls `visitor` with the runs of a block, in ascending order.
+    fn visit(&self, block: u32, mut visitor: impl FnMut(CellRun)) {
         let workers = self.grid.workers() as u32;
         let mut first = block;
         while first != NONE {
             let BlockLink { length, next } = self.links[first as usize];
             let (column, start) = (first / workers, first % workers);
-            self.runs.push(CellRun { column, start, end: start + length });
+            visitor(CellRun { column, start, end: start + length });
             first = next;
+        }
+    }
+
+    /// Makes these runs a block as they are.
+    fn link(&mut self, runs: &[CellRun], value: f64) {
+        let workers = self.grid.workers();
+        let block = runs[0].cells(workers).start as u32;
+        let mut following = runs.iter().peekable();
+        while let Some(run) = following.next() {
+            let cells = run.cells(workers);
+            let next = following.peek().map_or(NONE, |next| next.cells(workers).start as u32);
+            self.links[cells.start] = BlockLink { length: cells.len() as u32, next };
+            self.blocks[cells.clone()].fill(block);
+            self.values[cells].fill(value);
         }
     }
 

@@ -32,6 +32,11 @@ impl Grid {
         Self { workers, lengths: vec![0; workers], rows: vec![0; words], columns: vec![0; words * workers] }
     }
 
+    /// How many ranks of each row take part, by position.
+    pub(super) fn lengths(&self) -> &[usize] {
+        &self.lengths
+    }
+
     /// The number of rows and columns.
     pub(super) fn workers(&self) -> usize {
         self.workers

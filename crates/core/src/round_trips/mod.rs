@@ -11,11 +11,13 @@ mod grid;
 #[cfg(test)]
 mod oracle;
 mod region;
+mod saved_fit;
 
 use std::collections::VecDeque;
 use std::str::FromStr;
 
 use fit::Fit;
+use serde::{Deserialize, Serialize};
 
 /// Cells have 32-bit indices.
 const MAX_WORKERS: usize = u16::MAX as usize;
@@ -30,7 +32,7 @@ const FORGOTTEN: f64 = 1.0 / (1 << 20) as f64;
 const LARGEST_FRESH_WEIGHT: f64 = 1024.0;
 
 /// How long a [`RoundTripTable`] keeps its samples. An iteration ends with [`RoundTripTable::advance`].
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub enum Memory {
     /// All samples are kept, as in the paper. After a lasting slowdown old samples dominate for a long time.
     #[default]
@@ -96,7 +98,7 @@ pub enum RoundTripError {
 }
 
 /// A sample that a window will drop.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct RoundTripSample {
     iteration: u64,
     waited_for: usize,
@@ -126,7 +128,7 @@ struct RoundTripSample {
 /// assert_eq!(table.expected_all(), [1.0, 3.0]);
 /// # Ok::<(), paceline_core::RoundTripError>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RoundTripTable {
     memory: Memory,
     fit: Fit,
@@ -199,7 +201,7 @@ impl RoundTripTable {
                 self.fresh_weight = (self.fresh_weight / factor).min(f64::MAX);
                 if self.fresh_weight > LARGEST_FRESH_WEIGHT {
                     // A power of two, so that the scaled sums are exact.
-                    let scale = (-self.fresh_weight.log2().floor()).exp2();
+                    let scale = libm::scalbn(1.0, -libm::ilogb(self.fresh_weight));
                     self.fresh_weight *= scale;
                     self.fit.scale(scale, FORGOTTEN * self.fresh_weight);
                 }

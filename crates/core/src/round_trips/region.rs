@@ -7,6 +7,8 @@
 //! stored at its Y, and each deficit uses the nearest surplus below it. The surplus that remains at the end is the
 //! largest gain of any upper set, and its position determines that set.
 
+use serde::{Deserialize, Serialize};
+
 use super::bits;
 
 /// The samples of one cell: their sum in seconds and their weight (the count, unless samples are discounted).
@@ -17,7 +19,7 @@ pub(super) struct CellSamples {
 }
 
 /// A run of neighbouring positions `start..end` in one column.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct CellRun {
     pub(super) column: u32,
     pub(super) start: u32,

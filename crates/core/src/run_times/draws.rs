@@ -38,8 +38,8 @@ impl Draws {
         if let Some(spare) = self.spare.take() {
             return spare;
         }
-        let radius = (-2.0 * self.unit().ln()).sqrt();
-        let (sine, cosine) = (std::f64::consts::TAU * self.unit()).sin_cos();
+        let radius = (-2.0 * libm::log(self.unit())).sqrt();
+        let (sine, cosine) = libm::sincos(std::f64::consts::TAU * self.unit());
         self.spare = Some(radius * sine);
         radius * cosine
     }

@@ -2,14 +2,18 @@
 
 use std::f64::consts::PI;
 
+use serde::{Deserialize, Serialize};
+
 use super::Draws;
 
 /// A normal distribution of a time in seconds.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Normal {
     /// The mean.
+    #[serde(with = "crate::number")]
     pub mean: f64,
     /// The standard deviation; 0 for a value that is certain.
+    #[serde(with = "crate::number")]
     pub deviation: f64,
 }
 
@@ -24,14 +28,14 @@ impl Normal {
         }
         let left = upper_tail(from) * chance;
         // If the tail underflows, it is approximated by an exponential distribution.
-        let standard = if left > 0.0 { -quantile(left) } else { from - chance.ln() / from };
+        let standard = if left > 0.0 { -quantile(left) } else { from - libm::log(chance) / from };
         (mean + deviation * standard).max(bound)
     }
 }
 
 /// The standard normal density.
 pub(crate) fn density(x: f64) -> f64 {
-    (-0.5 * x * x).exp() / (2.0 * PI).sqrt()
+    libm::exp(-0.5 * x * x) / (2.0 * PI).sqrt()
 }
 
 /// The probability that a standard normal variable is above `x`, to almost full precision however small it is.
@@ -65,7 +69,7 @@ pub(crate) fn quantile(p: f64) -> f64 {
         return f64::NEG_INFINITY;
     }
     // Abramowitz and Stegun 26.2.23 is exact to 4.5e-4. Two steps of Halley's method leave rounding errors only.
-    let t = (-2.0 * p.ln()).sqrt();
+    let t = (-2.0 * libm::log(p)).sqrt();
     let above = 2.515517 + t * (0.802853 + t * 0.010328);
     let below = 1.0 + t * (1.432788 + t * (0.189269 + t * 0.001308));
     let mut x = t - above / below;

@@ -16,10 +16,12 @@ pub use gaussian::Normal;
 pub use oracle::{Foresight, Oracle};
 pub use order_statistics::{IndependentNormal, elfving};
 
-use crate::WorkerId;
+use serde::{Deserialize, Serialize};
+
+use crate::{Restorable, WorkerId};
 
 /// The predicted run-times of an iteration.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Forecast {
     /// Each worker's run-time, by rank. A worker with a higher rank counts as the one at its rank modulo their number.
     pub workers: Vec<Normal>,
@@ -43,7 +45,7 @@ impl Forecast {
 }
 
 /// Predicts the run-time of every worker's next task.
-pub trait RunTimePredictor: Send {
+pub trait RunTimePredictor: Send + Restorable {
     /// Adds the run-times of an iteration in seconds, by rank, all above 0.
     fn observe(&mut self, times: &[f64]);
 

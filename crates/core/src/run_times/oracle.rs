@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use serde_json::value::{RawValue, to_raw_value};
+
 use super::{Forecast, Normal, RunTimePredictor};
-use crate::{Span, WorkerId};
+use crate::{Restorable, RestoreError, Span, WorkerId};
 
 /// Knows the run-times of tasks that are not finished. The simulator implements it.
 pub trait Foresight: Send + Sync {
@@ -13,6 +15,17 @@ pub trait Foresight: Send + Sync {
 
 /// Predicts the true run-times.
 pub struct Oracle(pub Arc<dyn Foresight>);
+
+/// It has no state of its own.
+impl Restorable for Oracle {
+    fn save(&self) -> Option<Box<RawValue>> {
+        to_raw_value(&()).ok()
+    }
+
+    fn restore(&mut self, _saved: &RawValue) -> Result<(), RestoreError> {
+        Ok(())
+    }
+}
 
 impl RunTimePredictor for Oracle {
     fn observe(&mut self, _times: &[f64]) {}

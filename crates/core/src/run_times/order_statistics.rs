@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::f64::consts::PI;
 
+use serde::{Deserialize, Serialize};
+
 use super::gaussian::{density, moments, quantile};
 use super::{Forecast, Normal, RunTimePredictor};
 use crate::WorkerId;
@@ -15,13 +17,14 @@ pub fn elfving(n: usize) -> impl Iterator<Item = f64> {
 }
 
 /// Predicts by the mean and the deviation of the run-times of all workers in the last iterations.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct IndependentNormal {
     /// The last iterations' run-times.
     window: VecDeque<Vec<f64>>,
     /// The length of the window in iterations.
     lag: usize,
     /// Elfving's values for the last number of workers.
+    #[serde(with = "crate::number")]
     standard: Vec<f64>,
 }
 

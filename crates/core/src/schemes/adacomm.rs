@@ -1,9 +1,12 @@
 //! `adacomm`: `local-sgd` with fewer iterations per round as the loss falls (Wang & Joshi, 2019).
 
+use serde::{Deserialize, Serialize};
+
 use super::{GLOBAL_RATE, SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
 use crate::local_rounds::{LocalPolicy, LocalRounds};
 use crate::{Aggregate, LocalLength, LocalWork, Reason, ReplicaStart, Scheme, Span, Time, WorkerId};
 
+#[derive(Serialize, Deserialize)]
 struct AdaptiveIterations {
     /// τ₀.
     first: u32,

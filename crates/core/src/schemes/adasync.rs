@@ -1,6 +1,8 @@
 //! `adasync`: k grows as the loss falls, in the way that is best for shifted-exponential run-times (Dutta, Wang and
 //! Joshi, 2020).
 
+use serde::{Deserialize, Serialize};
+
 use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
 use crate::rounds::{Quorum, Rounds};
 use crate::{Aggregate, Reason, Scheme, Time};
@@ -8,12 +10,14 @@ use crate::{Aggregate, Reason, Scheme, Time};
 /// For exponential run-times the error bound over a period of time is least where K²/(n − K) is proportional to 1/F.
 /// The factor consists of constants that are not known in practice, so it is set by the first k and the first loss:
 /// K²/(n − K) = K₀²/(n − K₀) × F₀/F.
+#[derive(Serialize, Deserialize)]
 struct LossLevelQuorum {
     /// K₀.
     first: usize,
     /// F₀: the first iteration's loss.
     first_loss: Option<f64>,
     /// F̂/F₀ after the last iteration.
+    #[serde(with = "crate::number")]
     level: Option<f64>,
 }
 

@@ -1,10 +1,13 @@
 //! `asp`: asynchronous parallel; no worker ever waits, as in Hogwild.
 
+use serde::{Deserialize, Serialize};
+
 use super::{SchemeEntry, SchemeError, Settings, Setup};
 use crate::free_running::{Admission, Clocks, FreeRunning, Gate};
 use crate::{Reason, Scheme, Time, WorkerId};
 
 /// Admits every worker.
+#[derive(Serialize, Deserialize)]
 pub(super) struct OpenGate;
 
 impl Gate for OpenGate {

@@ -1,10 +1,13 @@
 //! `backup`: static backup workers; the first k of n gradients make an iteration (Chen et al., 2016).
 
+use serde::{Deserialize, Serialize};
+
 use super::{SchemeEntry, SchemeError, Setting, Settings, Setup, UpperBound};
 use crate::rounds::{Quorum, Rounds};
 use crate::{Scheme, Time};
 
 /// A constant k.
+#[derive(Serialize, Deserialize)]
 pub(super) struct FixedQuorum(pub(super) usize);
 
 impl Quorum for FixedQuorum {

@@ -1,9 +1,12 @@
 //! `bsp`: bulk synchronous parallel, the baseline that waits for every worker.
 
+use serde::{Deserialize, Serialize};
+
 use super::{SchemeEntry, SchemeError, Settings, Setup};
 use crate::rounds::{Quorum, Rounds};
 use crate::{Scheme, Time};
 
+#[derive(Serialize, Deserialize)]
 struct AllWorkers;
 
 impl Quorum for AllWorkers {

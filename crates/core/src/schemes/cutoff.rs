@@ -3,10 +3,15 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
 use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
 use crate::rounds::{Arrival, Quorum, Rounds};
 use crate::run_times::{Amortized, DeepMarkov, Draws, Forecast, IndependentNormal, Oracle, RunTimePredictor, SAMPLES};
-use crate::{Aggregate, Dispatch, Estimate, QuorumChoice, Reason, Scheme, Span, Time, WorkerId};
+use crate::{
+    Aggregate, Dispatch, Estimate, QuorumChoice, Reason, Restorable, RestoreError, Scheme, Span, Time, WorkerId,
+};
 
 /// The shortest run-time: run-times are above 0.
 const MIN_RUN_TIME: Span = Span(1);
@@ -16,65 +21,91 @@ struct Cutoff {
     predictor: Box<dyn RunTimePredictor>,
     /// The seed of imputed run-times.
     seed: u64,
+    round: CutoffRound,
+}
+
+/// The present iteration.
+#[derive(Serialize, Deserialize)]
+struct CutoffRound {
     iteration: u64,
-    /// When the present iteration started.
+    /// When it started.
     started: Time,
     /// The workers at that time, by rank.
     workers: Vec<WorkerId>,
-    /// The forecast of the present iteration.
     forecast: Option<Forecast>,
-    /// The run-times measured in the present iteration, in seconds by rank.
+    /// The run-times measured so far, in seconds by rank.
     seen: Vec<Option<f64>>,
+}
+
+/// The state of a [`Cutoff`].
+#[derive(Serialize, Deserialize)]
+struct SavedCutoff {
+    predictor: Box<RawValue>,
+    round: Box<RawValue>,
+}
+
+/// The predictor is kept, with its model, and its state is restored.
+impl Restorable for Cutoff {
+    fn save(&self) -> Option<Box<RawValue>> {
+        SavedCutoff { predictor: self.predictor.save()?, round: self.round.save()? }.save()
+    }
+
+    fn restore(&mut self, saved: &RawValue) -> Result<(), RestoreError> {
+        let SavedCutoff { predictor, round } = serde_json::from_str(saved.get())?;
+        self.predictor.restore(&predictor)?;
+        self.round.restore(&round)
+    }
 }
 
 impl Cutoff {
     /// A quorum for a run that starts with `workers` workers.
     fn new(predictor: Box<dyn RunTimePredictor>, workers: usize, seed: u64) -> Self {
-        let seen = vec![None; workers];
-        Cutoff { predictor, seed, iteration: 0, started: Time::START, workers: Vec::new(), forecast: None, seen }
+        let (seen, started) = (vec![None; workers], Time::START);
+        let round = CutoffRound { iteration: 0, started, workers: Vec::new(), forecast: None, seen };
+        Cutoff { predictor, seed, round }
     }
 
     /// All run-times of the iteration that ends `now`. Run-times that were cut off are drawn from their predicted
     /// distribution, truncated below at the time already taken (section 4.2). For a worker that joined during the
     /// iteration the distribution is not truncated.
     fn complete(&self, now: Time) -> Vec<f64> {
-        let cut = now.since(self.started).seconds();
-        let known = self.seen.iter().flatten();
+        let cut = now.since(self.round.started).seconds();
+        let known = self.round.seen.iter().flatten();
         let mean = known.clone().sum::<f64>() / known.count().max(1) as f64;
         let time = |(rank, seen): (usize, &Option<f64>)| {
             let worker = WorkerId(rank as u32);
-            let bound = if self.workers.binary_search(&worker).is_ok() { cut } else { 0.0 };
-            let imputed = || match &self.forecast {
+            let bound = if self.round.workers.binary_search(&worker).is_ok() { cut } else { 0.0 };
+            let imputed = || match &self.round.forecast {
                 Some(forecast) => {
-                    let mut draws = Draws::at(&[self.seed, self.iteration, rank as u64]);
+                    let mut draws = Draws::at(&[self.seed, self.round.iteration, rank as u64]);
                     forecast.worker(worker).draw_above(bound, &mut draws)
                 }
                 None => mean.max(bound),
             };
             seen.unwrap_or_else(imputed).max(MIN_RUN_TIME.seconds())
         };
-        self.seen.iter().enumerate().map(time).collect()
+        self.round.seen.iter().enumerate().map(time).collect()
     }
 }
 
 impl Quorum for Cutoff {
     fn begin(&mut self, workers: &[WorkerId]) {
-        self.workers = workers.to_vec();
+        self.round.workers = workers.to_vec();
         let slots = workers.last().map_or(0, |last| last.index() + 1);
-        self.seen.resize(self.seen.len().max(slots), None);
-        self.forecast = self.predictor.predict(workers);
+        self.round.seen.resize(self.round.seen.len().max(slots), None);
+        self.round.forecast = self.predictor.predict(workers);
     }
 
     fn choose(&mut self, now: Time, _live: usize) -> usize {
-        self.started = now;
-        self.forecast.as_ref().map_or(usize::MAX, Forecast::cutoff)
+        self.round.started = now;
+        self.round.forecast.as_ref().map_or(usize::MAX, Forecast::cutoff)
     }
 
     fn reason(&self, waited_for: usize, live: usize) -> Reason {
-        let ranks = self.forecast.as_ref().map(|forecast| &forecast.ranks);
+        let ranks = self.round.forecast.as_ref().map(|forecast| &forecast.ranks);
         let expected = ranks.and_then(|ranks| ranks.get(waited_for - 1));
         let estimate = expected.map(|time| Estimate { gain: waited_for as f64, seconds: time.mean });
-        let choice = if self.forecast.is_some() { QuorumChoice::BestRate } else { QuorumChoice::NothingKnown };
+        let choice = if self.round.forecast.is_some() { QuorumChoice::BestRate } else { QuorumChoice::NothingKnown };
         Reason::Chosen { waited_for: waited_for as u32, workers: live as u32, choice, estimate }
     }
 
@@ -82,16 +113,16 @@ impl Quorum for Cutoff {
         // The run-time of a late gradient was imputed when its iteration ended.
         if arrival.timely {
             let index = arrival.worker.index();
-            self.seen.resize(self.seen.len().max(index + 1), None);
-            self.seen[index] = Some(arrival.now.since(arrival.started).seconds());
+            self.round.seen.resize(self.round.seen.len().max(index + 1), None);
+            self.round.seen[index] = Some(arrival.now.since(arrival.started).seconds());
         }
     }
 
     fn on_committed(&mut self, now: Time, _updates: usize, _aggregate: Option<&Aggregate>) {
         let times = self.complete(now);
         self.predictor.observe(&times);
-        self.seen.fill(None);
-        self.iteration += 1;
+        self.round.seen.fill(None);
+        self.round.iteration += 1;
     }
 }
 
@@ -163,6 +194,16 @@ mod tests {
     /// Always predicts the same, and records what it observes.
     struct FixedForecast(Forecast, Arc<Mutex<Vec<Vec<f64>>>>);
 
+    impl Restorable for FixedForecast {
+        fn save(&self) -> Option<Box<RawValue>> {
+            None
+        }
+
+        fn restore(&mut self, _saved: &RawValue) -> Result<(), RestoreError> {
+            Ok(())
+        }
+    }
+
     impl RunTimePredictor for FixedForecast {
         fn observe(&mut self, times: &[f64]) {
             self.1.lock().unwrap().push(times.to_vec());
@@ -174,13 +215,13 @@ mod tests {
     }
 
     fn arrive(cutoff: &mut Cutoff, worker: u32, seconds: f64) {
-        let now = cutoff.started + Span::from_seconds(seconds);
+        let now = cutoff.round.started + Span::from_seconds(seconds);
         cutoff.on_arrival(&Arrival {
             worker: WorkerId(worker),
             version: Version(0),
             timely: true,
             compute: Span::ZERO,
-            started: cutoff.started,
+            started: cutoff.round.started,
             now,
         });
     }
@@ -202,7 +243,7 @@ mod tests {
             assert_eq!(cutoff.choose(Time(iteration * 10_000_000_000), 3), 2);
             arrive(&mut cutoff, 0, 1.0);
             arrive(&mut cutoff, 1, 2.9);
-            cutoff.on_committed(cutoff.started + Span::from_seconds(2.9), 2, None);
+            cutoff.on_committed(cutoff.round.started + Span::from_seconds(2.9), 2, None);
         }
         let observed = observed.lock().unwrap();
         assert!(observed.iter().all(|times| times[..2] == [1.0, 2.9]));

@@ -1,6 +1,8 @@
 //! `dbw`: dynamic backup workers; in every iteration k is chosen for the largest decrease of the loss per unit of time
 //! (Xu, Neglia and Sebastianelli, 2021).
 
+use serde::{Deserialize, Serialize};
+
 use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
 use crate::gain::{Gain, GainEstimator, Smoothness};
 use crate::iteration_times::{IterationTimes, MAX_WORKERS};
@@ -13,6 +15,7 @@ use crate::{Aggregate, Reason, Scheme, Time};
 const TIE: f64 = 1e-9;
 
 /// The gain of an iteration with k gradients.
+#[derive(Serialize, Deserialize)]
 pub(super) enum GainModel {
     /// The expected decrease of the loss.
     Estimated(Box<GainEstimator>),
@@ -32,6 +35,7 @@ impl GainModel {
 }
 
 /// Chooses k by (18) and (19).
+#[derive(Serialize, Deserialize)]
 pub(super) struct DynamicQuorum {
     gain_model: GainModel,
     times: IterationTimes,
@@ -101,7 +105,7 @@ impl Quorum for DynamicQuorum {
     }
 
     fn on_arrival(&mut self, arrival: &Arrival) {
-        self.times.on_arrival(arrival.version, arrival.now);
+        self.times.on_arrival(arrival.version, arrival.timely, arrival.now);
     }
 
     fn on_committed(&mut self, _now: Time, updates: usize, aggregate: Option<&Aggregate>) {

@@ -1,5 +1,7 @@
 //! `dssp`: dynamic stale synchronous parallel; the bound is chosen at run time from a range (Zhao et al., 2019).
 
+use serde::{Deserialize, Serialize};
+
 use super::ssp::admit_within;
 use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
 use crate::free_running::{Admission, Clocks, FreeRunning, Gate};
@@ -9,7 +11,7 @@ use crate::{Scheme, Span, Time, WorkerId};
 const MAX_WIDTH: u64 = 10_000;
 
 /// When a worker pushed last, how long its last iteration took, and its present bound.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 struct PushTimes {
     last: Option<Time>,
     interval: Option<Span>,
@@ -19,6 +21,7 @@ struct PushTimes {
 
 /// A worker that reaches the lower bound is granted extra iterations, up to the upper bound. Their number is chosen so
 /// that the worker finishes closest to a push of the slowest worker, where its wait is shortest.
+#[derive(Serialize, Deserialize)]
 struct StalenessRange {
     low: u64,
     high: u64,

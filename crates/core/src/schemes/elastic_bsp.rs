@@ -13,6 +13,8 @@
 
 use std::collections::BTreeSet;
 
+use serde::{Deserialize, Serialize};
+
 use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
 use crate::barrier::{Planner, Progression};
 use crate::free_running::{Admission, Clocks, FreeRunning, Gate, GateRequest};
@@ -29,7 +31,7 @@ const OVERDUE_AFTER: u64 = 1;
 const SILENT_AFTER: u64 = 4;
 
 /// One worker's state.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct WorkerProgress {
     present: bool,
     /// How many iterations are monitored so far, [`MONITORED`] at most.
@@ -42,7 +44,7 @@ struct WorkerProgress {
 }
 
 /// A planned barrier.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct BarrierPlan {
     /// When the barrier opens.
     at: Time,
@@ -63,6 +65,7 @@ impl BarrierPlan {
     }
 }
 
+#[derive(Serialize, Deserialize)]
 struct ElasticBsp {
     /// How many iterations of each worker a plan looks ahead (the paper's R).
     horizon: u32,
@@ -74,8 +77,10 @@ struct ElasticBsp {
     plan: Option<BarrierPlan>,
     /// A plan was dropped, so waiting workers must be admitted or held again.
     readmit: bool,
+    #[serde(skip)]
     planner: Planner,
     /// The predictions; a buffer that is kept between plans.
+    #[serde(skip)]
     progressions: Vec<Progression>,
 }
 

@@ -1,5 +1,7 @@
 //! `esync`: fast workers iterate locally until the slowest is about to finish (Li, Zhou & Yu, 2020).
 
+use serde::{Deserialize, Serialize};
+
 use super::{GLOBAL_RATE, SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup};
 use crate::local_rounds::{LocalDecision, LocalPolicy, LocalRounds};
 use crate::{
@@ -7,6 +9,7 @@ use crate::{
     WorkerId,
 };
 
+#[derive(Serialize, Deserialize)]
 struct Esync {
     mode: QueryMode,
     state: StateServer,

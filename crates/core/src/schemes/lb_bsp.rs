@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use super::backup::FixedQuorum;
 use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
 use crate::batching::{Cost, Devices, ProfilePoint, balance};
@@ -17,6 +19,7 @@ const TRAINING_STEPS: u32 = 4;
 const REST: Span = Span(1_000_000);
 
 /// How the cost of samples is predicted.
+#[derive(Serialize, Deserialize)]
 enum CostModel {
     /// By predicted speeds, which change: CPU workers.
     Speeds(Speeds),
@@ -43,11 +46,12 @@ impl CostModel {
 }
 
 /// The sizes of an iteration.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct BatchPlan {
     /// The sizes of the balanced workers, by rank.
     sizes: Vec<(WorkerId, u32)>,
     /// When all of them are expected to finish, in seconds from the start of the iteration.
+    #[serde(with = "crate::number")]
     seconds: f64,
 }
 
@@ -62,6 +66,7 @@ impl BatchPlan {
 /// slow link is detected after three.
 const COMMUNICATIONS: usize = 5;
 
+#[derive(Serialize, Deserialize)]
 struct BalancedSizing {
     /// The samples of an iteration (the paper's X).
     total: u64,

@@ -1,10 +1,13 @@
 //! `local-sgd`: every worker does τ local iterations, then the replicas are averaged.
 
+use serde::{Deserialize, Serialize};
+
 use super::{GLOBAL_RATE, SchemeEntry, SchemeError, Setting, Settings, Setup, UpperBound};
 use crate::local_rounds::{LocalPolicy, LocalRounds};
 use crate::{LocalLength, LocalWork, Reason, ReplicaStart, Scheme, Time, WorkerId};
 
 /// The same number of iterations for every worker.
+#[derive(Serialize, Deserialize)]
 pub(super) struct FixedIterations {
     pub(super) iterations: u32,
     pub(super) start: ReplicaStart,

@@ -1,9 +1,12 @@
 //! `ssp`: stale synchronous parallel; a worker may be `staleness` iterations ahead of the slowest (Ho et al., 2013).
 
+use serde::{Deserialize, Serialize};
+
 use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
 use crate::free_running::{Admission, Clocks, FreeRunning, Gate};
 use crate::{Reason, Scheme, Time, WorkerId};
 
+#[derive(Serialize, Deserialize)]
 struct StalenessBound(u64);
 
 impl Gate for StalenessBound {

@@ -1,5 +1,7 @@
 //! `arima`: ARIMA(2,2,1), fitted online.
 
+use serde::{Deserialize, Serialize};
+
 use super::{Resources, SpeedPredictor};
 
 /// The initial variance of the coefficients: much larger than 1, so that data soon outweigh the initial values.
@@ -8,20 +10,25 @@ const UNCERTAINTY: f64 = 100.0;
 /// Predicts by the second differences z of the speeds: `zₖ = φ₁ zₖ₋₁ + φ₂ zₖ₋₂ + θ eₖ₋₁ + eₖ`, where e is the
 /// prediction error. φ and θ come from recursive maximum likelihood (Ljung): least squares on regressors that are
 /// filtered by the moving average.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Arima {
     /// The first speed, by which all speeds are divided.
     scale: f64,
     /// The last speeds, newest first.
+    #[serde(with = "crate::number")]
     speeds: [f64; 2],
     /// The number of speeds observed.
     seen: u32,
     /// zₖ₋₁, zₖ₋₂ and eₖ₋₁.
+    #[serde(with = "crate::number")]
     regressors: [f64; 3],
     /// The derivatives of the error by each coefficient, with the opposite sign.
+    #[serde(with = "crate::number")]
     filtered: [f64; 3],
     /// φ₁, φ₂ and θ.
+    #[serde(with = "crate::number")]
     coefficients: [f64; 3],
+    #[serde(with = "crate::number")]
     covariance: [[f64; 3]; 3],
 }
 

@@ -12,13 +12,13 @@ pub(super) trait Scalar: Copy + Add<Output = Self> + Mul<Output = Self> + Mul<f6
     fn value(self) -> f64;
 
     fn tanh(self) -> Self {
-        let tanh = self.value().tanh();
+        let tanh = libm::tanh(self.value());
         self.map(tanh, 1.0 - tanh * tanh)
     }
 
     /// 1 / (1 + e⁻ˣ).
     fn logistic(self) -> Self {
-        let logistic = 1.0 / (1.0 + (-self.value()).exp());
+        let logistic = 1.0 / (1.0 + libm::exp(-self.value()));
         self.map(logistic, logistic * (1.0 - logistic))
     }
 }

@@ -1,13 +1,16 @@
 //! `ema`: an exponential moving average.
 
+use serde::{Deserialize, Serialize};
+
 use super::{Resources, SpeedPredictor};
 
 /// The weight of the newest value (the paper's α).
 const ALPHA: f64 = 0.2;
 
 /// Predicts the exponential moving average of the speeds.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Ema {
+    #[serde(with = "crate::number")]
     mean: Option<f64>,
 }
 

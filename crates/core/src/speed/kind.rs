@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use super::learner::Learner;
 use super::networks::{Lstm, Narx, Recurrent};
 use super::{Arima, Ema, Memoryless, SpeedPredictor};
@@ -12,7 +14,8 @@ const LSTM: usize = 14;
 const NARX: usize = 17;
 
 /// A kind of speed predictor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum PredictorKind {
     /// The last speed.
     Memoryless,

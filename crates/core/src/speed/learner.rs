@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::marker::PhantomData;
 
+use serde::{Deserialize, Serialize};
+
 use super::networks::{SpeedHistory, SpeedNetwork};
 use super::{Ema, Resources, SpeedPredictor};
 
@@ -21,12 +23,14 @@ const RESUME_AFTER: u32 = 50;
 const SETTLED_AFTER: usize = 20;
 
 /// A network that is trained on its worker's latest iterations. Until it is trained, it predicts the moving average.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(bound = "")]
 pub(super) struct Learner<const N: usize, M> {
     average: Ema,
     warm_up: usize,
     /// The scale that all speeds are divided by; set at the end of the warm-up.
     scale: Option<f64>,
+    #[serde(with = "crate::number")]
     weights: [f64; N],
     /// Whether the weights are trained, here or in an earlier run.
     trained: bool,
@@ -38,6 +42,7 @@ pub(super) struct Learner<const N: usize, M> {
     damping: f64,
     small_gains: u32,
     since_stopped: u32,
+    #[serde(skip)]
     network: PhantomData<M>,
 }
 
@@ -67,7 +72,10 @@ impl<const N: usize, M: SpeedNetwork<N>> Learner<N, M> {
     }
 
     fn loss(&self, weights: &[f64; N], scale: f64) -> f64 {
-        let square = |(history, speed): (SpeedHistory, f64)| (M::output(weights, &history) - speed).powi(2);
+        let square = |(history, speed): (SpeedHistory, f64)| {
+            let error = M::output(weights, &history) - speed;
+            error * error
+        };
         self.samples(scale).map(square).sum::<f64>() / self.window.len() as f64
     }
 

@@ -1,9 +1,11 @@
 //! `memoryless`: the last speed.
 
+use serde::{Deserialize, Serialize};
+
 use super::{Resources, SpeedPredictor};
 
 /// Predicts the last speed.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Memoryless {
     last: Option<f64>,
 }

@@ -18,6 +18,8 @@ pub use kind::PredictorKind;
 pub use memoryless::Memoryless;
 pub use speeds::Speeds;
 
+use crate::Restorable;
+
 /// The use of a worker's machine, as shares from 0 to 1. The default, for a worker that reports nothing, is an idle
 /// machine.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -29,7 +31,7 @@ pub struct Resources {
 }
 
 /// Predicts one worker's speed, in samples per second.
-pub trait SpeedPredictor: Send {
+pub trait SpeedPredictor: Send + Restorable {
     /// Adds the speed of the last iteration and the resources at the start of the next.
     fn observe(&mut self, speed: f64, resources: Resources);
 

@@ -1,9 +1,11 @@
 //! The networks that predict speeds: their inputs and how they compute.
 
+use serde::{Deserialize, Serialize};
+
 use super::dual::{Dual, Scalar};
 
 /// One worker's last speeds and resources, the input of a network. Speeds are divided by a scale to be about 1.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub(super) struct SpeedHistory {
     /// v of the last two iterations, the newest first.
     pub(super) speeds: [f64; 2],
@@ -59,7 +61,7 @@ impl SpeedNetwork<17> for Narx {
         slopes[16] = 1.0;
         for unit in 0..2 {
             let sum: f64 = weights[7 * unit..].iter().zip(inputs).map(|(weight, input)| weight * input).sum();
-            let hidden = sum.tanh();
+            let hidden = libm::tanh(sum);
             let by_sum = weights[14 + unit] * (1.0 - hidden * hidden);
             output += weights[14 + unit] * hidden;
             slopes[14 + unit] = hidden;

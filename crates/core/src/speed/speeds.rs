@@ -1,7 +1,11 @@
 //! Predicts the speeds of all workers.
 
+use serde::ser::Error;
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::value::RawValue;
+
 use super::{PredictorKind, Resources, SpeedPredictor};
-use crate::WorkerId;
+use crate::{RestoreError, WorkerId};
 
 /// One worker's predictor and the range of its observed speeds.
 struct WorkerSpeed {
@@ -14,6 +18,8 @@ struct WorkerSpeed {
 ///
 /// Invalid speeds (zero, negative, not finite) are ignored, and predictions are clamped to the range of the worker's
 /// observed speeds. The predictor of a new worker starts from the weights that were trained last.
+#[derive(Deserialize)]
+#[serde(try_from = "SavedSpeeds")]
 pub struct Speeds {
     kind: PredictorKind,
     warm_up: usize,
@@ -22,6 +28,57 @@ pub struct Speeds {
     latest: Option<Vec<f64>>,
     /// The worker that was trained last.
     turn: usize,
+}
+
+/// The state of [`Speeds`].
+#[derive(Serialize, Deserialize)]
+struct SavedSpeeds {
+    kind: PredictorKind,
+    warm_up: usize,
+    workers: Vec<Option<SavedWorkerSpeed>>,
+    #[serde(with = "crate::number")]
+    latest: Option<Vec<f64>>,
+    turn: usize,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SavedWorkerSpeed {
+    predictor: Box<RawValue>,
+    slowest: f64,
+    fastest: f64,
+}
+
+impl Serialize for Speeds {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let save = |state: &WorkerSpeed| {
+            let predictor = state.predictor.save().ok_or_else(|| S::Error::custom("a predictor can't be saved"))?;
+            Ok(SavedWorkerSpeed { predictor, slowest: state.slowest, fastest: state.fastest })
+        };
+        let workers = self.workers.iter().map(|state| state.as_ref().map(save).transpose());
+        let saved = SavedSpeeds {
+            kind: self.kind,
+            warm_up: self.warm_up,
+            workers: workers.collect::<Result<_, S::Error>>()?,
+            latest: self.latest.clone(),
+            turn: self.turn,
+        };
+        saved.serialize(serializer)
+    }
+}
+
+impl TryFrom<SavedSpeeds> for Speeds {
+    type Error = RestoreError;
+
+    fn try_from(saved: SavedSpeeds) -> Result<Self, RestoreError> {
+        let SavedSpeeds { kind, warm_up, workers, latest, turn } = saved;
+        let restore = |SavedWorkerSpeed { predictor: state, slowest, fastest }| {
+            let mut predictor = kind.build(warm_up, None);
+            predictor.restore(&state)?;
+            Ok(WorkerSpeed { predictor, slowest, fastest })
+        };
+        let workers = workers.into_iter().map(|worker| worker.map(restore).transpose());
+        Ok(Speeds { kind, warm_up, workers: workers.collect::<Result<_, RestoreError>>()?, latest, turn })
+    }
 }
 
 impl Speeds {

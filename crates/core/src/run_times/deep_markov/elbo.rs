@@ -36,14 +36,14 @@ impl DeepMarkov {
                 let (mean, deviation) = (f64::from(guide.means[unit]), f64::from(guide.deviations[unit]));
                 let (expected, wide) = (f64::from(prior.means[unit]), f64::from(prior.deviations[unit]));
                 let (ratio, away) = (deviation / wide, (mean - expected) / wide);
-                elbo.divergence += 0.5 * (ratio * ratio + away * away - 1.0) - ratio.ln();
+                elbo.divergence += 0.5 * (ratio * ratio + away * away - 1.0) - libm::log(ratio);
             }
             state = guide.draw(|| noise.next().unwrap_or(0.0));
             let emission = self.emission(&state, 1);
             for (worker, &time) in times.iter().enumerate() {
                 let deviation = f64::from(emission.deviations[worker]);
                 let away = (f64::from(time) - f64::from(emission.means[worker])) / deviation;
-                elbo.likelihood -= 0.5 * (away * away + (2.0 * PI).ln()) + deviation.ln();
+                elbo.likelihood -= 0.5 * (away * away + libm::log(2.0 * PI)) + libm::log(deviation);
             }
         }
         elbo

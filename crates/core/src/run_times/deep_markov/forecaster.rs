@@ -3,11 +3,14 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
 use super::model::{EncodedTimes, scale};
 use super::{DeepMarkov, Size};
-use crate::WorkerId;
 use crate::run_times::gaussian::moments;
 use crate::run_times::{Draws, Forecast, Normal, RunTimePredictor};
+use crate::{Restorable, RestoreError, WorkerId};
 
 /// The default number of drawn states. With it the error of order statistics is about a sixth of their deviation.
 pub const SAMPLES: usize = 32;
@@ -21,8 +24,14 @@ pub struct Amortized {
     /// How many states are drawn (the paper's K).
     samples: usize,
     seed: u64,
-    /// The number of observed iterations.
-    observed: u64,
+    observed: ObservedTimes,
+}
+
+/// What is known of the observed iterations.
+#[derive(Debug, Serialize, Deserialize)]
+struct ObservedTimes {
+    /// Their number.
+    count: u64,
     /// The first iterations, up to the length of the window, which set the scale.
     first: Vec<Vec<f64>>,
     scale: f64,
@@ -30,24 +39,36 @@ pub struct Amortized {
     window: VecDeque<(EncodedTimes, f64)>,
 }
 
+/// The model is kept, and what was observed is restored.
+impl Restorable for Amortized {
+    fn save(&self) -> Option<Box<RawValue>> {
+        self.observed.save()
+    }
+
+    fn restore(&mut self, saved: &RawValue) -> Result<(), RestoreError> {
+        self.observed.restore(saved)
+    }
+}
+
 impl Amortized {
     /// A predictor with this number of draws, which `seed` determines.
     pub fn new(model: Arc<DeepMarkov>, samples: usize, seed: u64) -> Self {
-        Amortized { model, samples, seed, observed: 0, first: Vec::new(), scale: 1.0, window: VecDeque::new() }
+        let observed = ObservedTimes { count: 0, first: Vec::new(), scale: 1.0, window: VecDeque::new() };
+        Amortized { model, samples, seed, observed }
     }
 
     fn push(&mut self, times: &[f64]) {
-        let normalized: Vec<f32> = times.iter().map(|time| (time / self.scale) as f32).collect();
-        if self.window.len() == self.model.size().lag {
-            self.window.pop_front();
+        let normalized: Vec<f32> = times.iter().map(|time| (time / self.observed.scale) as f32).collect();
+        if self.observed.window.len() == self.model.size().lag {
+            self.observed.window.pop_front();
         }
         let shortest = times.iter().copied().fold(f64::INFINITY, f64::min);
-        self.window.push_back((self.model.encode(&normalized), shortest));
+        self.observed.window.push_back((self.model.encode(&normalized), shortest));
     }
 
     /// z_T from the guide, once per lane.
     fn last_state(&self, draws: &mut Draws) -> Vec<f32> {
-        let context = self.model.context(self.window.iter().map(|(seen, _)| seen));
+        let context = self.model.context(self.observed.window.iter().map(|(seen, _)| seen));
         let step = |state: Vec<f32>, context: &Vec<f32>| {
             self.model.guide(&state, context, self.samples).draw(|| draws.normal() as f32)
         };
@@ -59,27 +80,27 @@ impl RunTimePredictor for Amortized {
     fn observe(&mut self, times: &[f64]) {
         let Size { workers, lag, .. } = self.model.size();
         let times = &times[..workers.min(times.len())];
-        self.observed += 1;
-        if self.first.len() == lag {
+        self.observed.count += 1;
+        if self.observed.first.len() == lag {
             self.push(times);
             return;
         }
-        self.first.push(times.to_vec());
-        self.scale = scale(&self.first);
-        let first = std::mem::take(&mut self.first);
+        self.observed.first.push(times.to_vec());
+        self.observed.scale = scale(&self.observed.first);
+        let first = std::mem::take(&mut self.observed.first);
         // Skip iterations so that the newest comes last.
         let over = (first.len() - lag % first.len()) % first.len();
         first.iter().cycle().skip(over).take(lag).for_each(|times| self.push(times));
-        self.first = first;
+        self.observed.first = first;
     }
 
     fn predict(&mut self, workers: &[WorkerId]) -> Option<Forecast> {
         let columns = self.model.size().workers;
-        if self.window.is_empty() {
+        if self.observed.window.is_empty() {
             return None;
         }
         let lanes = self.samples;
-        let mut draws = Draws::at(&[self.seed, self.observed]);
+        let mut draws = Draws::at(&[self.seed, self.observed.count]);
         let last = self.last_state(&mut draws);
         let next = self.model.transition(&last, lanes).draw(|| draws.normal() as f32);
         let emission = self.model.emission(&next, lanes);
@@ -98,23 +119,24 @@ impl RunTimePredictor for Amortized {
             }
         }
         // A normal distribution includes shorter times than any observed.
-        let shortest = self.window.iter().map(|&(_, shortest)| shortest).fold(f64::INFINITY, f64::min);
+        let shortest = self.observed.window.iter().map(|&(_, shortest)| shortest).fold(f64::INFINITY, f64::min);
         let lanes = lanes as f64;
         let rank = |(sum, squares): (f64, f64)| {
             let mean = sum / lanes;
             let variance = (squares / lanes - mean * mean).max(0.0) * lanes / (lanes - 1.0);
             Normal {
-                mean: (self.scale * mean).max(shortest),
-                deviation: self.model.spread() * self.scale * variance.sqrt(),
+                mean: (self.observed.scale * mean).max(shortest),
+                deviation: self.model.spread() * self.observed.scale * variance.sqrt(),
             }
         };
         let lanes = self.samples;
+        let square = |value: f64| value * value;
         let worker = |(means, deviations): (&[f32], &[f32])| {
             // The mixture of all draws' distributions as one normal distribution.
             let between = moments(means.iter().map(|&mean| f64::from(mean)));
-            let within = deviations.iter().map(|&deviation| f64::from(deviation).powi(2)).sum::<f64>() / lanes as f64;
-            let deviation = (between.deviation.powi(2) + within).sqrt();
-            Normal { mean: self.scale * between.mean, deviation: self.scale * deviation }
+            let within = deviations.iter().map(|&deviation| square(f64::from(deviation))).sum::<f64>() / lanes as f64;
+            let deviation = (square(between.deviation) + within).sqrt();
+            Normal { mean: self.observed.scale * between.mean, deviation: self.observed.scale * deviation }
         };
         let each = emission.means.chunks_exact(lanes).zip(emission.deviations.chunks_exact(lanes));
         Some(Forecast { workers: each.map(worker).collect(), ranks: sums.into_iter().map(rank).collect() })

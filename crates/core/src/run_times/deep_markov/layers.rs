@@ -67,12 +67,12 @@ pub(super) fn relu(values: Vec<f32>) -> Vec<f32> {
 }
 
 pub(super) fn sigmoid(value: f32) -> f32 {
-    1.0 / (1.0 + (-value).exp())
+    1.0 / (1.0 + libm::expf(-value))
 }
 
 /// ln(1 + eˣ) plus [`LEAST_DEVIATION`]: the activation of deviations.
 pub(super) fn softplus(value: f32) -> f32 {
-    value.max(0.0) + (-value.abs()).exp().ln_1p() + LEAST_DEVIATION
+    value.max(0.0) + libm::log1pf(libm::expf(-value.abs())) + LEAST_DEVIATION
 }
 
 /// The smallest deviation, so that no model is certain.

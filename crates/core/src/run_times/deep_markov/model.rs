@@ -1,5 +1,7 @@
 //! The model and its guide: their tensors and what they compute.
 
+use serde::{Deserialize, Serialize};
+
 use super::layers::{Dense, map, multiply, relu, sigmoid, softplus, take};
 use crate::pretrained::{Pretrained, PretrainedError, Tensors};
 
@@ -109,9 +111,11 @@ pub struct DeepMarkov {
 }
 
 /// An observation, encoded for the guide's two recurrent networks.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct EncodedTimes {
+    #[serde(with = "crate::number")]
     left: Vec<f32>,
+    #[serde(with = "crate::number")]
     right: Vec<f32>,
 }
 
@@ -260,7 +264,7 @@ impl DeepMarkov {
 
     /// q(zₜ | zₜ₋₁, x): the guide K, L, given [`context`](DeepMarkov::context) of xₜ.
     pub(super) fn guide(&self, state: &[f32], context: &[f32], lanes: usize) -> Normals {
-        let mut hidden = map(self.past.forward(state, lanes), f32::tanh);
+        let mut hidden = map(self.past.forward(state, lanes), libm::tanhf);
         for (hidden, context) in hidden.chunks_exact_mut(lanes).zip(context) {
             hidden.iter_mut().for_each(|value| *value = (*value + context) / 3.0);
         }
