@@ -3,7 +3,7 @@
 
 use burn::nn::{Linear, LinearConfig};
 use burn::{prelude::*, tensor::activation::tanh};
-use paceline::models::{Batch, BurnWorkload, Draw, ModelEntry, Network, Samples, add_model};
+use paceline::models::{Batch, BurnWorkload, Classifier, Draw, ModelEntry, Samples, add_model};
 use std::{f32::consts::TAU, ops::Range, process::ExitCode, sync::Arc};
 
 #[derive(Module, Debug)]
@@ -11,7 +11,7 @@ struct Perceptron {
     hidden: Linear,
     output: Linear,
 }
-impl Network for Perceptron {
+impl Classifier for Perceptron {
     type Input = Tensor<2>;
     fn logits(&self, points: Tensor<2>) -> Tensor<2> {
         self.output.forward(tanh(self.hidden.forward(points)))

@@ -65,7 +65,16 @@ impl EvaluateArgs {
             say(json!({ "weights": source, "model": model, "data": data, "loss": loss, "accuracy": accuracy }));
         } else {
             let head = ["weights", "model", "data", "loss", "accuracy"].map(String::from);
-            say(aligned([head, [source, model, data, format!("{loss:.4}"), format!("{accuracy:.4}")]]));
+            say(aligned([
+                head,
+                [
+                    source,
+                    model,
+                    data,
+                    format!("{loss:.4}"),
+                    accuracy.map_or("–".into(), |accuracy| format!("{accuracy:.4}")),
+                ],
+            ]));
         }
         Ok(())
     }

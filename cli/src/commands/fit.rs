@@ -56,6 +56,8 @@ impl FitArgs {
         let data = self.training.load().map_err(Failure::Input)?;
         let workload = self.training.workload(self.model, &data, 1, self.seed).map_err(Failure::Input)?;
         interrupt::listen_for_result()?;
+        let goals = Goals::any(&self.until);
+        self.training.check_goals(&goals, self.model, workload.as_ref()).map_err(Failure::Input)?;
         let given = self.training.initial(workload.as_ref()).map_err(Failure::Input)?;
         let initial = given.map_or_else(|| workload.initial(self.seed), |given| given.to_vec());
         let summary = self.train(workload.as_ref(), initial);

@@ -69,6 +69,7 @@ impl JobOptions {
         }
         let data = self.training.load()?;
         let workload = self.training.workload(self.model, &data, setup.workers, self.seed)?;
+        self.training.check_goals(&goals, self.model, workload.as_ref())?;
         let initial = self.training.initial(workload.as_ref())?;
         Ok(Job {
             scheme: self.scheme.clone(),

@@ -105,6 +105,7 @@ impl Scenario {
                 // Checks that the model fits the data, and the weights the model.
                 let workload = self.training.workload(kind, &data, workers, 0)?;
                 self.training.initial(workload.as_ref())?;
+                self.training.check_goals(&goals, kind, workload.as_ref())?;
                 Some((kind, data))
             }
             None => None,

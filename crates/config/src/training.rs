@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 use paceline_core::{Dispatch, RateRule, Setup};
 use paceline_models::{Model, Sampling, device};
+use paceline_runtime::Goals;
 use paceline_store::{OptimizerSpec, Schedule, read_model};
 use paceline_workload::{ClippedGradients, Data, DataSource, MicroBatches, Order, Partition, Workload};
 use serde::{Deserialize, Serialize};
@@ -132,6 +133,14 @@ impl TrainingOptions {
         let workload = model.workload(data, &sampling, &device).map_err(anyhow::Error::from_boxed)?;
         self.optimizer.check(workload.layout()).with_context(|| format!("--optimizer {}", self.optimizer))?;
         Ok(self.gradient.apply(workload))
+    }
+
+    /// Refuses goals that need an accuracy for a model that has none.
+    pub fn check_goals(&self, goals: &Goals, model: Model, workload: &dyn Workload) -> anyhow::Result<()> {
+        if goals.need_accuracy() && !workload.has_accuracy() {
+            bail!("--until {goals}: model '{model}' has no accuracy; use loss<X");
+        }
+        Ok(())
     }
 
     /// The weights to start from, if a file is given. They must be those of this model.

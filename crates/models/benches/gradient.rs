@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Instant;
 
 use burn::tensor::Tensor;
-use paceline_models::{Batch, BurnWorkload, Cnn, Device, Images, Mlp, Network, ResNet, Samples, Sampling};
+use paceline_models::{Batch, BurnWorkload, Classifier, Cnn, Device, Images, Mlp, ResNet, Samples, Sampling};
 use paceline_workload::{Draw, Replica, Splits, Workload, synthetic_digits};
 
 /// Keeps the large buffers of a step for the next one. The system allocator returns them, which causes page faults.
@@ -34,7 +34,7 @@ fn main() {
     row("resnet8", &digits, 64, rounds.div_ceil(3), move |device| ResNet::new(shape, classes, 1, device));
 }
 
-fn row<N: Network<Input = Tensor<4>>>(
+fn row<N: Classifier<Input = Tensor<4>>>(
     name: &str,
     splits: &Splits,
     batch: u32,
@@ -48,7 +48,7 @@ fn row<N: Network<Input = Tensor<4>>>(
     let network = build(&device);
     let Batch { input, targets } = images().draw(draw, &device);
     let bare = || {
-        let loss = network.loss(network.logits(input.clone()), targets.clone());
+        let loss = Classifier::loss(&network, network.logits(input.clone()), targets.clone());
         loss.backward();
     };
 

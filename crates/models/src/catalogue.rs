@@ -5,12 +5,12 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use paceline_spec::{SpecError, one_of};
 use paceline_workload::{Data, SoftmaxRegression, Splits, Workload};
 
 use crate::error::ModelError;
-use crate::network::Network;
+use crate::network::Classifier;
 use crate::networks::{CharacterModel, Cnn, Mlp, ResNet};
 use crate::samples::{Images, Sampling, TextWindows};
 use crate::workload::BurnWorkload;
@@ -93,7 +93,7 @@ fn residual(model: &'static str, blocks: usize, data: &Data, sampling: &Sampling
     network(splits, sampling, device, move |device| ResNet::new(shape, classes, blocks, device))
 }
 
-fn network<N: Network<Input = burn::tensor::Tensor<4>>>(
+fn network<N: Classifier<Input = Tensor<4>>>(
     splits: &Splits,
     sampling: &Sampling,
     device: &Device,

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::Device;
 use paceline_store::Layout;
 use paceline_workload::{Draw, Evaluation, Progress, Replica, Workload};
 
 use crate::flat;
 use crate::initial;
 use crate::network::Network;
-use crate::samples::{Batch, Samples};
+use crate::samples::Samples;
 
 /// Held-out samples per evaluation step. It limits memory and does not change the accuracy.
 const EVALUATION_BATCH: usize = 250;
@@ -19,7 +19,7 @@ const EVALUATION_BATCH: usize = 250;
 /// Replicas share only the samples. Each computes on its caller's thread.
 pub struct BurnWorkload<N: Network> {
     build: Arc<dyn Fn(&Device) -> N + Send + Sync>,
-    samples: Arc<dyn Samples<N::Input>>,
+    samples: Arc<dyn Samples<N::Input, N::Targets>>,
     device: Device,
     layout: Arc<Layout>,
 }
@@ -31,7 +31,7 @@ impl<N: Network> BurnWorkload<N> {
     /// are equal in every network: see [`initial`](Workload::initial).
     pub fn new(
         build: impl Fn(&Device) -> N + Send + Sync + 'static,
-        samples: impl Samples<N::Input> + 'static,
+        samples: impl Samples<N::Input, N::Targets> + 'static,
         device: &Device,
     ) -> Self {
         let device = device.clone().autodiff();
@@ -60,6 +60,10 @@ impl<N: Network> Workload for BurnWorkload<N> {
         initial::merge(&self.layout, values(), values(), seed)
     }
 
+    fn has_accuracy(&self) -> bool {
+        N::HAS_ACCURACY
+    }
+
     fn replica(&self) -> Box<dyn Replica> {
         Box::new(BurnReplica {
             network: (self.build)(&self.device),
@@ -73,7 +77,7 @@ impl<N: Network> Workload for BurnWorkload<N> {
 
 struct BurnReplica<N: Network> {
     network: N,
-    samples: Arc<dyn Samples<N::Input>>,
+    samples: Arc<dyn Samples<N::Input, N::Targets>>,
     device: Device,
     layout: Arc<Layout>,
     progress: Progress,
@@ -88,9 +92,9 @@ impl<N: Network> BurnReplica<N> {
 impl<N: Network> Replica for BurnReplica<N> {
     fn gradient(&mut self, parameters: &[f32], draw: Draw, gradient: &mut [f32]) -> f64 {
         let network = self.with(parameters);
-        let Batch { input, targets } = self.samples.draw(draw, &self.device);
+        let batch = self.samples.draw(draw, &self.device);
         self.progress.step();
-        let loss = network.loss(network.logits(input), targets);
+        let loss = network.loss(batch);
         self.progress.step();
         let gradients = loss.backward();
         self.progress.step();
@@ -109,20 +113,13 @@ impl<N: Network> Replica for BurnReplica<N> {
         let (mut loss, mut correct, mut predictions) = (0.0, 0, 0);
         for start in (0..held_out).step_by(EVALUATION_BATCH) {
             let range = start..held_out.min(start + EVALUATION_BATCH);
-            let Batch { input, targets } = self.samples.held_out(range, &device);
-            let logits = network.logits(input);
-            let count = targets.dims()[0];
-            predictions += count;
-            correct += count_correct(logits.clone(), targets.clone());
-            let mean = network.loss(logits, targets).into_scalar::<f32>();
-            loss += f64::from(mean) * count as f64;
+            let samples = range.len() as f64;
+            let assessment = network.assess(self.samples.held_out(range, &device));
+            loss += assessment.loss * samples;
+            let (right, all) = assessment.correct.unwrap_or_default();
+            (correct, predictions) = (correct + right, predictions + all);
         }
-        Evaluation { loss: loss / predictions as f64, accuracy: correct as f64 / predictions as f64 }
+        let accuracy = (predictions > 0).then(|| correct as f64 / predictions as f64);
+        Evaluation { loss: loss / held_out as f64, accuracy }
     }
-}
-
-/// The number of predictions that equal their target.
-fn count_correct(logits: Tensor<2>, targets: Tensor<1, Int>) -> i64 {
-    let predicted = logits.argmax(1).flatten::<1>(0, 1);
-    predicted.equal(targets).int().sum().into_scalar()
 }

@@ -124,7 +124,7 @@ impl Observer for LiveObserver<'_> {
     fn on_iteration(&mut self, iteration: &Iteration, monitor: &Monitor) {
         self.updates += iteration.waited_for as u64;
         if iteration.iteration.is_multiple_of(REFRESH_EVERY) && !self.table.bars.is_hidden() {
-            let accuracy = monitor.evaluation().map(|found| found.accuracy);
+            let accuracy = monitor.evaluation().and_then(|found| found.accuracy);
             let row = LiveRow { time: iteration.time, updates: self.updates, loss: monitor.loss(), accuracy };
             self.table.show(self.scheme, &row);
         }

@@ -109,7 +109,8 @@ impl Observer for RunBar {
         self.bar.set_position(iteration.iteration);
         self.status = vec![format!("t = {}", time(iteration.time)), format!("k = {}", iteration.waited_for)];
         self.status.extend(monitor.loss().map(|loss| format!("loss {}", number(loss, 3))));
-        self.status.extend(monitor.evaluation().map(|found| format!("accuracy {:.3}", found.accuracy)));
+        let accuracy = monitor.evaluation().and_then(|found| found.accuracy);
+        self.status.extend(accuracy.map(|accuracy| format!("accuracy {accuracy:.3}")));
         if self.live.is_none() {
             self.bar.set_message(join_within(self.status.iter().cloned(), self.max_message));
         }

@@ -318,7 +318,7 @@ impl Monitor {
             samples: samples.used,
             now,
             loss: self.loss().filter(|_| self.losses.len() == LOSS_WINDOW),
-            accuracy: self.fresh_evaluation().map(|evaluation| evaluation.accuracy),
+            accuracy: self.fresh_evaluation().and_then(|evaluation| evaluation.accuracy),
         })
     }
 
@@ -373,7 +373,7 @@ impl Monitor {
             stopped_by: stop.to_string(),
             ending,
             loss: self.loss(),
-            accuracy: self.evaluation().map(|evaluation| evaluation.accuracy),
+            accuracy: self.evaluation().and_then(|evaluation| evaluation.accuracy),
             updates_committed: self.committed,
             updates_discarded: self.discarded,
             updates_broken: self.broken,

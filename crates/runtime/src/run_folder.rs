@@ -387,7 +387,7 @@ impl Observer for RunFolder {
     }
 
     fn on_iteration(&mut self, iteration: &Iteration, monitor: &Monitor) {
-        let accuracy = monitor.fresh_evaluation().map(|found| found.accuracy);
+        let accuracy = monitor.fresh_evaluation().and_then(|found| found.accuracy);
         let row = MetricsRow {
             iteration: iteration.iteration,
             time: iteration.time,

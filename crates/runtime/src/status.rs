@@ -143,7 +143,7 @@ impl Status {
         self.time = iteration.time;
         self.iteration_seconds = Some(iteration.duration);
         self.loss = monitor.loss();
-        self.accuracy = monitor.evaluation().map(|found| found.accuracy);
+        self.accuracy = monitor.evaluation().and_then(|found| found.accuracy);
         self.commit_watch.on_commit(now, self.workers.len());
     }
 

@@ -29,6 +29,10 @@ impl Workload for ClippedGradients {
         self.workload.initial(seed)
     }
 
+    fn has_accuracy(&self) -> bool {
+        self.workload.has_accuracy()
+    }
+
     fn replica(&self) -> Box<dyn Replica> {
         let trainable = self.layout().trainable();
         Box::new(ClippingReplica { replica: self.workload.replica(), trainable, norm: self.norm })

@@ -32,6 +32,10 @@ impl Workload for MicroBatches {
         self.workload.initial(seed)
     }
 
+    fn has_accuracy(&self) -> bool {
+        self.workload.has_accuracy()
+    }
+
     fn replica(&self) -> Box<dyn Replica> {
         Box::new(AccumulatingReplica { replica: self.workload.replica(), size: self.size, portion: Vec::new() })
     }

@@ -23,8 +23,8 @@ pub struct Draw {
 pub struct Evaluation {
     /// Mean loss, in the unit of the model's loss (nats for cross-entropy).
     pub loss: f64,
-    /// Share of correct predictions, 0 to 1.
-    pub accuracy: f64,
+    /// Share of correct predictions, 0 to 1; `None` if the model does not classify.
+    pub accuracy: Option<f64>,
 }
 
 /// A model with its data: it takes flat parameters and gives a loss and a flat gradient.
@@ -34,6 +34,11 @@ pub trait Workload: Send + Sync {
 
     /// The initial parameters, a function of the seed.
     fn initial(&self, seed: u64) -> Vec<f32>;
+
+    /// Whether its [evaluations](Replica::evaluate) have an accuracy.
+    fn has_accuracy(&self) -> bool {
+        true
+    }
 
     /// A new replica, which computes gradients on one thread. Every replica of a workload gives the same bits.
     fn replica(&self) -> Box<dyn Replica>;

@@ -6,7 +6,7 @@ use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, Transf
 use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
 
-use crate::network::Network;
+use crate::network::Classifier;
 
 const WIDTH: usize = 64;
 const HEADS: usize = 4;
@@ -42,7 +42,7 @@ impl CharacterModel {
     }
 }
 
-impl Network for CharacterModel {
+impl Classifier for CharacterModel {
     type Input = Tensor<2, Int>;
 
     fn logits(&self, text: Tensor<2, Int>) -> Tensor<2> {

@@ -8,7 +8,7 @@ use burn::tensor::module::max_pool2d;
 use burn::tensor::ops::MaxPoolOptions;
 use burn::tensor::{Device, Tensor};
 
-use crate::network::Network;
+use crate::network::Classifier;
 
 /// Two 5×5 convolutions of 10 and 20 channels, each with max-pooling by 2 and ReLU, then 50 hidden units.
 #[derive(Module, Debug)]
@@ -40,7 +40,7 @@ impl Cnn {
     }
 }
 
-impl Network for Cnn {
+impl Classifier for Cnn {
     type Input = Tensor<4>;
 
     fn logits(&self, images: Tensor<4>) -> Tensor<2> {

@@ -5,7 +5,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 
-use crate::network::Network;
+use crate::network::Classifier;
 
 /// Two hidden layers of 256 and 128 units with ReLU.
 #[derive(Module, Debug)]
@@ -26,7 +26,7 @@ impl Mlp {
     }
 }
 
-impl Network for Mlp {
+impl Classifier for Mlp {
     type Input = Tensor<4>;
 
     fn logits(&self, images: Tensor<4>) -> Tensor<2> {

@@ -6,7 +6,7 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 
-use crate::network::Network;
+use crate::network::Classifier;
 
 /// Three stages of 16, 32 and 64 channels; the second and third halve the image. With `n` blocks per stage the network
 /// has 6 n + 2 weighted layers: 1 block gives ResNet-8, 3 give ResNet-20.
@@ -38,7 +38,7 @@ impl ResNet {
     }
 }
 
-impl Network for ResNet {
+impl Classifier for ResNet {
     type Input = Tensor<4>;
 
     fn logits(&self, images: Tensor<4>) -> Tensor<2> {

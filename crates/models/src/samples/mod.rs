@@ -13,23 +13,23 @@ pub use text::TextWindows;
 
 /// Samples and their targets, on a device.
 #[derive(Debug)]
-pub struct Batch<I> {
+pub struct Batch<I, T = Tensor<1, Int>> {
     /// The input of the network.
     pub input: I,
-    /// The correct class of each prediction.
-    pub targets: Tensor<1, Int>,
+    /// What its output is compared with: by default, the correct class of each prediction.
+    pub targets: T,
 }
 
-/// Training samples and held-out samples for networks with input `I`.
-pub trait Samples<I>: Send + Sync {
+/// Training samples and held-out samples for networks with input `I` and targets `T`.
+pub trait Samples<I, T = Tensor<1, Int>>: Send + Sync {
     /// The training samples of `draw`. Equal draws must give equal samples.
-    fn draw(&self, draw: Draw, device: &Device) -> Batch<I>;
+    fn draw(&self, draw: Draw, device: &Device) -> Batch<I, T>;
 
     /// The number of held-out samples, at least 1.
     fn held_out_len(&self) -> usize;
 
     /// The held-out samples of a range within 0..[`held_out_len`](Self::held_out_len).
-    fn held_out(&self, range: Range<usize>, device: &Device) -> Batch<I>;
+    fn held_out(&self, range: Range<usize>, device: &Device) -> Batch<I, T>;
 }
 
 /// How workers draw training samples. Default: one worker, i.i.d. with replacement, seed 0.

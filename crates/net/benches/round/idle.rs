@@ -45,7 +45,7 @@ impl Replica for IdleReplica {
     }
 
     fn evaluate(&mut self, _parameters: &[f32]) -> Evaluation {
-        Evaluation { loss: 1.0, accuracy: 0.0 }
+        Evaluation { loss: 1.0, accuracy: None }
     }
 }
 
