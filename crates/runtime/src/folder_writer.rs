@@ -63,7 +63,7 @@ pub(crate) struct QueuedFile {
 impl QueuedFile {
     fn pass_on(&mut self) {
         if !self.collected.is_empty() {
-            let bytes = std::mem::replace(&mut self.collected, Vec::with_capacity(self.portion));
+            let bytes = std::mem::take(&mut self.collected);
             let length = bytes.len();
             self.queue.push(WriteJob::Append(self.file, bytes), length);
         }
