@@ -15,9 +15,9 @@ use paceline_report::page;
 use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::{table, workers_table};
 use paceline_runtime::{
-    CONFIGURATION, Checkpointer, EventLogHeader, FolderLock, Iteration, Job, ModelState, Monitor, Notice, Observer,
-    ResumePoint, RunFolder, ServerObserver, SharedStatus, StatusServer, StopReason, Summary, check_unfinished,
-    next_free,
+    CONFIGURATION, Checkpointer, EventLogHeader, FolderLock, Iteration, Job, KeepEvents, Monitor, Notice, Observer,
+    ResumePoint, RunFolder, RunState, ServerObserver, SharedStatus, StatusServer, StopReason, Summary,
+    check_unfinished, next_free,
 };
 use paceline_trace::Recorder;
 use serde::Serialize;
@@ -47,6 +47,10 @@ pub struct ServingOutput {
     /// Interval between checkpoints, in seconds; 0: only at the end
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = not_negative)]
     pub checkpoint_every: f64,
+
+    /// How many older segments of the event log are kept: all, or a number. One is cut at a checkpoint after 4 MiB
+    #[arg(long, value_name = "SEGMENTS", default_value_t = KeepEvents::default())]
+    pub keep_events: KeepEvents,
 
     /// Serve /metrics (Prometheus), /healthz and /status (JSON) over HTTP at this address, e.g. 127.0.0.1:7078; port 0
     /// takes a free one
@@ -102,7 +106,8 @@ fn not_negative(text: &str) -> Result<f64, String> {
 struct RunFollower {
     progress: RunBar,
     folder: RunFolder,
-    recorder: Recorder,
+    /// Only with `--record`: it keeps every time in memory.
+    recorder: Option<Recorder>,
     checkpointer: Checkpointer,
     status: SharedStatus,
     started: Arc<AtomicBool>,
@@ -125,7 +130,9 @@ impl Observer for RunFollower {
     }
 
     fn on_task(&mut self, task: TaskId, compute: Span) {
-        self.recorder.on_task(task, compute);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.on_task(task, compute);
+        }
     }
 
     fn on_iteration(&mut self, iteration: &Iteration, monitor: &Monitor) {
@@ -146,11 +153,8 @@ impl ServerObserver for RunFollower {
         self.checkpointer.is_due()
     }
 
-    fn on_checkpoint(&mut self, state: &ModelState<'_>) {
-        let (events, log) = self.folder.stream();
-        if let Some(warning) = self.checkpointer.save(state, events, log) {
-            tracing::warn!("{warning}");
-        }
+    fn on_checkpoint(&mut self, state: &RunState<'_>) {
+        self.checkpointer.save(state, &mut self.folder);
     }
 
     fn on_end(&mut self) {
@@ -203,19 +207,25 @@ impl<'a> PreparedRun<'a> {
         let bars = bars();
         logs::install(&bars);
         let (config, layout) = (configuration.to_string(), job.workload.layout());
+        let header = EventLogHeader::new(job.scheme.clone(), &job.setup);
         let (folder, resume_point) = match resumed {
             None => {
                 let path = output.out.clone().unwrap_or_else(|| next_free(""));
-                let header = EventLogHeader::new(job.scheme.clone(), &job.setup);
                 (RunFolder::create(&path, &config, &header, Some(layout)).map_err(Failure::input)?, None)
             }
             Some((lock, point)) => {
-                let (folder, lost) = RunFolder::resume(lock, &config, &point, layout).map_err(Failure::input)?;
+                let (folder, lost) =
+                    RunFolder::resume(lock, &config, &header, &point, layout).map_err(Failure::input)?;
                 point.skipped.iter().for_each(|problem| tracing::warn!("{problem}; using an older checkpoint"));
+                if let Some(problem) = &point.afresh {
+                    tracing::warn!("scheme {} starts afresh, without its state: {problem}", job.scheme);
+                }
+                point.check(folder.lock(), |warning| tracing::warn!("{warning}"));
                 tracing::info!("{}", resumption(point.checkpoint.version, lost));
                 (folder, Some(point))
             }
         };
+        folder.keep_events(output.keep_events);
         let interval = Duration::from_secs_f64(output.checkpoint_every);
         let checkpointer = Checkpointer::new(folder.path(), job.workload.clone(), interval);
         let mut checkpointer = checkpointer.map_err(Failure::run)?;
@@ -232,7 +242,7 @@ impl<'a> PreparedRun<'a> {
         let follower = RunFollower {
             progress: RunBar::live(&bars, job.scheme.to_string(), &job.goals),
             folder,
-            recorder: Recorder::default(),
+            recorder: output.record.as_ref().map(|_| Recorder::default()),
             checkpointer,
             status,
             started: Arc::new(AtomicBool::new(false)),
@@ -273,7 +283,8 @@ impl<'a> PreparedRun<'a> {
             tracing::warn!("{warning}");
         }
         let finished = page::finish_run_folder(folder, &outcome.summary, Some(&outcome.parameters));
-        let recorded = output.record.as_ref().map(|record| recorder.finish().write(record).context("--record"));
+        let recorded = output.record.as_ref().zip(recorder);
+        let recorded = recorded.map(|(record, recorder)| recorder.finish().write(record).context("--record"));
         finished.map_err(Failure::run)?;
         recorded.transpose().map_err(Failure::Run)?;
         Failure::unless_reached(outcome.summary.ending)

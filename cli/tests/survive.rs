@@ -209,6 +209,27 @@ fn damaged_checkpoints_are_skipped_and_failed_ones_do_not_stop_training() {
     assert!(refused(&["train", "--resume", out]).contains("no checkpoint can be read: "));
 }
 
+#[test]
+fn the_event_log_of_a_long_run_is_cut_and_what_is_kept_replays() {
+    let folder = tempdir().unwrap();
+    let out = folder.path().join("run");
+    let out = out.to_str().unwrap();
+    let options = ["--workers", "2", "--scheme", "asp", "--checkpoint-every", "0.05", "--keep-events", "1"];
+    json(&[&["train", "--json", "--until", "iterations=60000", "--out", out], &QUICK[..], &options].concat());
+    let older = || fs::read_dir(folder.path().join("run/events")).unwrap().count();
+    assert_eq!(older(), 1);
+    let replayed = json(&["replay", out, "--json"]);
+    let from = replayed[0]["from_version"].as_u64().unwrap();
+    assert!(from > 0 && replayed[0]["events"].as_u64().unwrap() >= 2 * (60000 - from), "{replayed:?}");
+    let resumed = common::paceline(&["train", "--resume", out, "--until", "iterations=61000", "--json"]);
+    let message = String::from_utf8(resumed.stderr).unwrap();
+    assert!(message.contains("resumed from version 6") && !message.contains("do not lead"), "{message}");
+    assert!(json(&["replay", out, "--json"])[0]["events"].as_u64() > replayed[0]["events"].as_u64());
+    assert!(common::paceline(&["report", out, "--out", &format!("{out}/again.html")]).status.success());
+    let error = refused(&["train", "--keep-events", "some"]);
+    assert!(error.contains("expected all, or a whole number"), "{error}");
+}
+
 /// The processes that `train` has started, by rank.
 fn worker_process(train: &PacelineProcess, rank: &str) -> Option<u32> {
     let children = format!("/proc/{0}/task", train.child.id());

@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 use paceline_config::Failure;
-use paceline_runtime::{EVENTS, ReplayError, replay};
-use paceline_spec::open_input;
+use paceline_runtime::{EVENTS, ReplayError, open_events, replay};
 
 use crate::output::say;
 
@@ -16,7 +15,7 @@ use crate::output::say;
     after_help = "Example:\n  paceline simulate --scheme backup:k=6 --out RUN && paceline replay RUN/events.jsonl"
 )]
 pub struct ReplayArgs {
-    /// A run folder, or its events.jsonl
+    /// A run folder, or a segment of its event log
     #[arg(value_name = "RUN")]
     file: PathBuf,
 
@@ -27,10 +26,10 @@ pub struct ReplayArgs {
 
 impl ReplayArgs {
     pub fn run(self) -> Result<(), Failure> {
-        let path = if self.file.is_dir() { self.file.join(EVENTS) } else { self.file };
+        let path = if self.file.is_dir() { self.file.join(EVENTS) } else { self.file.clone() };
         let named = || path.display().to_string();
-        let file = open_input(&path).with_context(named).map_err(Failure::Input)?;
-        let replayed = replay(file).map_err(|error| {
+        let log = open_events(&self.file).with_context(named).map_err(Failure::Input)?;
+        let replayed = replay(log).map_err(|error| {
             let bad_input = !matches!(error, ReplayError::Differs { .. });
             let error = anyhow::Error::new(error).context(named());
             if bad_input { Failure::Input(error) } else { Failure::Run(error) }
@@ -39,8 +38,12 @@ impl ReplayArgs {
             say(serde_json::to_string(&replayed).map_err(Failure::run)?);
         } else {
             let cut = if replayed.cut_short { "; the last line was cut short and is ignored" } else { "" };
+            let from = match replayed.from_version.0 {
+                0 => String::new(),
+                version => format!(", from version {version} on"),
+            };
             say(format_args!(
-                "{}: {} events led to the same {} decisions{cut}",
+                "{}: {} events led to the same {} decisions{from}{cut}",
                 replayed.scheme, replayed.events, replayed.decisions
             ));
         }

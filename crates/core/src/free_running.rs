@@ -98,6 +98,7 @@ pub trait Gate: Send + Restorable {
 
 /// The state of a [`FreeRunning`] scheme.
 #[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct SavedFreeRunning {
     gate: Box<RawValue>,
     clocks: Clocks,

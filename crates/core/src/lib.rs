@@ -13,6 +13,7 @@
 //! - [`run_times`]: predicts the run-times of all workers jointly.
 //! - [`rounds`] and [`free_running`]: the parts shared by schemes that exchange gradients.
 //! - [`local_rounds`]: the part shared by schemes with local iterations. [`StateServer`] decides how many.
+//! - [`number`]: numbers in JSON.
 //! - [`Pretrained`]: pretrained weights that some schemes start from.
 //! - [`RoundTripTable`]: estimates the time until k gradients have arrived.
 //! - [`Executor`]: what carries out decisions. [`Ledger::drive`] is the loop that every driver shares.
@@ -37,7 +38,7 @@ mod lateness;
 mod ledger;
 pub mod local_rounds;
 mod loss_guard;
-mod number;
+pub mod number;
 mod pretrained;
 mod rate_rule;
 mod reason;

@@ -46,6 +46,7 @@ pub trait LocalPolicy: Send + Restorable {
 
 /// The state of a [`LocalRounds`] scheme.
 #[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct SavedLocalRounds {
     policy: Box<RawValue>,
     arrived: Vec<(TaskId, u32)>,

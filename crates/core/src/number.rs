@@ -1,4 +1,5 @@
-//! Floating-point numbers in JSON, which has no infinity and no NaN: these are written as strings.
+//! Floating-point numbers in JSON, which has no infinity and no NaN: these are written as strings. For fields with
+//! `#[serde(with = "paceline_core::number")]`.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -7,17 +8,33 @@ use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A number, or a collection of numbers.
-pub(crate) trait JsonNumber: Sized {
+pub trait JsonNumber: Sized {
+    /// Writes it.
+    ///
+    /// # Errors
+    /// The serializer's.
     fn write<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error>;
 
+    /// Reads it.
+    ///
+    /// # Errors
+    /// If it is not a number.
     fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error>;
 }
 
-pub(crate) fn serialize<T: JsonNumber, S: Serializer>(number: &T, serializer: S) -> Result<S::Ok, S::Error> {
+/// Writes a number, or several.
+///
+/// # Errors
+/// The serializer's.
+pub fn serialize<T: JsonNumber, S: Serializer>(number: &T, serializer: S) -> Result<S::Ok, S::Error> {
     number.write(serializer)
 }
 
-pub(crate) fn deserialize<'de, T: JsonNumber, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+/// Reads a number, or several.
+///
+/// # Errors
+/// If they are not numbers.
+pub fn deserialize<'de, T: JsonNumber, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     T::read(deserializer)
 }
 

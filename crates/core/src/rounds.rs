@@ -78,6 +78,7 @@ impl Sizing for FixedBatch {
 
 /// The state of a [`Rounds`] scheme.
 #[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct SavedRounds {
     quorum: Box<RawValue>,
     sizing: Box<RawValue>,

@@ -37,7 +37,8 @@ impl Observer for ZiplineRun {
         if self.target.is_met(iteration) {
             self.time_to_target = self.time_to_target.or(Some(iteration.time));
         }
-        self.curve.extend(monitor.fresh_evaluation().map(|found| (iteration.time, found.accuracy)));
+        let accuracy = monitor.fresh_evaluation().and_then(|found| found.accuracy);
+        self.curve.extend(accuracy.map(|accuracy| (iteration.time, accuracy)));
     }
 }
 

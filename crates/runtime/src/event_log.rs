@@ -1,20 +1,22 @@
 //! The event log: every event of a run and every decision of its scheme, one JSON object per line.
 //!
-//! The first line is the [`EventLogHeader`]. Every other line holds a time in nanoseconds, an event and the decisions that
-//! followed. The same events must give the same decisions again: [`replay`] checks that.
+//! The log is a sequence of segments. The first line of a segment is its [`EventLogHeader`], with the state at its start
+//! unless that is the start of the run. Every other line holds a time in nanoseconds, an event and the decisions that
+//! followed. The same events must give the same decisions again: [`replay`] checks that, from the first segment on that
+//! there is.
 
-use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader, Read, Write};
 
 use paceline_core::{
-    Decision, Dispatch, Event, Ledger, LedgerError, RateRule, SchemeError, SchemeSpec, Setup, Time, WorkerId,
+    Decision, Dispatch, Event, Ledger, LedgerError, RateRule, RestoreError, SavedLedger, Scheme, SchemeError,
+    SchemeSpec, Setup, Time, Version,
 };
 use paceline_spec::LineLimit;
 use paceline_store::TensorFileError;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::monitor::{Monitor, Observer};
+use crate::monitor::Observer;
 use crate::pretrained::load_pretrained;
 
 /// The format that is written, and the only one that is read.
@@ -26,7 +28,19 @@ struct HeaderFormat {
     format: u32,
 }
 
-/// The first line: what is needed to build the recorded scheme again.
+/// The number of a run's first segment.
+const FIRST_SEGMENT: u64 = 1;
+
+fn first_segment() -> u64 {
+    FIRST_SEGMENT
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_first_segment(segment: &u64) -> bool {
+    *segment == FIRST_SEGMENT
+}
+
+/// The first line of a segment: what is needed to build the recorded scheme again.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EventLogHeader {
@@ -42,13 +56,50 @@ pub struct EventLogHeader {
     pub dispatch: Option<Dispatch>,
     /// How the learning rate of a step depends on its number of gradients.
     pub rate_rule: RateRule,
+    /// The number of the segment.
+    #[serde(default = "first_segment", skip_serializing_if = "is_first_segment")]
+    pub(crate) segment: u64,
+    /// The state at the start of the segment; `None` at the start of the run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    start: Option<Box<SavedLedger>>,
 }
 
 impl EventLogHeader {
     /// The header of a run of `scheme` with `setup`.
     pub fn new(scheme: SchemeSpec, setup: &Setup) -> Self {
         let Setup { workers, batch, dispatch, rate_rule } = *setup;
-        EventLogHeader { format: FORMAT, scheme, workers, batch, dispatch, rate_rule }
+        let segment = FIRST_SEGMENT;
+        EventLogHeader { format: FORMAT, scheme, workers, batch, dispatch, rate_rule, segment, start: None }
+    }
+
+    /// The header of another segment of the same run, which starts in this state.
+    pub(crate) fn of_segment(&self, segment: u64, start: SavedLedger) -> Self {
+        EventLogHeader { segment, start: Some(Box::new(start)), ..self.clone() }
+    }
+
+    /// The same for the first segment of the run.
+    pub(crate) fn of_run(&self) -> Self {
+        EventLogHeader { segment: FIRST_SEGMENT, start: None, ..self.clone() }
+    }
+
+    /// The line of the header.
+    pub(crate) fn line(&self) -> io::Result<Vec<u8>> {
+        let mut line = serde_json::to_vec(self)?;
+        line.push(b'\n');
+        Ok(line)
+    }
+
+    fn build(&self) -> Result<Box<dyn Scheme>, ReplayError> {
+        Ok(load_pretrained(self.scheme.clone())?.build(&self.setup())?)
+    }
+
+    /// The ledger at the start of the segment.
+    fn ledger(&self, line: usize) -> Result<Ledger, ReplayError> {
+        match &self.start {
+            None => Ok(Ledger::new(self.build()?)),
+            Some(start) => Ledger::restore(self.build()?, start.as_ref().clone())
+                .map_err(|error| ReplayError::Restore { line, error }),
+        }
     }
 
     fn setup(&self) -> Setup {
@@ -78,8 +129,7 @@ impl<W: Write> EventLog<W> {
     /// # Errors
     /// If the header can't be written.
     pub fn new(mut out: W, header: &EventLogHeader) -> io::Result<Self> {
-        serde_json::to_writer(&mut out, header)?;
-        out.write_all(b"\n")?;
+        out.write_all(&header.line()?)?;
         Ok(EventLog { out, failed: None })
     }
 
@@ -138,14 +188,6 @@ pub enum ReplayError {
     /// There is no header.
     #[error("the event log is empty")]
     Empty,
-    /// The log is too short.
-    #[error("the event log has {found} events; expected at least {expected}")]
-    CutShort {
-        /// How many there are.
-        found: u64,
-        /// How many there should be at least.
-        expected: u64,
-    },
     /// The log was written by another version.
     #[error("the event log is of format {found}; this version of paceline reads format {FORMAT}")]
     OtherFormat {
@@ -158,6 +200,20 @@ pub enum ReplayError {
     /// The scheme's pretrained model can't be read.
     #[error("line 1: {0}")]
     Pretrained(#[from] TensorFileError),
+    /// The scheme does not read its state at the start of a segment.
+    #[error("line {line}: the saved state of the scheme: {error}")]
+    Restore {
+        /// Counts from 1.
+        line: usize,
+        /// What is wrong.
+        error: RestoreError,
+    },
+    /// The same decisions lead to another state than the saved one.
+    #[error("line {line}: the events before lead to another state than the saved one")]
+    OtherState {
+        /// Counts from 1.
+        line: usize,
+    },
     /// The ledger does not accept a recorded event.
     #[error("line {line}: {error}")]
     Ledger {
@@ -191,6 +247,8 @@ fn described(decision: &Option<Box<Decision>>) -> String {
 pub struct Replayed {
     /// The scheme.
     pub scheme: String,
+    /// The version of the model at the first of the events: 0, unless the log begins in the middle of the run.
+    pub from_version: Version,
     /// How many events were replayed.
     pub events: u64,
     /// How many decisions were compared.
@@ -199,11 +257,15 @@ pub struct Replayed {
     pub cut_short: bool,
 }
 
-/// An event with its decisions, and the number of its line.
-type RecordedTurn = (usize, EventLine<Event, Vec<Decision>>);
+/// A line of a log.
+enum LogLine {
+    /// A segment begins.
+    Header(Box<EventLogHeader>),
+    Turn(EventLine<Event, Vec<Decision>>),
+}
 
-/// The events of a log, one after another.
-struct TurnReader<S> {
+/// The lines of a log with their numbers, one after another.
+struct LogReader<S> {
     stream: BufReader<LineLimit<S>>,
     /// The number of the last line read; counts from 1.
     line: usize,
@@ -211,21 +273,16 @@ struct TurnReader<S> {
     cut_short: bool,
 }
 
-impl<S: Read> TurnReader<S> {
-    /// Reads the header.
+impl<S: Read> LogReader<S> {
+    /// Reads the first header.
     fn open(stream: S) -> Result<(EventLogHeader, Self), ReplayError> {
-        let mut turns = TurnReader { stream: BufReader::new(LineLimit::new(stream)), line: 0, cut_short: false };
-        let text = turns.text()?;
+        let mut lines = LogReader { stream: BufReader::new(LineLimit::new(stream)), line: 0, cut_short: false };
+        let text = lines.text()?;
         if text.is_empty() {
             return Err(ReplayError::Empty);
         }
-        let malformed = |error| ReplayError::Malformed { line: 1, error };
-        let HeaderFormat { format } = serde_json::from_slice(&text).map_err(malformed)?;
-        if format != FORMAT {
-            return Err(ReplayError::OtherFormat { found: format });
-        }
-        let header = serde_json::from_slice(&text).map_err(malformed)?;
-        Ok((header, turns))
+        let header = lines.header(&text)?;
+        Ok((header, lines))
     }
 
     /// The next line with its line break; empty at the end.
@@ -236,26 +293,51 @@ impl<S: Read> TurnReader<S> {
         Ok(text)
     }
 
-    fn turn(&mut self) -> Result<Option<RecordedTurn>, ReplayError> {
+    fn malformed(&self, error: serde_json::Error) -> ReplayError {
+        ReplayError::Malformed { line: self.line, error }
+    }
+
+    fn header(&self, text: &[u8]) -> Result<EventLogHeader, ReplayError> {
+        let HeaderFormat { format } = serde_json::from_slice(text).map_err(|error| self.malformed(error))?;
+        if format != FORMAT {
+            return Err(ReplayError::OtherFormat { found: format });
+        }
+        serde_json::from_slice(text).map_err(|error| self.malformed(error))
+    }
+
+    fn log_line(&mut self) -> Result<Option<LogLine>, ReplayError> {
         let text = self.text()?;
+        if text.is_empty() {
+            return Ok(None);
+        }
+        if text.starts_with(HEADER_START) {
+            return self.header(&text).map(|header| Some(LogLine::Header(Box::new(header))));
+        }
         match serde_json::from_slice(&text) {
-            _ if text.is_empty() => Ok(None),
-            Ok(turn) => Ok(Some((self.line, turn))),
+            Ok(turn) => Ok(Some(LogLine::Turn(turn))),
             Err(_) if !text.ends_with(b"\n") => {
                 self.cut_short = true;
                 Ok(None)
             }
-            Err(error) => Err(ReplayError::Malformed { line: self.line, error }),
+            Err(error) => Err(self.malformed(error)),
         }
     }
 }
 
-impl<S: Read> Iterator for TurnReader<S> {
-    type Item = Result<RecordedTurn, ReplayError>;
+/// How the line of a header starts.
+const HEADER_START: &[u8] = b"{\"format\":";
+
+impl<S: Read> Iterator for LogReader<S> {
+    type Item = Result<LogLine, ReplayError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.turn().transpose()
+        self.log_line().transpose()
     }
+}
+
+/// Reads the first header of a log.
+pub(crate) fn read_header(stream: impl Read) -> Result<EventLogHeader, ReplayError> {
+    Ok(LogReader::open(stream)?.0)
 }
 
 /// Shows the events of a log to an observer. An incomplete last line is left out.
@@ -263,89 +345,67 @@ impl<S: Read> Iterator for TurnReader<S> {
 /// # Errors
 /// At the first line that can't be read.
 pub fn read_events(stream: impl Read, observer: &mut dyn Observer) -> Result<EventLogHeader, ReplayError> {
-    let (header, turns) = TurnReader::open(stream)?;
-    for turn in turns {
-        let (_, EventLine { time, event, decisions }) = turn?;
-        observer.on_turn(time, &event, &decisions);
+    let (header, lines) = LogReader::open(stream)?;
+    for line in lines {
+        if let LogLine::Turn(EventLine { time, event, decisions }) = line? {
+            observer.on_turn(time, &event, &decisions);
+        }
     }
     Ok(header)
 }
 
-/// Feeds the events of a log to its scheme and compares every decision. An incomplete last line is left out.
+/// Feeds the events of a log to its scheme and compares every decision, and the saved state at the start of every
+/// segment but the first. An incomplete last line is left out.
 ///
 /// # Errors
-/// At the first line that can't be read or decision that differs.
+/// At the first line that can't be read, or decision or state that differs.
 pub fn replay(stream: impl Read) -> Result<Replayed, ReplayError> {
-    let ReplayState { header, events, decisions, cut_short, .. } = ReplayState::replay(stream, None)?;
-    Ok(Replayed { scheme: header.scheme.to_string(), events, decisions, cut_short })
+    Ok(replay_all(stream)?.0)
 }
 
-/// The state to which the first events of a log led. A run can resume from it.
-pub struct ReplayState {
-    /// The header of the log.
-    pub header: EventLogHeader,
-    /// The ledger with its scheme.
-    pub ledger: Ledger,
-    /// The run's metrics.
-    pub monitor: Monitor,
-    /// The time of the last event.
-    pub now: Time,
-    /// The workers that were members then.
-    pub workers: BTreeSet<WorkerId>,
-    events: u64,
-    decisions: u64,
-    cut_short: bool,
+/// Checks that the events of a log lead to this state.
+///
+/// # Errors
+/// As [`replay`], and if they lead to another state.
+pub fn check_state(stream: impl Read, state: &SavedLedger) -> Result<(), ReplayError> {
+    let (_, ledger, line) = replay_all(stream)?;
+    if is_same(&ledger.save(), state) { Ok(()) } else { Err(ReplayError::OtherState { line }) }
 }
 
-impl ReplayState {
-    /// Feeds the first `events` events of a log to its scheme, and compares every decision.
-    ///
-    /// # Errors
-    /// At the first line that can't be read or decision that differs, and if there are fewer events.
-    pub fn read(stream: impl Read, events: u64) -> Result<ReplayState, ReplayError> {
-        let state = ReplayState::replay(stream, Some(events))?;
-        if state.events < events {
-            return Err(ReplayError::CutShort { found: state.events, expected: events });
+/// Replays a log. Returns also the ledger at its end, and the number of lines.
+fn replay_all(stream: impl Read) -> Result<(Replayed, Ledger, usize), ReplayError> {
+    let (header, mut lines) = LogReader::open(stream)?;
+    let mut ledger = header.ledger(lines.line)?;
+    let (from_version, mut events, mut compared) = (ledger.version(), 0, 0);
+    while let Some(next) = lines.next() {
+        let line = lines.line;
+        match next? {
+            LogLine::Header(header) => match &header.start {
+                Some(start) if start.has_scheme() && is_same(start, &ledger.save()) => {}
+                // The scheme started afresh.
+                Some(start) if !start.has_scheme() => ledger = header.ledger(line)?,
+                _ => return Err(ReplayError::OtherState { line }),
+            },
+            LogLine::Turn(EventLine { time, event, decisions }) => {
+                let decided = ledger.handle(time, event).map_err(|error| ReplayError::Ledger { line, error })?;
+                if let Some(position) = first_difference(&decisions, decided) {
+                    let at = |list: &[Decision]| list.get(position).cloned().map(Box::new);
+                    let (recorded, decided) = (at(&decisions), at(decided));
+                    return Err(ReplayError::Differs { line, now: time, position, recorded, decided });
+                }
+                events += 1;
+                compared += decided.len() as u64;
+            }
         }
-        Ok(state)
     }
+    let scheme = header.scheme.to_string();
+    let replayed = Replayed { scheme, from_version, events, decisions: compared, cut_short: lines.cut_short };
+    Ok((replayed, ledger, lines.line))
+}
 
-    fn replay(stream: impl Read, limit: Option<u64>) -> Result<ReplayState, ReplayError> {
-        let (header, mut turns) = TurnReader::open(stream)?;
-        let ledger = Ledger::new(load_pretrained(header.scheme.clone())?.build(&header.setup())?);
-        let (monitor, workers) = (Monitor::default(), BTreeSet::new());
-        let mut state = ReplayState {
-            header,
-            ledger,
-            monitor,
-            now: Time::START,
-            workers,
-            events: 0,
-            decisions: 0,
-            cut_short: false,
-        };
-        for turn in turns.by_ref().take(limit.map_or(usize::MAX, |limit| limit as usize)) {
-            let (line, EventLine { time, event, decisions }) = turn?;
-            let decided =
-                state.ledger.handle(time, event.clone()).map_err(|error| ReplayError::Ledger { line, error })?;
-            if let Some(position) = first_difference(&decisions, decided) {
-                let at = |list: &[Decision]| list.get(position).cloned().map(Box::new);
-                let (recorded, decided) = (at(&decisions), at(decided));
-                return Err(ReplayError::Differs { line, now: time, position, recorded, decided });
-            }
-            state.monitor.observe(time, &event, decided);
-            state.events += 1;
-            state.decisions += decided.len() as u64;
-            state.now = time;
-            match event {
-                Event::Joined { worker } => _ = state.workers.insert(worker),
-                Event::Left { worker } => _ = state.workers.remove(&worker),
-                _ => {}
-            }
-        }
-        state.cut_short = turns.cut_short;
-        Ok(state)
-    }
+/// Whether two states are written in the same way. NaN is the same as NaN.
+fn is_same(one: &SavedLedger, other: &SavedLedger) -> bool {
+    one == other || serde_json::to_string(one).ok() == serde_json::to_string(other).ok()
 }
 
 fn first_difference(recorded: &[Decision], decided: &[Decision]) -> Option<usize> {
@@ -412,14 +472,43 @@ mod tests {
         let other = stream.replacen("\"format\":3", "\"format\":9", 1);
         assert!(replay(other.as_bytes()).unwrap_err().to_string().contains("format 9"));
         assert!(matches!(replay(&b""[..]), Err(ReplayError::Empty)));
-        let state = ReplayState::read(stream.as_bytes(), 2).unwrap();
-        assert_eq!((state.workers.len(), state.ledger.live(), state.now), (2, 2, Time(9)));
-        let state = ReplayState::read(stream.as_bytes(), 5).unwrap();
-        assert_eq!((state.ledger.samples().used, state.ledger.samples().dropped), (0, 4), "the update was broken");
-        let short = ReplayState::read(stream.as_bytes(), 6).err().map(|error| error.to_string());
-        assert_eq!(short.as_deref(), Some("the event log has 5 events; expected at least 6"));
+        let (_, ledger, _) = replay_all(stream.as_bytes()).unwrap();
+        assert_eq!((ledger.samples().used, ledger.samples().dropped), (0, 4), "the update was broken");
         let twice: Vec<&str> = stream.lines().take(2).chain(stream.lines().nth(1)).collect();
         assert!(replay(twice.join("\n").as_bytes()).unwrap_err().to_string().contains("line 3: event refused"));
+    }
+
+    #[test]
+    fn segments_replay_together_and_alone() {
+        let stream = recorded();
+        let lines: Vec<&str> = stream.split_inclusive('\n').collect();
+        let header = read_header(stream.as_bytes()).unwrap();
+        let first: String = lines[..3].concat();
+        let (_, ledger, _) = replay_all(first.as_bytes()).unwrap();
+        let second = |start: SavedLedger, rest: &[&str]| {
+            let header = header.of_segment(2, start).line().unwrap();
+            String::from_utf8(header).unwrap() + &rest.concat()
+        };
+        let alone = second(ledger.save(), &lines[3..]);
+        let replayed = replay(alone.as_bytes()).unwrap();
+        assert_eq!((replayed.events, replayed.from_version), (3, Version(0)));
+        let replayed = replay((first.clone() + &alone).as_bytes()).unwrap();
+        assert_eq!((replayed.events, replayed.decisions), (5, 5));
+        let (_, end, _) = replay_all(alone.as_bytes()).unwrap();
+        assert!(check_state(stream.as_bytes(), &end.save()).is_ok());
+        assert!(check_state(first.as_bytes(), &end.save()).is_err());
+        // Another state is an error, unless the scheme started afresh.
+        let other = first.clone() + &second(end.save(), &[]);
+        assert!(
+            replay(other.as_bytes()).unwrap_err().to_string().starts_with("line 4: the events before lead to another")
+        );
+        let afresh = first + &second(ledger.save().without_scheme(), &[lines[1], lines[2]]);
+        let error = replay(afresh.as_bytes()).unwrap_err().to_string();
+        assert!(error.starts_with("line 5, 0.000 s: decision 1 differs"), "task numbers go on: {error}");
+        let broken = alone.replacen("quorum_size", "another", 1);
+        assert!(
+            replay(broken.as_bytes()).unwrap_err().to_string().starts_with("line 1: the saved state of the scheme")
+        );
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! - [`load_pretrained`]: what some schemes start from that was trained beforehand.
 //!
 //! What lasts:
-//! - [`EventLog`], [`read_events`], [`replay`] and [`ReplayState`]: the event log, and what follows from it.
+//! - [`EventLog`], [`open_events`], [`read_events`] and [`replay`]: the event log, and what follows from it.
 //! - [`RunFolder`]: the files of a run; [`FolderLock`]: who may write them; [`ScalarLog`]: the one for TensorBoard.
 //! - [`StopReason`] and [`RunEnding`]: what ended a run, and what a shell is told.
 //! - [`Checkpointer`] and [`ResumePoint`]: checkpoints, and resuming from one.
@@ -18,11 +18,14 @@
 //! What others can see: [`Status`], served over HTTP by [`StatusServer`].
 
 mod broken_updates;
+mod byte_queue;
 mod checkpointer;
 mod commit_watch;
 mod ending;
 mod event_log;
+mod event_segments;
 mod folder_lock;
+mod folder_writer;
 mod goal;
 mod http;
 mod interrupt;
@@ -43,7 +46,8 @@ mod trainer;
 pub use broken_updates::{BrokenUpdates, Remedy};
 pub use checkpointer::Checkpointer;
 pub use ending::{RunEnding, StopReason, check_unfinished};
-pub use event_log::{EventLog, EventLogHeader, ReplayError, ReplayState, Replayed, read_events, replay};
+pub use event_log::{EventLog, EventLogHeader, ReplayError, Replayed, check_state, read_events, replay};
+pub use event_segments::{EVENTS, KeepEvents, open_events};
 pub use folder_lock::FolderLock;
 pub use goal::{Goal, GoalProgress, Goals, LOSS_WINDOW};
 pub use http::StatusServer;
@@ -56,10 +60,9 @@ pub use rate_control::{RateSpec, RateState};
 pub use replica::{LocalReplica, local_optimizer, pulled_replica, replica_at};
 pub use resume::ResumePoint;
 pub use run_folder::{
-    CONFIGURATION, EVENTS, MetricsRow, REPORT, RunFolder, RunFolderError, check_free, next_free, read_metrics,
-    set_aside,
+    CONFIGURATION, MetricsRow, REPORT, RunFolder, RunFolderError, check_free, next_free, read_metrics, set_aside,
 };
-pub use server_observer::{ModelState, ServerObserver};
+pub use server_observer::{RunState, ServerObserver};
 pub use status::{Health, SharedStatus, Status, WorkerStatus};
 pub use tensorboard::ScalarLog;
 pub use trained_model::TrainedModel;

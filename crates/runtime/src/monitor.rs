@@ -130,7 +130,7 @@ impl WorkerTimes {
 }
 
 /// How one worker has spent its time so far.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct WorkerClock {
     present_since: Option<Time>,
     /// The time of its last report, or of its last assignment after it was idle. Its time is accounted for until then.
@@ -173,7 +173,7 @@ impl WorkerClock {
 ///
 /// Call [`observe`](Monitor::observe) for every event with its decisions. When it returns an iteration, record an
 /// [evaluation](Monitor::evaluated) if one is due, then ask whether a goal is [met](Monitor::met).
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Monitor {
     activities: WorkerActivities,
     clocks: Vec<WorkerClock>,
@@ -183,7 +183,10 @@ pub struct Monitor {
     discarded: u64,
     broken: u64,
     interrupted: u64,
+    #[serde(with = "paceline_core::number")]
     losses: VecDeque<f64>,
+    /// Not saved: the model is evaluated again.
+    #[serde(skip)]
     evaluation: Option<(u64, Evaluation)>,
     pending: VecDeque<(usize, Reason)>,
 }

@@ -25,6 +25,17 @@ impl RetryingFile {
         Ok(RetryingFile { file, written, pending: Vec::new(), portion })
     }
 
+    /// How many bytes are safely in the file.
+    pub(crate) fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Writes everything and syncs it to disk.
+    pub(crate) fn sync(&mut self) -> io::Result<()> {
+        self.write_pending()?;
+        self.file.sync_data()
+    }
+
     fn write_pending(&mut self) -> io::Result<()> {
         self.file.write_all_at(&self.pending, self.written)?;
         self.written += self.pending.len() as u64;

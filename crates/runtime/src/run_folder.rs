@@ -4,22 +4,23 @@ use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
-use paceline_core::{Decision, Event, Time};
+use paceline_core::{Decision, Event, SchemeError, Time};
 use paceline_spec::LineLimit;
 use paceline_store::{CheckpointError, Layout, ReservedModel, create_folder, write_file};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::event_segments::{EVENTS, EventSegments};
 use crate::folder_lock::{FolderLock, LOCK};
+use crate::folder_writer::{FolderFile, FolderFiles, FolderWriter, PendingCheckpoint, QueuedFile};
 use crate::retrying_file::RetryingFile;
 use crate::tensorboard::ScalarLog;
-use crate::{EventLog, EventLogHeader, Goal, Iteration, Monitor, Observer, ReplayError, ResumePoint, Summary};
+use crate::{
+    EventLog, EventLogHeader, Goal, Iteration, KeepEvents, Monitor, Observer, ReplayError, ResumePoint, Summary,
+};
 
 /// TensorBoard looks for files with `tfevents` in their names.
-const SCALARS: &str = "events.out.tfevents.paceline";
-
-/// The event log of a run folder.
-pub const EVENTS: &str = "events.jsonl";
+pub(crate) const SCALARS: &str = "events.out.tfevents.paceline";
 
 /// The report of a run folder.
 pub const REPORT: &str = "report.html";
@@ -29,7 +30,7 @@ pub(crate) const SUMMARY: &str = "summary.json";
 
 /// The options of a run, in its folder.
 pub const CONFIGURATION: &str = "config.toml";
-const METRICS: &str = "metrics.csv";
+pub(crate) const METRICS: &str = "metrics.csv";
 pub(crate) const MODEL: &str = "model.safetensors";
 
 /// How much of the event log is written at a time, in bytes.
@@ -99,15 +100,16 @@ pub enum RunFolderError {
         /// What is wrong with each.
         problems: String,
     },
-    /// A checkpoint's state of the scheme or of the learning rate can't be read.
-    #[error("the checkpoint's state '{text}': {error}")]
+    /// A checkpoint's state of the run or of the learning rate can't be read.
+    #[error("the state of the run in the checkpoint can't be read: {error}; was it written by another version?")]
     SavedState {
-        /// What it says.
-        text: String,
         /// What is wrong with it.
         error: String,
     },
-    /// The event log can't be replayed.
+    /// The scheme can't be built.
+    #[error(transparent)]
+    Scheme(#[from] SchemeError),
+    /// The event log can't be read.
     #[error("{}: {error}", path.display())]
     Events {
         /// The event log.
@@ -134,16 +136,6 @@ pub enum RunFolderError {
         /// What it is of.
         header: Box<EventLogHeader>,
     },
-    /// Event log and checkpoint do not fit together.
-    #[error("{}: the events lead to version {events}, but the checkpoint is of version {checkpoint}", path.display())]
-    OtherVersion {
-        /// The run folder.
-        path: PathBuf,
-        /// The version that the events lead to.
-        events: u64,
-        /// The version of the checkpoint.
-        checkpoint: u64,
-    },
 }
 
 /// Names the file that a system error is about.
@@ -160,14 +152,12 @@ pub struct RunFolder {
     lock: FolderLock,
     /// The space of the final model; `None` without a model.
     model: Option<ReservedModel>,
-    events: EventLog<RetryingFile>,
-    /// The file of the events.
-    stream: File,
-    /// How many events there are.
-    turns: u64,
-    metrics: csv::Writer<RetryingFile>,
-    scalars: ScalarLog<RetryingFile>,
+    events: EventLog<QueuedFile>,
+    metrics: csv::Writer<QueuedFile>,
+    scalars: ScalarLog<QueuedFile>,
     failed: Option<RunFolderError>,
+    /// Writes all of these.
+    writer: FolderWriter,
 }
 
 /// Refuses a folder that is not empty: nothing is ever overwritten. A lock alone does not count.
@@ -254,13 +244,28 @@ impl RunFolder {
         check_free(path)?;
         write_configuration(path, config)?;
         let model = layout.map(|layout| ReservedModel::new(&path.join(MODEL), layout)).transpose()?;
-        let stream = File::create_new(path.join(EVENTS)).map_err(at(path))?;
-        let events = stream.try_clone().and_then(|stream| RetryingFile::new(stream, PORTION)).map_err(at(path))?;
-        let events = EventLog::new(events, header).map_err(at(path))?;
-        let metrics = File::create_new(path.join(METRICS)).and_then(|file| RetryingFile::new(file, 1));
-        let metrics = csv::Writer::from_writer(metrics.map_err(at(path))?);
-        let scalars = scalars(&path.join(SCALARS)).map_err(at(path))?;
-        Ok(RunFolder { lock, model, events, stream, turns: 0, metrics, scalars, failed: None })
+        let events = EventSegments::create(path, header).map_err(at(&path.join(EVENTS)))?;
+        let file = |name: &str| {
+            let path = path.join(name);
+            File::create_new(&path).and_then(|file| RetryingFile::new(file, 1)).map_err(at(&path))
+        };
+        let (metrics, scalars) = (file(METRICS)?, file(SCALARS)?);
+        let files = FolderFiles { path: path.into(), events, metrics, scalars };
+        RunFolder::start(lock, model, files, true)
+    }
+
+    fn start(
+        lock: FolderLock,
+        model: Option<ReservedModel>,
+        files: FolderFiles,
+        is_new: bool,
+    ) -> Result<Self, RunFolderError> {
+        let writer = FolderWriter::start(files)?;
+        let events = EventLog::resumed(writer.file(FolderFile::Events, PORTION));
+        let metrics = writer.file(FolderFile::Metrics, PORTION);
+        let metrics = csv::WriterBuilder::new().has_headers(is_new).from_writer(metrics);
+        let scalars = ScalarLog::new(writer.file(FolderFile::Scalars, PORTION)).map_err(at(lock.folder()))?;
+        Ok(RunFolder { lock, model, events, metrics, scalars, failed: None, writer })
     }
 
     /// Continues a folder where its run resumes. Later lines are cut off, the summary is removed. Returns also the last
@@ -271,32 +276,48 @@ impl RunFolder {
     pub fn resume(
         lock: FolderLock,
         config: &str,
+        header: &EventLogHeader,
         point: &ResumePoint,
         layout: &Layout,
     ) -> Result<(Self, Option<u64>), RunFolderError> {
         let path = lock.folder().to_path_buf();
         let iterations = point.checkpoint.version;
-        let cut = |name: &str, lines: u64| {
-            let path = path.join(name);
-            cut_after(&path, lines).map_err(at(&path))
-        };
-        let retrying = |file: File, portion: usize| RetryingFile::new(file, portion).map_err(at(&path));
         let model = Some(ReservedModel::new(&path.join(MODEL), layout)?);
-        let lost = last_iteration(&path.join(METRICS)).map_err(at(&path))?.filter(|&last| last > iterations);
-        let stream = cut(EVENTS, point.events + 1)?;
-        let events = EventLog::resumed(retrying(stream.try_clone().map_err(at(&path))?, PORTION)?);
+        let (log, metrics) = (path.join(EVENTS), path.join(METRICS));
+        let lost = last_iteration(&metrics).map_err(at(&metrics))?.filter(|&last| last > iterations);
+        let events = match point.position {
+            Some(position) => EventSegments::resume(&path, header, position, &point.saved),
+            None => EventSegments::start_over(&path, header),
+        };
+        let mut events = events.map_err(at(&log))?;
+        if point.afresh.is_some() {
+            events.cut(&point.saved).map_err(at(&log))?;
+        }
         // Before the first iteration there is not even a line of names.
-        let metrics = retrying(cut(METRICS, if iterations == 0 { 0 } else { iterations + 1 })?, 1)?;
-        let metrics = csv::WriterBuilder::new().has_headers(iterations == 0).from_writer(metrics);
+        let rows = if iterations == 0 { 0 } else { iterations + 1 };
+        let metrics = cut_after(&metrics, rows).and_then(|file| RetryingFile::new(file, 1)).map_err(at(&metrics))?;
         // TensorBoard puts the files of a folder together.
-        let scalars = scalars(&path.join(format!("{SCALARS}.{iterations}"))).map_err(at(&path))?;
+        let scalars = path.join(format!("{SCALARS}.{iterations}"));
+        let scalars = File::create(&scalars).and_then(|file| RetryingFile::new(file, 1)).map_err(at(&scalars))?;
         write_configuration(&path, config)?;
         match fs::remove_file(path.join(SUMMARY)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(&path.join(SUMMARY))(error)),
             _ => {}
         }
-        let turns = point.events;
-        Ok((RunFolder { lock, model, events, stream, turns, metrics, scalars, failed: None }, lost))
+        let files = FolderFiles { path, events, metrics, scalars };
+        Ok((RunFolder::start(lock, model, files, iterations == 0)?, lost))
+    }
+
+    /// Sets how many older segments of the event log are kept.
+    pub fn keep_events(&self, keep: KeepEvents) {
+        self.writer.keep_events(keep);
+    }
+
+    /// Writes a checkpoint, after all events and metrics so far.
+    pub(crate) fn checkpoint(&mut self, copy: PendingCheckpoint) {
+        // These only pass on what they have collected.
+        let _ = self.metrics.flush().and(self.events.flush());
+        self.writer.checkpoint(copy);
     }
 
     /// Removes the folder with all its files: its run was interrupted, and counts for nothing.
@@ -304,8 +325,10 @@ impl RunFolder {
     /// # Errors
     /// If it can't be removed.
     pub fn discard(self) -> Result<(), RunFolderError> {
-        let path = self.path();
-        fs::remove_dir_all(path).map_err(at(path))
+        let RunFolder { lock, writer, .. } = self;
+        // What could not be written is removed anyway.
+        let _ = writer.finish();
+        fs::remove_dir_all(lock.folder()).map_err(at(lock.folder()))
     }
 
     /// Where it is.
@@ -313,10 +336,9 @@ impl RunFolder {
         self.lock.folder()
     }
 
-    /// How many events there are, and the file that holds them all. All metrics so far are written, too.
-    pub fn stream(&mut self) -> (u64, io::Result<File>) {
-        let flushed = self.metrics.flush().and_then(|()| self.events.flush());
-        (self.turns, flushed.and_then(|()| self.stream.try_clone()))
+    /// The lock of the folder.
+    pub fn lock(&self) -> &FolderLock {
+        &self.lock
     }
 
     /// Writes the model, then the summary, then ends the other files. A file that can't be written does not keep the
@@ -325,7 +347,7 @@ impl RunFolder {
     /// # Errors
     /// The first one.
     pub fn finish(self, summary: &Summary, parameters: Option<&[f32]>) -> Result<FolderLock, RunFolderError> {
-        let RunFolder { lock, model, events, mut metrics, scalars, failed, .. } = self;
+        let RunFolder { lock, model, events, mut metrics, scalars, failed, writer } = self;
         let path = lock.folder();
         let mut outcome = Ok(());
         if let Some((model, parameters)) = model.zip(parameters) {
@@ -338,7 +360,8 @@ impl RunFolder {
         outcome = outcome.and(failed.map_or(Ok(()), Err));
         outcome = outcome.and(events.finish().map_err(at(&path.join(EVENTS))));
         outcome = outcome.and(metrics.flush().map_err(at(&path.join(METRICS))));
-        outcome.and(scalars.finish().map_err(at(path))).map(|()| lock)
+        outcome = outcome.and(scalars.finish().map_err(at(path)));
+        outcome.and(writer.finish()).map(|()| lock)
     }
 }
 
@@ -364,10 +387,6 @@ fn last_iteration(path: &Path) -> io::Result<Option<u64>> {
     }
 }
 
-fn scalars(path: &Path) -> io::Result<ScalarLog<RetryingFile>> {
-    ScalarLog::new(RetryingFile::new(File::create(path)?, PORTION)?)
-}
-
 /// Cuts a file off after this number of lines, and opens it to append.
 fn cut_after(path: &Path, lines: u64) -> io::Result<File> {
     let file = File::options().read(true).write(true).open(path)?;
@@ -383,7 +402,6 @@ fn cut_after(path: &Path, lines: u64) -> io::Result<File> {
 impl Observer for RunFolder {
     fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
         self.events.on_turn(now, event, decisions);
-        self.turns += 1;
     }
 
     fn on_iteration(&mut self, iteration: &Iteration, monitor: &Monitor) {
@@ -405,7 +423,7 @@ impl Observer for RunFolder {
             let written = self.scalars.write(row.iteration, row.time, &scalars).map_err(at(path));
             let metrics = |error| RunFolderError::Metrics { path: path.join(METRICS), error };
             self.failed = written.and_then(|()| self.metrics.serialize(&row).map_err(metrics)).err();
-            // One write per row. What can't be written now is written with a later row.
+            // One write per row.
             let _ = self.metrics.flush();
         }
     }

@@ -1,12 +1,13 @@
-//! What follows a run on a server: membership, and states of the model that can be checkpointed.
+//! What follows a run on a server: membership, and states that can be checkpointed.
 
+use paceline_core::Ledger;
 use paceline_store::Optimizer;
 
-use crate::{Observer, RateState};
+use crate::{Monitor, Observer, RateState};
 
-/// The state of the model at a moment at which no update is pending. A run can resume from it, given its event log.
-#[derive(Debug, Clone, Copy)]
-pub struct ModelState<'a> {
+/// The state of a run at a moment at which no update is pending. The run can resume from it.
+#[derive(Clone, Copy)]
+pub struct RunState<'a> {
     /// How many times the model has been stepped.
     pub version: u64,
     /// The model.
@@ -15,6 +16,10 @@ pub struct ModelState<'a> {
     pub optimizer: &'a Optimizer,
     /// What the learning rate depends on.
     pub rate: RateState,
+    /// The ledger with its scheme.
+    pub ledger: &'a Ledger,
+    /// The run's metrics.
+    pub monitor: &'a Monitor,
 }
 
 /// Follows a run on a server.
@@ -24,9 +29,9 @@ pub trait ServerObserver: Observer {
         false
     }
 
-    /// The model is in a state that the run can resume from. Called when a checkpoint is due, and at the end of the run
+    /// The run can resume from this state. Called when a checkpoint is due, and at the end of the run
     /// if no update is pending then.
-    fn on_checkpoint(&mut self, _state: &ModelState<'_>) {}
+    fn on_checkpoint(&mut self, _state: &RunState<'_>) {}
 
     /// Training has ended. The final evaluation and the last checkpoint follow.
     fn on_end(&mut self) {}

@@ -105,7 +105,7 @@ fn checkpoints(len: usize) {
         layout: &layout,
         parameters: &parameters,
         optimizer: &optimizer,
-        scheme_state: "",
+        run_state: "",
         rate_state: "",
     };
     let mut manifest = folder.save(&view).expect("saved");

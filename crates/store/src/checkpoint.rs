@@ -71,8 +71,8 @@ pub struct CheckpointView<'a> {
     pub parameters: &'a [f32],
     /// The optimizer with its state.
     pub optimizer: &'a Optimizer,
-    /// The scheme's state, as text that only the scheme interprets.
-    pub scheme_state: &'a str,
+    /// The state of the run, as text that only the caller interprets.
+    pub run_state: &'a str,
     /// The learning rate's state, as text that only the caller interprets.
     pub rate_state: &'a str,
 }
@@ -86,8 +86,8 @@ pub struct Checkpoint {
     pub parameters: Vec<f32>,
     /// The optimizer with its state, ready for the next step.
     pub optimizer: Optimizer,
-    /// The scheme's state, as it was saved.
-    pub scheme_state: String,
+    /// The state of the run, as it was saved.
+    pub run_state: String,
     /// The learning rate's state, as it was saved.
     pub rate_state: String,
 }
@@ -142,7 +142,7 @@ impl CheckpointFolder {
             tensors_crc32,
             trainable: view.layout.trainable(),
             tensors: manifest::tensors(view.layout),
-            scheme_state: view.scheme_state.to_string(),
+            run_state: view.run_state.to_string(),
             rate_state: view.rate_state.to_string(),
         };
         let path = self.file(number, MANIFEST);
@@ -244,7 +244,7 @@ pub fn load_checkpoint(path: &Path, layout: &Layout) -> Result<Checkpoint, Check
         version: manifest.version,
         parameters,
         optimizer: Optimizer::restored(spec, layout, manifest.optimizer_steps, vectors.collect()),
-        scheme_state: manifest.scheme_state,
+        run_state: manifest.run_state,
         rate_state: manifest.rate_state,
     })
 }
@@ -417,7 +417,7 @@ mod tests {
                 layout: &self.layout,
                 parameters: &self.parameters,
                 optimizer: &self.optimizer,
-                scheme_state: "k = 3",
+                run_state: "k = 3",
                 rate_state: "\"quoted\"\n",
             })
         }
@@ -441,7 +441,7 @@ mod tests {
             let LatestCheckpoint { checkpoint, skipped } = run.folder.latest(&run.layout).expect("a readable folder");
             let mut checkpoint = checkpoint.expect("a valid checkpoint");
             assert!(skipped.is_empty());
-            assert_eq!((checkpoint.version, checkpoint.scheme_state.as_str()), (3, "k = 3"));
+            assert_eq!((checkpoint.version, checkpoint.run_state.as_str()), (3, "k = 3"));
             assert_eq!(checkpoint.rate_state, "\"quoted\"\n");
             assert_eq!((&checkpoint.parameters, &checkpoint.optimizer), (&run.parameters, &run.optimizer));
 

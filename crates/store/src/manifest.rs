@@ -18,7 +18,7 @@ pub(crate) struct Manifest {
     pub tensors_crc32: u32,
     pub trainable: usize,
     pub tensors: Vec<TensorShape>,
-    pub scheme_state: String,
+    pub run_state: String,
     pub rate_state: String,
 }
 

@@ -27,7 +27,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use paceline_core::{Span, TaskId};
-use paceline_runtime::{Observer, ReplayError};
+use paceline_runtime::{EVENTS, Observer, ReplayError, open_events};
 use paceline_spec::{LineLimit, open_input};
 use paceline_store::write_file;
 use thiserror::Error;
@@ -162,17 +162,20 @@ impl Trace {
     }
 
     fn read_ranked(path: &Path, span: &str) -> Result<(Option<u64>, Self), TraceError> {
-        let path = if path.is_dir() { path.join("events.jsonl") } else { path.into() };
         let read = || {
-            let file = open_input(&path)?;
-            match extension(&path).as_str() {
+            if path.is_dir() {
+                return Ok((None, from_events::read(open_events(path)?)?));
+            }
+            let file = open_input(path)?;
+            match extension(path).as_str() {
                 "parquet" => Ok((None, parquet_table::read(file)?.finish()?)),
                 "json" => spans::read(LineLimit::with_limit(file, MAX_SPANS), span),
                 "jsonl" => Ok((None, from_events::read(file)?)),
                 _ => Ok((None, delimited::read(LineLimit::new(file))?.finish()?)),
             }
         };
-        read().map_err(|kind| TraceError { path: path.clone(), kind })
+        let named = || if path.is_dir() { path.join(EVENTS) } else { path.into() };
+        read().map_err(|kind| TraceError { path: named(), kind })
     }
 
     /// Checks that this build supports the format of a file, before there is anything to write.

@@ -9,8 +9,7 @@ use paceline_core::WorkerId;
 use paceline_core::speed::PredictorKind;
 use paceline_report::speeds::ObservedSpeeds;
 use paceline_report::tables::aligned;
-use paceline_runtime::read_events;
-use paceline_spec::open_input;
+use paceline_runtime::{open_events, read_events};
 use serde_json::json;
 
 use crate::output::say;
@@ -67,7 +66,7 @@ impl SpeedsArgs {
 
     fn read(&self) -> anyhow::Result<ObservedSpeeds> {
         let mut observed = ObservedSpeeds::default();
-        read_events(open_input(&self.file)?, &mut observed)?;
+        read_events(open_events(&self.file)?, &mut observed)?;
         let longest = observed.workers.iter().map(Vec::len).max().unwrap_or(0);
         if longest <= self.first {
             bail!("no worker did more than {longest} tasks; expected more than --first {}", self.first);

@@ -171,6 +171,11 @@ impl Fit {
         // Removing samples leaves rounding errors, which must neither count as a sample nor make a sum negative.
         cell.sum = if cell.weight > 0.0 { (cell.sum + sum).max(0.0) } else { 0.0 };
         self.touched.push(index as u32);
+        if self.touched.len() > 2 * self.cells.len() {
+            // Nobody has read the fit for long.
+            self.touched.sort_unstable();
+            self.touched.dedup();
+        }
     }
 
     /// Gives the new cells of a row a block of their own.

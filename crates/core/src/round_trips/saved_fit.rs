@@ -7,6 +7,7 @@ use super::region::CellRun;
 
 /// The state of a [`Fit`](super::fit::Fit).
 #[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct SavedFit {
     pub(super) workers: usize,
     /// The rows that take part: position, and how many ranks.
@@ -19,6 +20,7 @@ pub(super) struct SavedFit {
 
 /// A cell with samples.
 #[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct SavedCell {
     pub(super) cell: u32,
     pub(super) sum: f64,
@@ -27,6 +29,7 @@ pub(super) struct SavedCell {
 
 /// A block of cells with one value.
 #[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct SavedBlock {
     /// Not a number before the first fit.
     #[serde(with = "crate::number")]

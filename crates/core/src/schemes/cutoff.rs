@@ -39,6 +39,7 @@ struct CutoffRound {
 
 /// The state of a [`Cutoff`].
 #[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct SavedCutoff {
     predictor: Box<RawValue>,
     round: Box<RawValue>,

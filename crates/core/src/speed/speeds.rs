@@ -32,6 +32,7 @@ pub struct Speeds {
 
 /// The state of [`Speeds`].
 #[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct SavedSpeeds {
     kind: PredictorKind,
     warm_up: usize,
@@ -42,6 +43,7 @@ struct SavedSpeeds {
 }
 
 #[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct SavedWorkerSpeed {
     predictor: Box<RawValue>,
     slowest: f64,

@@ -45,7 +45,8 @@ impl AccuracyCurve {
 
 impl Observer for AccuracyCurve {
     fn on_iteration(&mut self, iteration: &Iteration, monitor: &Monitor) {
-        self.0.extend(monitor.fresh_evaluation().map(|found| (iteration.time, found.accuracy)));
+        let accuracy = monitor.fresh_evaluation().and_then(|found| found.accuracy);
+        self.0.extend(accuracy.map(|accuracy| (iteration.time, accuracy)));
     }
 }
 

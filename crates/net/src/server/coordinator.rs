@@ -46,12 +46,12 @@ impl<'a> Coordinator<'a> {
                 let ledger = Ledger::new(job.scheme.build(&job.setup)?);
                 (ledger, Monitor::default(), stepper, job.initial(), None)
             }
-            Some(ResumePoint { replayed, checkpoint, rate: rate_state, .. }) => {
+            Some(ResumePoint { ledger, monitor, saved, checkpoint, rate: rate_state, .. }) => {
                 let Checkpoint { version, parameters, optimizer, .. } = checkpoint;
                 let stepper = Stepper::resumed(layout, optimizer, rate, rate_state, shards).clipping(job.clip_sum);
                 // A run without a commit starts again once all workers have joined.
-                let resumed = (version > 0).then_some((replayed.now, replayed.workers));
-                (replayed.ledger, replayed.monitor, stepper, parameters, resumed)
+                let resumed = (version > 0).then(|| (saved.latest(), saved.workers()));
+                (ledger, monitor, stepper, parameters, resumed)
             }
         };
         let config = ServerConfig {

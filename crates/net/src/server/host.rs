@@ -11,7 +11,7 @@ use paceline_core::{
 };
 use paceline_protocol::{GradientLocation, Notice, ServerHost, SessionId, ToWorker};
 use paceline_runtime::{
-    BrokenUpdates, Contribution, Iteration, Job, ModelState, Monitor, Remedy, RunInfo, ServerObserver, Stepper,
+    BrokenUpdates, Contribution, Iteration, Job, Monitor, Remedy, RunInfo, RunState, ServerObserver, Stepper,
     StopReason, compensate,
 };
 use paceline_workload::Evaluation;
@@ -187,14 +187,16 @@ impl<'a> NetHost<'a> {
 
     // --- the state of the run ---
 
-    /// Passes the model to the observer if the run could resume from this state.
+    /// Passes the state to the observer if the run could resume from this state.
     pub(super) fn offer_checkpoint(&mut self, ledger: &Ledger) {
         if !self.broken_updates.suspect_model(ledger.live()) && ledger.is_settled() {
-            self.observer.on_checkpoint(&ModelState {
+            self.observer.on_checkpoint(&RunState {
                 version: ledger.version().0,
                 parameters: self.parameter_ring.newest().region.values(),
                 optimizer: self.stepper.optimizer(),
                 rate: self.stepper.rate_state(),
+                ledger,
+                monitor: &self.monitor,
             });
         }
     }

@@ -7,7 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use paceline_core::{Setup, Span};
-use paceline_net::{Address, Emulation, RunOutcome, Server, TransportOptions, Worker, WorkerError, WorkerOutcome};
+use paceline_net::{
+    Address, Emulation, RunOutcome, Server, ServerError, TransportOptions, Worker, WorkerError, WorkerOutcome,
+};
 use paceline_runtime::{Job, ServerObserver};
 use paceline_workload::{Order, Partition, Sampler, SoftmaxRegression, Workload, synthetic_digits};
 
@@ -84,7 +86,17 @@ pub fn run(
     transport: TransportOptions,
     observer: &mut dyn ServerObserver,
 ) -> RunOutcome {
-    let server = server(transport);
+    run_on(server(transport), job, transports, slower, |server| server.run(job, observer))
+}
+
+/// As [`run`], on this server, which `start` starts.
+pub fn run_on(
+    server: Server,
+    job: &Job,
+    transports: &[TransportKind],
+    slower: f64,
+    start: impl FnOnce(Server) -> Result<RunOutcome, ServerError>,
+) -> RunOutcome {
     thread::scope(|scope| {
         for (rank, &transport) in transports.iter().enumerate() {
             let mut worker = worker(address(&server, transport), rank as u32);
@@ -96,6 +108,6 @@ pub fn run(
                 assert_eq!(done.worker.0, rank as u32);
             });
         }
-        server.run(job, observer).unwrap()
+        start(server).unwrap()
     })
 }

@@ -73,12 +73,18 @@ pub fn write(file: &Path, folders: &[PathBuf]) -> Result<usize, ReportError> {
     Ok(page.len())
 }
 
-/// Finishes a run folder, and adds its report.
+/// A run with more updates gets its report only on request: a report keeps about 150 bytes for each in memory.
+const MOST_UPDATES: u64 = 1_000_000;
+
+/// Finishes a run folder, and adds its report unless the run was very long.
 ///
 /// # Errors
 /// If anything can't be written.
 pub fn finish_run_folder(folder: RunFolder, summary: &Summary, parameters: Option<&[f32]>) -> Result<(), ReportError> {
     let lock = folder.finish(summary, parameters)?;
+    if summary.updates_committed + summary.updates_discarded > MOST_UPDATES {
+        return Ok(());
+    }
     let path = lock.folder().to_path_buf();
     write(&path.join(REPORT), &[path]).map(drop)
 }

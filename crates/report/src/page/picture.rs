@@ -1,9 +1,8 @@
 //! A run's timeline as a picture.
 
-use std::fs::File;
 use std::path::Path;
 
-use paceline_runtime::{EVENTS, read_events};
+use paceline_runtime::{EVENTS, open_events, read_events};
 
 use super::timeline::{Activity, Timeline};
 use crate::error::{ReportError, at, in_log};
@@ -25,7 +24,7 @@ const STATES: [(Activity, &str, RGBColor); 5] = [
 pub fn timeline_figure(folder: &Path) -> Result<Figure, ReportError> {
     let path = folder.join(EVENTS);
     let mut timeline = Timeline::default();
-    let header = read_events(File::open(&path).map_err(at(&path))?, &mut timeline).map_err(in_log(&path))?;
+    let header = read_events(open_events(folder).map_err(at(&path))?, &mut timeline).map_err(in_log(&path))?;
     timeline.finish();
     let of_state = |(state, name, colour): (Activity, &str, RGBColor)| {
         let segments = (0..).zip(&timeline.workers).flat_map(|(worker, segments): (u32, _)| {

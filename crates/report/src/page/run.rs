@@ -1,11 +1,10 @@
 //! The data of one run on the page.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
 use std::path::Path;
 
 use paceline_core::{Action, ActivityChange, Decision, Event, Reason, Time, Work, WorkerActivities};
-use paceline_runtime::{EVENTS, MetricsRow, Observer, Summary, read_events, read_metrics};
+use paceline_runtime::{EVENTS, MetricsRow, Observer, Summary, open_events, read_events, read_metrics};
 use paceline_spec::read_text;
 use serde::Serialize;
 
@@ -65,9 +64,9 @@ impl ReportedRun {
     /// If its event log or metrics can't be read.
     pub fn read(folder: &Path, name: String, limits: PageLimits) -> Result<Self, ReportError> {
         let path = folder.join(EVENTS);
-        let file = File::open(&path).map_err(at(&path))?;
+        let log = open_events(folder).map_err(at(&path))?;
         let mut reader = RunReader::default();
-        let header = read_events(file, &mut reader).map_err(in_log(&path))?;
+        let header = read_events(log, &mut reader).map_err(in_log(&path))?;
         let RunReader { mut timeline, mut choices } = reader;
         timeline.finish();
         let end = timeline.end.seconds();
