@@ -22,7 +22,7 @@ pub use burn::tensor::Device;
 pub use catalogue::{BuiltWorkload, Model, ModelEntry, add_model};
 pub use device::{DeviceError, device};
 pub use error::ModelError;
-pub use network::{Assessment, Classifier, Network};
+pub use network::{BatchScore, Classifier, Network};
 pub use networks::{CharacterModel, Cnn, Mlp, ResNet};
 pub use paceline_workload::Draw;
 pub use samples::{Batch, Images, Samples, Sampling, TextWindows};

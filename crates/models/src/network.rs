@@ -29,14 +29,14 @@ pub trait Network: Module + 'static {
     fn loss(&self, batch: Batch<Self::Input, Self::Targets>) -> Tensor<1>;
 
     /// How good it is on a batch of held-out samples. Default: its loss, and nothing about accuracy.
-    fn assess(&self, batch: Batch<Self::Input, Self::Targets>) -> Assessment {
-        Assessment { loss: f64::from(self.loss(batch).into_scalar::<f32>()), correct: None }
+    fn score(&self, batch: Batch<Self::Input, Self::Targets>) -> BatchScore {
+        BatchScore { loss: f64::from(self.loss(batch).into_scalar::<f32>()), correct: None }
     }
 }
 
 /// How good a network is on a batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Assessment {
+pub struct BatchScore {
     /// The mean loss.
     pub loss: f64,
     /// How many predictions are right, of how many; `None` if the network does not classify.
@@ -67,11 +67,11 @@ impl<C: Classifier> Network for C {
         Classifier::loss(self, self.logits(input), targets)
     }
 
-    fn assess(&self, Batch { input, targets }: Batch<C::Input>) -> Assessment {
+    fn score(&self, Batch { input, targets }: Batch<C::Input>) -> BatchScore {
         let (logits, predictions) = (self.logits(input), targets.dims()[0] as u64);
         let predicted = logits.clone().argmax(1).flatten::<1>(0, 1);
         let correct: i64 = predicted.equal(targets.clone()).int().sum().into_scalar();
         let loss = f64::from(Classifier::loss(self, logits, targets).into_scalar::<f32>());
-        Assessment { loss, correct: Some((correct as u64, predictions)) }
+        BatchScore { loss, correct: Some((correct as u64, predictions)) }
     }
 }

@@ -114,9 +114,9 @@ impl<N: Network> Replica for BurnReplica<N> {
         for start in (0..held_out).step_by(EVALUATION_BATCH) {
             let range = start..held_out.min(start + EVALUATION_BATCH);
             let samples = range.len() as f64;
-            let assessment = network.assess(self.samples.held_out(range, &device));
-            loss += assessment.loss * samples;
-            let (right, all) = assessment.correct.unwrap_or_default();
+            let score = network.score(self.samples.held_out(range, &device));
+            loss += score.loss * samples;
+            let (right, all) = score.correct.unwrap_or_default();
             (correct, predictions) = (correct + right, predictions + all);
         }
         let accuracy = (predictions > 0).then(|| correct as f64 / predictions as f64);

@@ -101,7 +101,9 @@ impl Waker {
     fn reset(&self) {
         // Only resets the counter.
         let _ = rustix::io::read(&self.0.fd, &mut [0; 8]);
-        self.0.is_pending.store(false, Ordering::Release);
+        // Not a plain store: this thread could look for what there is before others see the store. A wake-up in between
+        // would be taken for this one, and lost.
+        self.0.is_pending.swap(false, Ordering::AcqRel);
     }
 }
 
@@ -165,5 +167,49 @@ fn timespec(duration: Duration) -> Timespec {
     Timespec {
         tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(duration.subsec_nanos()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+    use std::thread;
+
+    /// How long a wake-up may take on the busiest machine.
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn no_wake_up_is_lost() {
+        const PAIRS: u32 = 20_000;
+        let poller = Poller::new().unwrap();
+        let waker = poller.waker().clone();
+        let (send, receive) = channel();
+        let (answer, answers) = channel();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                for pair in 0..PAIRS {
+                    // The second comes at any moment while the other thread deals with the first. Nothing else wakes it.
+                    for pause in [0, pair % 500] {
+                        (0..pause).for_each(|_| std::hint::spin_loop());
+                        send.send(()).unwrap();
+                        waker.wake();
+                    }
+                    if answers.recv().and_then(|()| answers.recv()).is_err() {
+                        return;
+                    }
+                }
+            });
+            let mut taken = 0;
+            while taken < 2 * PAIRS {
+                let deadline = Instant::now() + LONG;
+                poller.wait(Some(deadline), &mut Vec::new()).unwrap();
+                assert!(Instant::now() < deadline, "a wake-up was lost after {taken} items");
+                for () in receive.try_iter() {
+                    taken += 1;
+                    answer.send(()).unwrap();
+                }
+            }
+        });
     }
 }

@@ -133,7 +133,7 @@ pub(super) struct Acceptor {
     context: Arc<SessionContext>,
     io_threads: Vec<IoThreadHandle>,
     next_session: u64,
-    /// Whether the last attempt failed, so that a failure that lasts is reported once.
+    /// Whether an attempt failed since all connections were accepted, so that a failure that lasts is reported once.
     has_failed: bool,
 }
 
@@ -184,13 +184,14 @@ impl Acceptor {
             let Some(socket) = self.sockets.get_mut(index as usize) else { return Ok(()) };
             let error = match socket.listener.accept(&self.options) {
                 Ok(accepted) => {
-                    self.has_failed = false;
                     self.connect(accepted, local, on_input);
                     continue;
                 }
                 Err(error) => error,
             };
             if error.kind() == io::ErrorKind::WouldBlock {
+                // Without a free file handle there is another error, also if no connection waits.
+                self.has_failed = false;
                 break;
             }
             // E.g. too many open files: the connection stays in the queue of the listener.
