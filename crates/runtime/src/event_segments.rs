@@ -116,13 +116,13 @@ pub fn open_events(path: &Path) -> io::Result<Box<dyn Read>> {
 /// A compressed segment that is opened when it is read.
 enum OpenedLater {
     Closed(PathBuf),
-    Open(GzDecoder<File>),
+    Open(Box<GzDecoder<File>>),
 }
 
 impl Read for OpenedLater {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if let OpenedLater::Closed(path) = self {
-            *self = OpenedLater::Open(GzDecoder::new(File::open(path)?));
+            *self = OpenedLater::Open(Box::new(GzDecoder::new(File::open(path)?)));
         }
         match self {
             OpenedLater::Closed(_) => Ok(0),
@@ -286,6 +286,7 @@ fn remove_from(folder: &Path, segment: u64) -> io::Result<()> {
     let later = older_segments(folder)?.into_iter().filter(|&(number, _)| number >= segment);
     later.into_iter().try_for_each(|(_, path)| fs::remove_file(path))
 }
+
 #[cfg(test)]
 mod tests {
     use super::*;
