@@ -3,13 +3,18 @@
 //! A program of one's own gets all of its commands for models and schemes of its own:
 //!
 //! ```no_run
-//! # use paceline::core::{Scheme, SchemeEntry, SchemeError, Settings, Setup};
-//! # fn build(_: &Settings<'_>, _: &Setup) -> Result<Box<dyn Scheme>, SchemeError> { unimplemented!() }
-//! static MINE: SchemeEntry = SchemeEntry::new("mine", "what it does", [0, 158, 115], build);
+//! use paceline::core::{Scheme, SchemeEntry, SchemeError, SchemeSpec, Settings, Setup};
+//!
+//! /// Waits for half of the workers.
+//! fn build(_: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+//!     format!("backup:k={}", setup.workers.div_ceil(2)).parse::<SchemeSpec>()?.build(setup)
+//! }
+//!
+//! static HALF: SchemeEntry = SchemeEntry::new("half", "wait for half of the workers", [0, 158, 115], build);
 //!
 //! fn main() -> std::process::ExitCode {
-//!     paceline::core::add_scheme(&MINE).expect("no other scheme has this name");
-//!     paceline::main() // mine train --scheme mine
+//!     paceline::core::add_scheme(&HALF).expect("no other scheme has this name");
+//!     paceline::main()
 //! }
 //! ```
 //!

@@ -33,7 +33,7 @@ fn a_model_is_evaluated_and_started_from() {
     assert!(started["loss"].as_f64() > Some(1.5), "{started}");
     let first = train("iterations=30", &["--out", &format!("{more}-1")]);
     let weights = format!("{more}-1/model.safetensors");
-    let second = train("iterations=1", &["--init", &weights]);
+    let second = train("iterations=1", &["--init", &weights, "--out", &format!("{more}-2")]);
     assert!(second["loss"].as_f64() < Some(1.2 * first["loss"].as_f64().unwrap()), "{first} then {second}");
     let simulated = [&["simulate", "--json", "--until", "iterations=1", "--init", &weights], &MODEL[..]].concat();
     assert!(json(&simulated)[0]["loss"].as_f64() < started["loss"].as_f64());
