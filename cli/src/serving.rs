@@ -208,7 +208,7 @@ impl<'a> PreparedRun<'a> {
         logs::install(&bars);
         let (config, layout) = (configuration.to_string(), job.workload.layout());
         let header = EventLogHeader::new(job.scheme.clone(), &job.setup);
-        let (folder, resume_point) = match resumed {
+        let (mut folder, resume_point) = match resumed {
             None => {
                 let path = output.out.clone().unwrap_or_else(|| next_free(""));
                 (RunFolder::create(&path, &config, &header, Some(layout)).map_err(Failure::input)?, None)

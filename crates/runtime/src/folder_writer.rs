@@ -16,9 +16,10 @@ use paceline_workload::Workload;
 
 use crate::byte_queue::ByteQueue;
 use crate::event_segments::{EVENTS, EventSegments, KeepEvents};
+use crate::metrics::METRICS;
 use crate::resume::SavedRun;
 use crate::retrying_file::RetryingFile;
-use crate::run_folder::{METRICS, RunFolderError, SCALARS, at};
+use crate::run_folder::{RunFolderError, SCALARS, at};
 use crate::{Monitor, RateState};
 
 /// The limit of what waits to be written, in bytes. A checkpoint does not count: only one waits at a time.

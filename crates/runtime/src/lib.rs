@@ -30,6 +30,7 @@ mod goal;
 mod http;
 mod interrupt;
 mod job;
+mod metrics;
 mod monitor;
 mod pretrained;
 mod rate_control;
@@ -53,15 +54,14 @@ pub use goal::{Goal, GoalProgress, Goals, LOSS_WINDOW};
 pub use http::StatusServer;
 pub use interrupt::{is_interrupted, request_interrupt};
 pub use job::Job;
+pub use metrics::{MetricsRow, read_metrics};
 pub use monitor::{Iteration, Monitor, Observer, RunInfo, Summary, WorkerTimes};
 pub use paceline_protocol::Notice;
 pub use pretrained::{load_pretrained, read_pretrained, write_pretrained};
 pub use rate_control::{RateSpec, RateState};
 pub use replica::{LocalReplica, local_optimizer, pulled_replica, replica_at};
 pub use resume::ResumePoint;
-pub use run_folder::{
-    CONFIGURATION, MetricsRow, REPORT, RunFolder, RunFolderError, check_free, next_free, read_metrics, set_aside,
-};
+pub use run_folder::{CONFIGURATION, REPORT, RunFolder, RunFolderError, check_free, next_free, set_aside};
 pub use server_observer::{RunState, ServerObserver};
 pub use status::{Health, SharedStatus, Status, WorkerStatus};
 pub use tensorboard::ScalarLog;

@@ -1,20 +1,18 @@
 //! The run folder: everything that a run leaves behind.
 
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use paceline_core::{Decision, Event, SchemeError, Time};
-use paceline_spec::LineLimit;
 use paceline_store::{CheckpointError, Layout, ReservedModel, create_folder, write_file};
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::event_segments::{EVENTS, EventSegments};
 use crate::folder_lock::{FolderLock, LOCK};
 use crate::folder_writer::{FolderFile, FolderFiles, FolderWriter, PendingCheckpoint, QueuedFile};
+use crate::metrics::{METRICS, MetricsLog, cut_metrics};
 use crate::retrying_file::RetryingFile;
-use crate::tensorboard::ScalarLog;
 use crate::{
     EventLog, EventLogHeader, Goal, Iteration, KeepEvents, Monitor, Observer, ReplayError, ResumePoint, Summary,
 };
@@ -30,7 +28,6 @@ pub(crate) const SUMMARY: &str = "summary.json";
 
 /// The options of a run, in its folder.
 pub const CONFIGURATION: &str = "config.toml";
-pub(crate) const METRICS: &str = "metrics.csv";
 pub(crate) const MODEL: &str = "model.safetensors";
 
 /// How much of the event log is written at a time, in bytes.
@@ -153,8 +150,7 @@ pub struct RunFolder {
     /// The space of the final model; `None` without a model.
     model: Option<ReservedModel>,
     events: EventLog<QueuedFile>,
-    metrics: csv::Writer<QueuedFile>,
-    scalars: ScalarLog<QueuedFile>,
+    metrics: MetricsLog,
     failed: Option<RunFolderError>,
     /// Writes all of these.
     writer: FolderWriter,
@@ -195,38 +191,6 @@ pub fn set_aside(folder: &Path) -> Result<PathBuf, RunFolderError> {
     Ok(aside)
 }
 
-/// A line of a run folder's `metrics.csv`: an iteration.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct MetricsRow {
-    /// Counts from 1.
-    pub iteration: u64,
-    /// When it ended, in seconds.
-    pub time: f64,
-    /// How long it took, in seconds.
-    pub duration: f64,
-    /// How many updates it was made of.
-    pub waited_for: u64,
-    /// Their mean training loss.
-    pub loss: Option<f64>,
-    /// The held-out accuracy, where it was measured.
-    pub accuracy: Option<f64>,
-    /// Why it ended then.
-    pub reason: String,
-}
-
-/// Reads a run folder's `metrics.csv`. A last line without an end is left out: the run was killed while writing it.
-///
-/// # Errors
-/// If it can't be read.
-pub fn read_metrics(folder: &Path) -> Result<Vec<MetricsRow>, RunFolderError> {
-    let path = folder.join(METRICS);
-    let mut text = Vec::new();
-    File::open(&path).and_then(|file| LineLimit::new(file).read_to_end(&mut text)).map_err(at(&path))?;
-    let end = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
-    let rows = csv::Reader::from_reader(&text[..end]).deserialize().collect::<Result<_, _>>();
-    rows.map_err(|error| RunFolderError::Metrics { path, error })
-}
-
 impl RunFolder {
     /// Creates the folder and its files, and locks it. `config` is the text of its `config.toml`. Space for a model with
     /// this layout is reserved.
@@ -251,21 +215,19 @@ impl RunFolder {
         };
         let (metrics, scalars) = (file(METRICS)?, file(SCALARS)?);
         let files = FolderFiles { path: path.into(), events, metrics, scalars };
-        RunFolder::start(lock, model, files, true)
+        RunFolder::start(lock, model, files, 0)
     }
 
     fn start(
         lock: FolderLock,
         model: Option<ReservedModel>,
         files: FolderFiles,
-        is_new: bool,
+        iterations: u64,
     ) -> Result<Self, RunFolderError> {
         let writer = FolderWriter::start(files)?;
         let events = EventLog::resumed(writer.file(FolderFile::Events, PORTION));
-        let metrics = writer.file(FolderFile::Metrics, PORTION);
-        let metrics = csv::WriterBuilder::new().has_headers(is_new).from_writer(metrics);
-        let scalars = ScalarLog::new(writer.file(FolderFile::Scalars, PORTION)).map_err(at(lock.folder()))?;
-        Ok(RunFolder { lock, model, events, metrics, scalars, failed: None, writer })
+        let metrics = MetricsLog::new(&writer, iterations).map_err(at(lock.folder()))?;
+        Ok(RunFolder { lock, model, events, metrics, failed: None, writer })
     }
 
     /// Continues a folder where its run resumes. Later lines are cut off, the summary is removed. Returns also the last
@@ -284,7 +246,6 @@ impl RunFolder {
         let iterations = point.checkpoint.version;
         let model = Some(ReservedModel::new(&path.join(MODEL), layout)?);
         let (log, metrics) = (path.join(EVENTS), path.join(METRICS));
-        let lost = last_iteration(&metrics).map_err(at(&metrics))?.filter(|&last| last > iterations);
         let events = match point.position {
             Some(position) => EventSegments::resume(&path, header, position, &point.saved),
             None => EventSegments::start_over(&path, header),
@@ -293,9 +254,9 @@ impl RunFolder {
         if point.afresh.is_some() {
             events.cut(&point.saved).map_err(at(&log))?;
         }
-        // Before the first iteration there is not even a line of names.
-        let rows = if iterations == 0 { 0 } else { iterations + 1 };
-        let metrics = cut_after(&metrics, rows).and_then(|file| RetryingFile::new(file, 1)).map_err(at(&metrics))?;
+        let cut = cut_metrics(&metrics, iterations);
+        let cut = cut.and_then(|(file, lost)| Ok((RetryingFile::new(file, 1)?, lost)));
+        let (metrics, lost) = cut.map_err(at(&metrics))?;
         // TensorBoard puts the files of a folder together.
         let scalars = path.join(format!("{SCALARS}.{iterations}"));
         let scalars = File::create(&scalars).and_then(|file| RetryingFile::new(file, 1)).map_err(at(&scalars))?;
@@ -305,18 +266,19 @@ impl RunFolder {
             _ => {}
         }
         let files = FolderFiles { path, events, metrics, scalars };
-        Ok((RunFolder::start(lock, model, files, iterations == 0)?, lost))
+        Ok((RunFolder::start(lock, model, files, iterations)?, lost))
     }
 
-    /// Sets how many older segments of the event log are kept.
-    pub fn keep_events(&self, keep: KeepEvents) {
+    /// Sets how many older segments of the event log are kept, and whether every iteration has a row in the metrics.
+    pub fn keep_events(&mut self, keep: KeepEvents) {
+        self.metrics.keep(keep);
         self.writer.keep_events(keep);
     }
 
     /// Writes a checkpoint, after all events and metrics so far.
     pub(crate) fn checkpoint(&mut self, copy: PendingCheckpoint) {
-        // These only pass on what they have collected.
-        let _ = self.metrics.flush().and(self.events.flush());
+        // It only passes on what it has collected.
+        let _ = self.events.flush();
         self.writer.checkpoint(copy);
     }
 
@@ -347,7 +309,7 @@ impl RunFolder {
     /// # Errors
     /// The first one.
     pub fn finish(self, summary: &Summary, parameters: Option<&[f32]>) -> Result<FolderLock, RunFolderError> {
-        let RunFolder { lock, model, events, mut metrics, scalars, failed, writer } = self;
+        let RunFolder { lock, model, events, metrics, failed, writer } = self;
         let path = lock.folder();
         let mut outcome = Ok(());
         if let Some((model, parameters)) = model.zip(parameters) {
@@ -359,8 +321,7 @@ impl RunFolder {
         outcome = outcome.and(written);
         outcome = outcome.and(failed.map_or(Ok(()), Err));
         outcome = outcome.and(events.finish().map_err(at(&path.join(EVENTS))));
-        outcome = outcome.and(metrics.flush().map_err(at(&path.join(METRICS))));
-        outcome = outcome.and(scalars.finish().map_err(at(path)));
+        outcome = outcome.and(metrics.finish().map_err(at(&path.join(METRICS))));
         outcome.and(writer.finish()).map(|()| lock)
     }
 }
@@ -371,60 +332,15 @@ fn write_configuration(folder: &Path, text: &str) -> Result<(), RunFolderError> 
     write_file(&path, |file| file.write_all(text.as_bytes())).map_err(at(&path))
 }
 
-/// The number of the last complete row of the metrics.
-fn last_iteration(path: &Path) -> io::Result<Option<u64>> {
-    let mut reader = BufReader::new(File::open(path)?);
-    let mut lines = 0u64;
-    loop {
-        let bytes = reader.fill_buf()?;
-        let length = bytes.len();
-        if length == 0 {
-            // The first line is names.
-            return Ok(lines.checked_sub(1).filter(|&rows| rows > 0));
-        }
-        lines += bytes.iter().filter(|&&byte| byte == b'\n').count() as u64;
-        reader.consume(length);
-    }
-}
-
-/// Cuts a file off after this number of lines, and opens it to append.
-fn cut_after(path: &Path, lines: u64) -> io::Result<File> {
-    let file = File::options().read(true).write(true).open(path)?;
-    let mut reader = BufReader::new(&file);
-    let mut length = 0;
-    for _ in 0..lines {
-        length += reader.skip_until(b'\n')? as u64;
-    }
-    file.set_len(length)?;
-    Ok(file)
-}
-
 impl Observer for RunFolder {
     fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
         self.events.on_turn(now, event, decisions);
     }
 
     fn on_iteration(&mut self, iteration: &Iteration, monitor: &Monitor) {
-        let accuracy = monitor.fresh_evaluation().and_then(|found| found.accuracy);
-        let row = MetricsRow {
-            iteration: iteration.iteration,
-            time: iteration.time,
-            duration: iteration.duration,
-            waited_for: iteration.waited_for as u64,
-            loss: iteration.loss,
-            accuracy,
-            reason: iteration.reason.to_string(),
-        };
-        let mut scalars = vec![("updates per step", row.waited_for as f64), ("seconds per step", row.duration)];
-        scalars.extend(row.loss.map(|loss| ("loss", loss)));
-        scalars.extend(accuracy.map(|accuracy| ("accuracy", accuracy)));
         if self.failed.is_none() {
-            let path = self.lock.folder();
-            let written = self.scalars.write(row.iteration, row.time, &scalars).map_err(at(path));
-            let metrics = |error| RunFolderError::Metrics { path: path.join(METRICS), error };
-            self.failed = written.and_then(|()| self.metrics.serialize(&row).map_err(metrics)).err();
-            // One write per row.
-            let _ = self.metrics.flush();
+            let failed = |error| RunFolderError::Metrics { path: self.lock.folder().join(METRICS), error };
+            self.failed = self.metrics.on_iteration(iteration, monitor).map_err(failed).err();
         }
     }
 }
