@@ -21,7 +21,7 @@ pub fn small_defaults(arg: Arg) -> Arg {
         "until" => arg.default_value("accuracy>0.88,samples=400000"),
         "lr" => arg.default_value("0.2"),
         "lr_rule" => arg.default_value("proportional"),
-        "evaluate_every" => arg.default_value("2"),
+        "evaluate_every" => arg.default_value("1000"),
         _ => arg,
     }
 }

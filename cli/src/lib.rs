@@ -20,7 +20,7 @@
 //!
 //! The first model that is added with [`models::add_model`] is the default of `--model`. The parts that commands are made
 //! of are re-exported: schemes in [`core`], models in [`models`] and [`workload`], the simulator in [`sim`], the server
-//! and its workers in [`net`], what a run leaves in [`runtime`].
+//! and its workers in [`net`], a run as one call in [`run`], what it leaves in [`runtime`].
 #![allow(
     rustdoc::broken_intra_doc_links,
     reason = "doc comments on options are help texts, where brackets are plain text"
@@ -49,8 +49,8 @@ use paceline_config::file::{self, Configuration};
 use paceline_models::Model;
 
 pub use {
-    paceline_core as core, paceline_models as models, paceline_net as net, paceline_runtime as runtime,
-    paceline_sim as sim, paceline_store as store, paceline_workload as workload,
+    paceline_core as core, paceline_models as models, paceline_net as net, paceline_run as run,
+    paceline_runtime as runtime, paceline_sim as sim, paceline_store as store, paceline_workload as workload,
 };
 
 /// Train one model on many unequal, unreliable workers, without waiting for stragglers.

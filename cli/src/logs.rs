@@ -3,8 +3,6 @@
 use std::io::{self, Write};
 
 use indicatif::MultiProgress;
-use paceline_core::{Decision, Event, Time};
-use paceline_runtime::{Notice, Observer};
 use tracing_subscriber::filter::LevelFilter;
 
 /// The environment variable for the log level: error, warn, info (the default) or debug (every decision).
@@ -23,26 +21,6 @@ pub fn install(bars: &MultiProgress) {
         .with_writer(move || AboveBars(bars.clone()));
     // It fails only if a subscriber is installed already; that one is kept.
     let _ = logs.try_init();
-}
-
-/// Logs what the user should know of a run: who joined and left, and which updates were broken.
-pub struct NoticeLogger;
-
-impl Observer for NoticeLogger {
-    fn on_turn(&mut self, _now: Time, event: &Event, _decisions: &[Decision]) {
-        if let Event::Broken { task } = event {
-            tracing::warn!("the update of {task} is not finite and does not count");
-        }
-    }
-
-    fn on_notice(&mut self, notice: &Notice) {
-        match notice {
-            Notice::Joined { .. } => tracing::info!("{notice}"),
-            Notice::Left { .. } | Notice::Refused { .. } | Notice::Late { .. } | Notice::Stalled { .. } => {
-                tracing::warn!("{notice}");
-            }
-        }
-    }
 }
 
 struct AboveBars(MultiProgress);

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use clap::Args;
-use paceline_config::{Failure, TrainingOptions, whole};
+use paceline_config::{Failure, TrainingOptions};
 use paceline_core::{Reason, SampleCounts, Time};
 use paceline_models::Model;
 use paceline_report::progress::{RunBar, bars};
@@ -34,10 +34,6 @@ pub struct FitArgs {
     /// times
     #[arg(long, value_name = "GOAL,…", default_value = "accuracy>0.95,iterations=5000")]
     until: Vec<Goals>,
-
-    /// Evaluate on the held-out set every N iterations and at the end
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = whole::<u64>(1..=1_000_000_000))]
-    evaluate_every: u64,
 
     /// Seed of all random numbers
     #[arg(long, value_name = "SEED", default_value_t = 1)]
@@ -78,7 +74,7 @@ impl FitArgs {
         let mut trainer = Trainer::new(initial, stepper);
         let mut replica = workload.replica();
         let mut gradient = vec![0.0; workload.layout().len()];
-        let mut monitor = Monitor::default();
+        let mut monitor = Monitor::new(&self.training.setup(1, None));
         let mut progress = RunBar::new(&bars(), format!("fit {}", self.model), &goals);
         let start = Instant::now();
         let mut samples = SampleCounts::default();
@@ -88,18 +84,19 @@ impl FitArgs {
             let result = trainer.step(&gradient, loss);
             samples.used += u64::from(draw.samples);
             let now = Time(start.elapsed().as_nanos() as u64);
-            let iteration = monitor.stepped(now, 1, Some(loss), Reason::OnArrival);
-            if iteration.iteration.is_multiple_of(self.evaluate_every) {
-                monitor.evaluated(replica.evaluate(trainer.parameters()));
+            let mut iteration = monitor.stepped(now, 1, Some(loss), Reason::OnArrival);
+            monitor.complete(&mut iteration, &samples);
+            if monitor.passed_multiple_of(self.training.evaluate_every) {
+                monitor.evaluated(replica.evaluate(trainer.parameters()), now);
             }
             progress.on_iteration(&iteration, &monitor);
             let met = monitor.met(&goals, now, &samples);
             let diverged = result.aggregate.is_none().then_some(StopReason::Diverged);
             let stop = diverged.or(met.map(StopReason::Goal));
             if let Some(stop) = stop.or_else(|| is_interrupted().then_some(StopReason::Interrupted)) {
-                monitor.evaluated(replica.evaluate(trainer.parameters()));
+                let last = Some(replica.evaluate(trainer.parameters()));
                 let run = RunInfo { scheme: "fit", seed: self.seed, workers: 1, goals: &goals };
-                return monitor.summary(&run, now, &stop, &samples, 0);
+                return monitor.summary(&run, now, &stop, &samples, 0, last);
             }
         }
     }

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use clap::Args;
 use paceline_config::Failure;
 use paceline_config::file::Configuration;
-use paceline_net::{Address, Keys, Server, TransportOptions};
+use paceline_net::{Address, Keys, TransportOptions};
 use paceline_report::numbers::counted;
 
 use crate::options::JobOptions;
-use crate::serving::{PreparedRun, ServingOutput};
+use crate::serving::{ServedRun, ServingOutput};
 
 /// Run a parameter server that workers on any machine can join
 #[derive(Args)]
@@ -42,10 +42,19 @@ impl ServeArgs {
         let job = self.job.load().map_err(Failure::Input)?;
         let keys = self.keys.as_deref().map(Keys::read).transpose().map_err(Failure::input)?;
         let transport = TransportOptions { keys, open: self.open, ..self.job.transport() };
-        let bind = || Server::bind(&self.listen, transport);
-        let run = PreparedRun::new(bind, &job, &self.output, configuration, self.job.inputs(), self.open)?;
-        let addresses: Vec<String> = run.addresses().iter().map(Address::to_string).collect();
-        eprintln!("waiting for {} on {}", counted(job.setup.workers, "worker"), addresses.join(" and "));
-        run.run()
+        let run = ServedRun {
+            job: &job,
+            addresses: &self.listen,
+            transport,
+            output: &self.output,
+            configuration,
+            inputs: self.job.inputs(),
+            open: self.open,
+        };
+        run.run(|run| {
+            let addresses: Vec<String> = run.addresses().iter().map(Address::to_string).collect();
+            eprintln!("waiting for {} on {}", counted(job.setup.workers, "worker"), addresses.join(" and "));
+            run.run()
+        })
     }
 }

@@ -11,6 +11,7 @@ use paceline_core::{SchemeSpec, catalogue};
 use paceline_report::page;
 use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::table;
+use paceline_run::NoticeLog;
 use paceline_runtime::{
     EventLogHeader, Iteration, Monitor, Observer, RunEnding, RunFolder, Summary, check_free, is_interrupted, set_aside,
 };
@@ -20,7 +21,6 @@ use serde::Serialize;
 
 use crate::destination::{check_trace, make_folder};
 use crate::interrupt;
-use crate::logs::NoticeLogger;
 use crate::options::ConfigFile;
 use crate::output::say;
 
@@ -208,7 +208,7 @@ impl SimulateArgs {
         let mut lines = self.output.trace.then(|| IterationLines { seed, text: String::new() });
         let mut recorder = self.output.record.is_some().then(Recorder::default);
         let mut progress = RunBar::new(bars, format!("{} seed {seed}", self.scheme), &simulation.goals);
-        let mut log = NoticeLogger;
+        let mut log = NoticeLog;
         let mut observers: Vec<&mut dyn Observer> = vec![&mut progress, &mut log];
         observers.extend(folder.as_mut().map(|folder| folder as &mut dyn Observer));
         observers.extend(lines.as_mut().map(|lines| lines as &mut dyn Observer));

@@ -8,10 +8,10 @@ use clap::{Args, ValueEnum};
 use paceline_config::Failure;
 use paceline_config::file::Configuration;
 use paceline_core::WorkerId;
-use paceline_net::{Address, LocalWorkers, Server};
+use paceline_net::Address;
 
 use crate::options::{JobOptions, StragglerSpec};
-use crate::serving::{PreparedRun, ServingOutput};
+use crate::serving::{ServedRun, ServingOutput};
 
 /// How values travel between the server and its workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -53,19 +53,20 @@ impl TrainArgs {
             TransportKind::SharedMemory => Address::Local { name: format!("paceline-{}", std::process::id()) },
             TransportKind::Tcp => Address::Tcp { host: "127.0.0.1".into(), port: 0 },
         };
-        let bind = || Server::bind(&[address], self.job.transport());
         let traces = self.emulate.iter().filter_map(|straggler| straggler.delay.file());
         let inputs = self.job.inputs().into_iter().chain(traces).collect();
-        let run = PreparedRun::new(bind, &job, &self.output, configuration, inputs, false)?;
-        let address = run.addresses().first().cloned().context("the server listens").map_err(Failure::Run)?;
         let program = std::env::current_exe().context("path of this program").map_err(Failure::Run)?;
-        let workers = LocalWorkers {
-            command: &|worker| self.command(&program, &address, worker),
-            stopper: run.stopper(),
-            started: run.started(),
-            announce: &|line| tracing::warn!("{line}"),
+        let command = |server: &Address, worker| self.command(&program, server, worker);
+        let run = ServedRun {
+            job: &job,
+            addresses: &[address],
+            transport: self.job.transport(),
+            output: &self.output,
+            configuration,
+            inputs,
+            open: false,
         };
-        workers.run(self.job.workers, || run.run()).map_err(Failure::run)?
+        run.run(|run| run.run_with_processes(self.job.workers, command))
     }
 
     fn check_emulation(&self) -> anyhow::Result<()> {

@@ -52,10 +52,6 @@ pub struct JobOptions {
 
     #[command(flatten)]
     pub training: TrainingOptions,
-
-    /// Evaluate on the held-out set every N iterations and at the end; 0: only at the end
-    #[arg(long, value_name = "N", default_value_t = 25, help_heading = "Training")]
-    pub evaluate_every: u64,
 }
 
 impl JobOptions {
@@ -64,9 +60,6 @@ impl JobOptions {
         let setup = self.training.setup(self.workers as usize, self.dispatch);
         self.scheme.build(&setup)?;
         let goals = Goals::any(&self.until);
-        if goals.need_accuracy() && self.evaluate_every == 0 {
-            anyhow::bail!("--until {goals} needs evaluations: expected --evaluate-every above 0");
-        }
         let data = self.training.load()?;
         let workload = self.training.workload(self.model, &data, setup.workers, self.seed)?;
         self.training.check_goals(&goals, self.model, workload.as_ref())?;
@@ -82,7 +75,7 @@ impl JobOptions {
             rate: self.training.lr.0,
             clip_sum: self.training.clip_sum,
             shards: self.shards as usize,
-            evaluate_every: self.evaluate_every,
+            evaluate_every: self.training.evaluate_every,
             goals,
             timeout: Span::from_seconds(self.timeout),
             seed: self.seed,

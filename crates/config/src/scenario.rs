@@ -44,8 +44,8 @@ pub struct Scenario {
     #[arg(long, value_name = "DISPATCH")]
     pub dispatch: Option<Dispatch>,
 
-    /// When to stop: at the first of loss<X (mean of the last five iterations), accuracy>X, iterations=N, time=SECONDS,
-    /// samples=N; may be given several times
+    /// When to stop: at the first of loss<X (mean of the samples of five rounds), accuracy>X (in two evaluations in a
+    /// row), iterations=N, time=SECONDS, samples=N; may be given several times
     #[arg(long, value_name = "GOAL,…", default_value = "loss<0.5,iterations=2000")]
     pub until: Vec<Goals>,
 
@@ -60,10 +60,6 @@ pub struct Scenario {
     /// How the model is trained.
     #[command(flatten)]
     pub training: TrainingOptions,
-
-    /// Evaluate on the held-out set every N iterations and at the end; 0: only at the end
-    #[arg(long, value_name = "N", default_value_t = 10, help_heading = "Training")]
-    pub evaluate_every: u64,
 }
 
 /// A scenario whose files are read and whose options are checked.
@@ -110,9 +106,6 @@ impl Scenario {
             }
             None => None,
         };
-        if goals.need_accuracy() && self.evaluate_every == 0 {
-            bail!("--until {goals} needs evaluations: expected --evaluate-every above 0");
-        }
         Ok(PreparedScenario { scenario: self, setup, times, script, goals, model })
     }
 }
@@ -130,7 +123,7 @@ impl PreparedScenario<'_> {
 
     /// One run: a scheme, a seed, and the number of threads that compute gradients.
     pub fn simulation(&self, scheme: &SchemeSpec, seed: u64, threads: usize) -> anyhow::Result<Simulation> {
-        let Scenario { training, cluster, evaluate_every, .. } = self.scenario;
+        let Scenario { training, cluster, .. } = self.scenario;
         let with_model = |(kind, data): &(Model, Data)| {
             let workload = training.workload(*kind, data, self.setup.workers, seed)?;
             anyhow::Ok(paceline_sim::Training {
@@ -140,7 +133,7 @@ impl PreparedScenario<'_> {
                 schedule: training.schedule,
                 rate: training.lr.0,
                 clip_sum: training.clip_sum,
-                evaluate_every: *evaluate_every,
+                evaluate_every: training.evaluate_every,
                 threads,
             })
         };

@@ -111,6 +111,10 @@ pub struct TrainingOptions {
     #[arg(long, value_name = "NORM", value_parser = positive)]
     pub clip_sum: Option<f32>,
 
+    /// Evaluate on the held-out set after every N samples, the same under every scheme, and at the end; 0: only at the end
+    #[arg(long, value_name = "SAMPLES", default_value_t = 2500)]
+    pub evaluate_every: u64,
+
     /// Start from the weights in this file, as a run folder's model.safetensors holds them
     #[arg(long, value_name = "FILE")]
     pub init: Option<PathBuf>,
@@ -135,10 +139,13 @@ impl TrainingOptions {
         Ok(self.gradient.apply(workload))
     }
 
-    /// Refuses goals that need an accuracy for a model that has none.
+    /// Refuses goals that need an accuracy for a model that has none, or that is never evaluated.
     pub fn check_goals(&self, goals: &Goals, model: Model, workload: &dyn Workload) -> anyhow::Result<()> {
         if goals.need_accuracy() && !workload.has_accuracy() {
             bail!("--until {goals}: model '{model}' has no accuracy; use loss<X");
+        }
+        if goals.need_accuracy() && self.evaluate_every == 0 {
+            bail!("--until {goals} needs evaluations: expected --evaluate-every above 0");
         }
         Ok(())
     }

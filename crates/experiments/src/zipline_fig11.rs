@@ -63,7 +63,7 @@ pub(super) fn run(conditions: &Conditions) -> Result<Findings, Failure> {
     Ok(findings(&conditions.run(&jobs, work)?))
 }
 
-/// Prepares a run of one scheme. Evaluations are after the same numbers of samples under every scheme.
+/// Prepares a run of one scheme.
 fn prepare(
     prepared: &PreparedScenario<'_>,
     scheme: &'static str,
@@ -71,11 +71,7 @@ fn prepare(
 ) -> anyhow::Result<(ZiplineRun, paceline_sim::Simulation)> {
     let spec: SchemeSpec = scheme.parse()?;
     let workers = prepared.setup().workers;
-    let mut simulation = prepared.simulation(&spec, seed, 1)?;
-    let in_rounds = spec.entry().dispatches;
-    if let (false, Some(training)) = (in_rounds, &mut simulation.training) {
-        training.evaluate_every *= workers as u64;
-    }
+    let simulation = prepared.simulation(&spec, seed, 1)?;
     let target = LossTarget::new(TARGET, UPDATES_PER_WORKER * workers);
     let run = ZiplineRun { scheme, target, time_to_target: None, curve: Vec::new() };
     Ok((run, simulation))
@@ -149,8 +145,7 @@ mod tests {
             for scheme in SCHEMES {
                 let (mut run, simulation) = prepare(&prepared, scheme, 1).unwrap();
                 let summary = simulation.run(&mut run).unwrap().summary;
-                let rounds = 5120 / (4 * u64::from(scenario.training.batch));
-                assert_eq!(run.curve.len() as u64, rounds / scenario.evaluate_every, "{scheme}");
+                assert_eq!(run.curve.len() as u64, 5120 / scenario.training.evaluate_every, "{scheme}");
                 assert_eq!(summary.samples_used, 5120, "{scheme}");
             }
         }

@@ -135,7 +135,7 @@ mod tests {
     fn summary(goals: &str, stop: &StopReason) -> Summary {
         let goals = goals.parse().unwrap();
         let run = RunInfo { scheme: "bsp", seed: 1, workers: 2, goals: &goals };
-        Monitor::default().summary(&run, Time(7_000_000_000), stop, &SampleCounts::default(), 0)
+        Monitor::default().summary(&run, Time(7_000_000_000), stop, &SampleCounts::default(), 0, None)
     }
 
     #[test]

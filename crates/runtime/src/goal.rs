@@ -7,15 +7,13 @@ use paceline_core::{Span, Time};
 use paceline_spec::SpecError;
 use serde::{Deserialize, Serialize};
 
-/// How many iterations' training losses are averaged for a loss goal, so that one lucky batch is not enough.
-pub const LOSS_WINDOW: usize = 5;
-
 /// One condition that ends a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Goal {
-    /// The mean of the last [`LOSS_WINDOW`] iterations' training losses is below this.
+    /// The mean training loss of the last samples, as many as five rounds have, is below this: one lucky batch is not
+    /// enough.
     LossBelow(f64),
-    /// The held-out accuracy, measured from time to time, is above this share.
+    /// The held-out accuracy, measured from time to time, is above this share twice in a row.
     AccuracyAbove(f64),
     /// This many iterations are done.
     Iterations(u64),
@@ -34,9 +32,9 @@ pub struct GoalProgress {
     pub samples: u64,
     /// The present time.
     pub now: Time,
-    /// Mean of the last [`LOSS_WINDOW`] training losses, once there are that many.
+    /// Mean training loss of the last samples, once there are enough.
     pub loss: Option<f64>,
-    /// The held-out accuracy, if it was measured at this iteration.
+    /// The held-out accuracy that the last two evaluations confirm, i.e. the lower one.
     pub accuracy: Option<f64>,
 }
 

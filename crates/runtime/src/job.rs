@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use paceline_core::{SchemeSpec, Setup, Span};
-use paceline_store::{OptimizerSpec, Schedule};
+use paceline_store::{OptimizerKind, OptimizerSpec, Schedule};
 use paceline_workload::Workload;
 
 use crate::{Goals, RateSpec};
@@ -31,7 +31,7 @@ pub struct Job {
     pub clip_sum: Option<f32>,
     /// Threads that aggregate gradients and step the model, each a range of it; 0 counts as 1.
     pub shards: usize,
-    /// Iterations between evaluations on the held-out set, which run in parallel with the training. There is always one
+    /// Samples between evaluations on the held-out set, which run in parallel with the training. There is always one
     /// at the end; with 0 it is the only one.
     pub evaluate_every: u64,
     /// When the run ends.
@@ -44,6 +44,28 @@ pub struct Job {
 }
 
 impl Job {
+    /// A job of a workload under `bsp` for 1000 iterations, with plain SGD at a rate of 0.1, and no evaluation before the
+    /// end.
+    pub fn new(workload: Arc<dyn Workload>, setup: Setup) -> Self {
+        let valid = "the defaults parse";
+        Job {
+            scheme: "bsp".parse().expect(valid),
+            setup,
+            workload,
+            initial: None,
+            workload_spec: String::new(),
+            optimizer: OptimizerKind::Sgd { decay: 0.0 }.into(),
+            schedule: Schedule::default(),
+            rate: 0.1,
+            clip_sum: None,
+            shards: 1,
+            evaluate_every: 0,
+            goals: "iterations=1000".parse().expect(valid),
+            timeout: Span::from_seconds(60.0),
+            seed: 1,
+        }
+    }
+
     /// The parameters to start from.
     pub fn initial(&self) -> Vec<f32> {
         self.initial.as_ref().map_or_else(|| self.workload.initial(self.seed), |initial| initial.to_vec())

@@ -3,7 +3,7 @@
 //! During a run:
 //! - [`Job`]: what a server trains, how, and until when; [`Goals`]: when it ends.
 //! - [`Trainer`] and its [`Stepper`]: what a commit does to the model.
-//! - [`BrokenUpdates`]: what follows from updates that are not finite.
+//! - [`RunTracker`]: what a driver keeps about a run; [`BrokenUpdates`]: what follows from updates that are not finite.
 //! - [`LocalReplica`]: what a worker's local iterations do to its replica.
 //! - [`Monitor`]: a run's metrics; an [`Observer`] follows a run as it goes, a [`ServerObserver`] one on a server.
 //! - [`is_interrupted`]: whether what computes is to end with its result so far.
@@ -34,23 +34,25 @@ mod metrics;
 mod monitor;
 mod pretrained;
 mod rate_control;
+mod recent_loss;
 mod replica;
 mod resume;
 mod retrying_file;
 mod run_folder;
+mod run_tracker;
 mod server_observer;
 mod status;
 mod tensorboard;
 mod trained_model;
 mod trainer;
 
-pub use broken_updates::{BrokenUpdates, Remedy};
+pub use broken_updates::BrokenUpdates;
 pub use checkpointer::Checkpointer;
 pub use ending::{RunEnding, StopReason, check_unfinished};
 pub use event_log::{EventLog, EventLogHeader, ReplayError, Replayed, check_state, read_events, replay};
 pub use event_segments::{EVENTS, KeepEvents, open_events};
 pub use folder_lock::FolderLock;
-pub use goal::{Goal, GoalProgress, Goals, LOSS_WINDOW};
+pub use goal::{Goal, GoalProgress, Goals};
 pub use http::StatusServer;
 pub use interrupt::{is_interrupted, request_interrupt};
 pub use job::Job;
@@ -62,6 +64,7 @@ pub use rate_control::{RateSpec, RateState};
 pub use replica::{LocalReplica, local_optimizer, pulled_replica, replica_at};
 pub use resume::ResumePoint;
 pub use run_folder::{CONFIGURATION, REPORT, RunFolder, RunFolderError, check_free, next_free, set_aside};
+pub use run_tracker::RunTracker;
 pub use server_observer::{RunState, ServerObserver};
 pub use status::{Health, SharedStatus, Status, WorkerStatus};
 pub use tensorboard::ScalarLog;

@@ -34,6 +34,8 @@ pub struct MetricsRow {
     pub duration: f64,
     /// How many updates it was made of.
     pub waited_for: u64,
+    /// Samples in all committed updates so far.
+    pub samples: u64,
     /// Their mean training loss.
     pub loss: Option<f64>,
     /// The held-out accuracy, if it was measured since the last row.
@@ -117,6 +119,7 @@ impl MetricsLog {
             time: iteration.time,
             duration: iteration.duration,
             waited_for: iteration.waited_for as u64,
+            samples: iteration.samples,
             loss: iteration.loss,
             accuracy: self.accuracy.take(),
             reason: iteration.reason.to_string(),
@@ -163,8 +166,8 @@ mod tests {
     fn metrics_are_cut_off_after_a_version_whatever_rows_there_are() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(METRICS);
-        let names = "iteration,time,duration,waited_for,loss,accuracy,reason\n";
-        let row = |iteration: u64| format!("{iteration},1.0,1.0,1,,,applied\n");
+        let names = "iteration,time,duration,waited_for,samples,loss,accuracy,reason\n";
+        let row = |iteration: u64| format!("{iteration},1.0,1.0,1,64,,,applied\n");
         let all = format!("{names}{}{}{}13,1.", row(1), row(10), row(12));
         for (version, kept, lost) in [
             (0, String::new(), Some(12)),

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use paceline_core::{
-    Action, ActivityChange, Commit, Decision, Event, Reason, Report, SampleCounts, Span, TaskId, Time,
+    Action, ActivityChange, Commit, Decision, Event, Reason, Report, SampleCounts, Setup, Span, TaskId, Time,
     WorkerActivities, WorkerId,
 };
 use paceline_protocol::Notice;
@@ -11,7 +11,8 @@ use paceline_workload::Evaluation;
 use serde::{Deserialize, Serialize};
 
 use crate::ending::{RunEnding, StopReason};
-use crate::goal::{Goal, GoalProgress, Goals, LOSS_WINDOW};
+use crate::goal::{Goal, GoalProgress, Goals};
+use crate::recent_loss::RecentLoss;
 
 /// One iteration: one step of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -24,6 +25,8 @@ pub struct Iteration {
     pub duration: f64,
     /// How many updates it consists of.
     pub waited_for: usize,
+    /// Samples in all committed updates so far.
+    pub samples: u64,
     /// Their mean training loss.
     pub loss: Option<f64>,
     /// By how much the scheme expected the loss to fall, where it estimates that.
@@ -56,14 +59,17 @@ pub struct Summary {
     pub time: f64,
     /// Whether it reached its target (loss or accuracy) or, without a target, its limit.
     pub reached: bool,
-    /// When it reached it.
+    /// When it reached it. For an accuracy, when the model that confirmed it was made.
     pub time_to_target: Option<f64>,
+    /// The loss or accuracy that counted when it reached its target.
+    #[serde(default)]
+    pub counted: Option<f64>,
     /// What ended the run, in words.
     pub stopped_by: String,
     /// How it ended.
     #[serde(default)]
     pub ending: RunEnding,
-    /// Mean of the last training losses.
+    /// Mean of the last training losses, weighted by samples.
     pub loss: Option<f64>,
     /// Last measured held-out accuracy.
     pub accuracy: Option<f64>,
@@ -169,10 +175,28 @@ impl WorkerClock {
     }
 }
 
+/// The last evaluations on the held-out set.
+#[derive(Debug, Clone, Copy, Default)]
+struct Evaluations {
+    last: Option<(Time, Evaluation)>,
+    before: Option<Evaluation>,
+    /// Whether the last one is reported with no iteration yet.
+    is_fresh: bool,
+}
+
+impl Evaluations {
+    /// The accuracy that the last two evaluations confirm, i.e. the lower of them, and when the later model was made.
+    fn confirmed(&self) -> Option<(Time, f64)> {
+        let (at, last) = self.last?;
+        Some((at, last.accuracy?.min(self.before?.accuracy?)))
+    }
+}
+
 /// Computes the metrics of a run as it goes.
 ///
-/// Call [`observe`](Monitor::observe) for every event with its decisions. When it returns an iteration, record an
-/// [evaluation](Monitor::evaluated) if one is due, then ask whether a goal is [met](Monitor::met).
+/// Call [`observe`](Monitor::observe) for every event with its decisions. When it returns an iteration,
+/// [complete](Monitor::complete) it, record an [evaluation](Monitor::evaluated) if one is due, then ask whether a goal is
+/// [met](Monitor::met).
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Monitor {
     activities: WorkerActivities,
@@ -183,15 +207,22 @@ pub struct Monitor {
     discarded: u64,
     broken: u64,
     interrupted: u64,
-    #[serde(with = "paceline_core::number")]
-    losses: VecDeque<f64>,
+    loss: RecentLoss,
+    /// Samples in committed updates after the last iteration, and before it.
+    samples: u64,
+    samples_before: u64,
     /// Not saved: the model is evaluated again.
     #[serde(skip)]
-    evaluation: Option<(u64, Evaluation)>,
+    evaluations: Evaluations,
     pending: VecDeque<(usize, Reason)>,
 }
 
 impl Monitor {
+    /// The metrics of a run with this setup, at its start.
+    pub fn new(setup: &Setup) -> Self {
+        Monitor { loss: RecentLoss::new(setup), ..Monitor::default() }
+    }
+
     fn clock(&mut self, worker: WorkerId) -> &mut WorkerClock {
         if worker.index() >= self.clocks.len() {
             self.clocks.resize_with(worker.index() + 1, WorkerClock::default);
@@ -267,12 +298,6 @@ impl Monitor {
     pub fn stepped(&mut self, now: Time, updates: usize, loss: Option<f64>, reason: Reason) -> Iteration {
         self.iterations += 1;
         self.committed += updates as u64;
-        if let Some(loss) = loss {
-            if self.losses.len() == LOSS_WINDOW {
-                self.losses.pop_front();
-            }
-            self.losses.push_back(loss);
-        }
         let duration = now.since(self.iteration_began).seconds();
         self.iteration_began = now;
         let estimate = reason.estimate();
@@ -281,6 +306,7 @@ impl Monitor {
             time: now.seconds(),
             duration,
             waited_for: updates,
+            samples: self.samples,
             loss,
             gain: estimate.map(|estimate| estimate.gain),
             expected_time: estimate.map(|estimate| estimate.seconds),
@@ -288,25 +314,50 @@ impl Monitor {
         }
     }
 
-    /// Records an evaluation on the held-out set, made at the present iteration.
-    pub fn evaluated(&mut self, evaluation: Evaluation) {
-        self.evaluation = Some((self.iterations, evaluation));
+    /// Completes an iteration: these samples are committed now.
+    pub fn complete(&mut self, iteration: &mut Iteration, samples: &SampleCounts) {
+        self.samples_before = self.samples;
+        self.samples = samples.used;
+        iteration.samples = samples.used;
+        if let Some(loss) = iteration.loss {
+            self.loss.add(loss, self.samples.saturating_sub(self.samples_before));
+        }
+    }
+
+    /// Whether the last iteration brought the samples to the next multiple of `count`, or beyond. Never with 0.
+    pub fn passed_multiple_of(&self, count: u64) -> bool {
+        count > 0 && self.samples / count > self.samples_before / count
+    }
+
+    /// Records an evaluation on the held-out set of the model as it was at `at`.
+    pub fn evaluated(&mut self, evaluation: Evaluation, at: Time) {
+        let before = self.evaluations.last.map(|(_, before)| before);
+        self.evaluations = Evaluations { last: Some((at, evaluation)), before, is_fresh: true };
+    }
+
+    /// The last evaluation is reported.
+    pub(crate) fn evaluation_reported(&mut self) {
+        self.evaluations.is_fresh = false;
     }
 
     /// The last evaluation on the held-out set.
     pub fn evaluation(&self) -> Option<Evaluation> {
-        self.evaluation.map(|(_, evaluation)| evaluation)
+        self.evaluations.last.map(|(_, evaluation)| evaluation)
     }
 
-    /// The evaluation on the held-out set made at the present iteration, if there was one.
+    /// The last evaluation on the held-out set, if no iteration before this one reported it.
     pub fn fresh_evaluation(&self) -> Option<Evaluation> {
-        self.evaluation.filter(|(iteration, _)| *iteration == self.iterations).map(|(_, evaluation)| evaluation)
+        self.evaluation().filter(|_| self.evaluations.is_fresh)
     }
 
-    /// Mean of the last training losses, fewer than [`LOSS_WINDOW`] at the start.
+    /// Mean of the last training losses, weighted by samples: of five rounds of all workers, fewer at the start.
     pub fn loss(&self) -> Option<f64> {
-        let count = self.losses.len();
-        (count > 0).then(|| self.losses.iter().sum::<f64>() / count as f64)
+        self.loss.mean()
+    }
+
+    /// The same, once there were enough samples.
+    pub fn smoothed_loss(&self) -> Option<f64> {
+        self.loss().filter(|_| self.loss.is_full())
     }
 
     /// How many iterations are done.
@@ -320,8 +371,8 @@ impl Monitor {
             iterations: self.iterations,
             samples: samples.used,
             now,
-            loss: self.loss().filter(|_| self.losses.len() == LOSS_WINDOW),
-            accuracy: self.fresh_evaluation().and_then(|evaluation| evaluation.accuracy),
+            loss: self.smoothed_loss(),
+            accuracy: self.evaluations.confirmed().map(|(_, accuracy)| accuracy),
         })
     }
 
@@ -353,7 +404,7 @@ impl Monitor {
         (0..).zip(&self.clocks).map(|(worker, clock)| clock.times(worker, idle_since(worker), now)).collect()
     }
 
-    /// The run in numbers. `stop` ended it.
+    /// The run in numbers. `stop` ended it, `last` is an evaluation of its final model.
     pub fn summary(
         &self,
         run: &RunInfo<'_>,
@@ -361,10 +412,18 @@ impl Monitor {
         stop: &StopReason,
         samples: &SampleCounts,
         bytes: u64,
+        last: Option<Evaluation>,
     ) -> Summary {
         let per_second = |count: u64| if now > Time::START { count as f64 / now.seconds() } else { 0.0 };
         let ending = RunEnding::new(stop, run.goals);
         let reached = ending == RunEnding::Reached;
+        let (at, counted) = match stop {
+            StopReason::Goal(Goal::LossBelow(_)) => (now, self.loss()),
+            StopReason::Goal(Goal::AccuracyAbove(_)) => {
+                self.evaluations.confirmed().map_or((now, None), |(at, accuracy)| (at, Some(accuracy)))
+            }
+            _ => (now, None),
+        };
         Summary {
             scheme: run.scheme.to_string(),
             seed: run.seed,
@@ -372,11 +431,12 @@ impl Monitor {
             iterations: self.iterations,
             time: now.seconds(),
             reached,
-            time_to_target: reached.then(|| now.seconds()),
+            time_to_target: reached.then(|| at.seconds()),
+            counted,
             stopped_by: stop.to_string(),
             ending,
             loss: self.loss(),
-            accuracy: self.evaluation().and_then(|evaluation| evaluation.accuracy),
+            accuracy: last.or(self.evaluation()).and_then(|evaluation| evaluation.accuracy),
             updates_committed: self.committed,
             updates_discarded: self.discarded,
             updates_broken: self.broken,
@@ -435,5 +495,58 @@ impl Observer for Vec<&mut dyn Observer> {
     }
     fn on_notice(&mut self, notice: &Notice) {
         self.iter_mut().for_each(|observer| observer.on_notice(notice));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Records an iteration that brings the samples to this number, and evaluates the model if that is due.
+    fn step(monitor: &mut Monitor, samples: u64, evaluate_every: u64, accuracy: f64) -> bool {
+        let now = Time(samples * 1_000_000_000);
+        let mut iteration = monitor.stepped(now, 1, Some(1.0), Reason::OnArrival);
+        monitor.complete(&mut iteration, &SampleCounts { used: samples, ..SampleCounts::default() });
+        assert_eq!(iteration.samples, samples);
+        let due = monitor.passed_multiple_of(evaluate_every);
+        if due {
+            monitor.evaluated(Evaluation { accuracy: Some(accuracy), loss: 0.0 }, now);
+        }
+        due
+    }
+
+    #[test]
+    fn evaluations_are_after_the_same_samples_however_large_the_steps_are() {
+        for (sizes, expected) in [
+            (vec![10, 20, 30, 40], vec![false, true, false, true]),
+            (vec![5, 25, 39, 41, 100], vec![false, true, false, true, true]),
+        ] {
+            let mut monitor = Monitor::default();
+            let due: Vec<bool> = sizes.into_iter().map(|samples| step(&mut monitor, samples, 20, 0.5)).collect();
+            assert_eq!(due, expected);
+        }
+        assert!(!step(&mut Monitor::default(), 10, 0, 0.5), "0 is never");
+    }
+
+    #[test]
+    fn an_accuracy_counts_when_the_next_evaluation_confirms_it() {
+        let goals: Goals = "accuracy>0.8,samples=100".parse().unwrap();
+        let mut monitor = Monitor::default();
+        let mut met = |samples, accuracy| {
+            step(&mut monitor, samples, 10, accuracy);
+            let counts = SampleCounts { used: samples, ..SampleCounts::default() };
+            monitor.met(&goals, Time(samples), &counts)
+        };
+        assert_eq!(met(10, 0.9), None, "a lucky one");
+        assert_eq!(met(20, 0.7), None);
+        assert_eq!(met(30, 0.85), None);
+        assert_eq!(met(40, 0.95), Some(Goal::AccuracyAbove(0.8)));
+        let run = RunInfo { scheme: "bsp", seed: 1, workers: 2, goals: &goals };
+        let stop = StopReason::Goal(Goal::AccuracyAbove(0.8));
+        let last = Some(Evaluation { accuracy: Some(0.99), loss: 0.0 });
+        // The run itself ends later: the model is evaluated beside the training.
+        let summary = monitor.summary(&run, Time(50_000_000_000), &stop, &SampleCounts::default(), 0, last);
+        assert_eq!((summary.time, summary.time_to_target), (50.0, Some(40.0)));
+        assert_eq!((summary.counted, summary.accuracy), (Some(0.85), Some(0.99)), "the lower of both counts");
     }
 }

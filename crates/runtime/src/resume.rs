@@ -71,7 +71,7 @@ impl ResumePoint {
             return Ok(ResumePoint {
                 saved: ledger.save(),
                 ledger,
-                monitor: Monitor::default(),
+                monitor: Monitor::new(&job.setup),
                 checkpoint: initial(job),
                 rate: RateState::default(),
                 position: None,

@@ -15,7 +15,7 @@ use crate::event_queue::EventQueue;
 use crate::foresight::TasksUnderWay;
 use crate::gradients::{Gradients, PendingUpdate};
 use crate::network::ServerLink;
-use crate::simulation::{Simulation, Training};
+use crate::simulation::Simulation;
 use crate::times::TaskTimes;
 
 /// What a worker is doing.
@@ -67,10 +67,9 @@ struct SimulatedWorker {
     optimizer: Option<Optimizer>,
 }
 
-struct SimulatedModel<'a> {
+struct SimulatedModel {
     trainer: Trainer,
     gradients: Gradients,
-    training: &'a Training,
     /// A copy of the newest parameters, shared by the updates that start from them.
     shared: Option<Arc<[f32]>>,
 }
@@ -109,7 +108,7 @@ pub(crate) struct SimulatedCluster<'a> {
     /// Bytes of the parameters or of an update.
     payload: u64,
     pub(crate) bytes: u64,
-    model: Option<SimulatedModel<'a>>,
+    model: Option<SimulatedModel>,
     /// The run times that the oracle predictor may read.
     pub(crate) under_way: Arc<TasksUnderWay>,
 }
@@ -119,7 +118,6 @@ impl<'a> SimulatedCluster<'a> {
         let model = simulation.training.as_ref().map(|training| SimulatedModel {
             trainer: training.trainer(simulation),
             gradients: Gradients::new(training.workload.clone(), training.optimizer.clone(), training.threads),
-            training,
             shared: None,
         });
         let parameters = model.as_ref().map_or(0, |model| size_of_val(model.trainer.parameters()) as u64);
@@ -453,12 +451,6 @@ impl<'a> SimulatedCluster<'a> {
         self.model.as_mut().map(SimulatedModel::evaluate)
     }
 
-    pub(crate) fn evaluate_if_due(&mut self, iterations: u64) -> Option<Evaluation> {
-        let model = self.model.as_mut()?;
-        let every = model.training.evaluate_every;
-        (every > 0 && iterations.is_multiple_of(every)).then(|| model.evaluate())
-    }
-
     pub(crate) fn parameters(&self) -> Option<&[f32]> {
         self.model.as_ref().map(|model| model.trainer.parameters())
     }
@@ -473,7 +465,7 @@ pub(crate) struct WorkerTransition {
     pub(crate) event: Option<WorkerEvent>,
 }
 
-impl SimulatedModel<'_> {
+impl SimulatedModel {
     fn shared_parameters(&mut self) -> Arc<[f32]> {
         self.shared.get_or_insert_with(|| self.trainer.parameters().into()).clone()
     }

@@ -8,8 +8,8 @@ use paceline_core::{
     SchemeSpec, Setup, TaskId, Time, WorkerId,
 };
 use paceline_runtime::{
-    BrokenUpdates, Goal, Goals, Iteration, Monitor, Notice, Observer, RateSpec, Remedy, RunInfo, Stepper, StopReason,
-    Summary, Trainer, is_interrupted,
+    BrokenUpdates, Goal, Goals, Monitor, Notice, Observer, RateSpec, RunInfo, RunTracker, Stepper, StopReason, Summary,
+    Trainer, is_interrupted,
 };
 use paceline_store::{OptimizerKind, OptimizerSpec, Schedule};
 use paceline_workload::Workload;
@@ -38,14 +38,14 @@ pub struct Training {
     pub rate: f32,
     /// The largest norm of a sum of gradients; longer ones are scaled down.
     pub clip_sum: Option<f32>,
-    /// Iterations between evaluations on the held-out set; 0 for one evaluation at the end only.
+    /// Samples between evaluations on the held-out set; 0 for one evaluation at the end only.
     pub evaluate_every: u64,
     /// Number of threads that compute gradients. Does not change the outcome.
     pub threads: usize,
 }
 
 impl Training {
-    /// Plain SGD at a constant `rate` on one thread, evaluated every ten iterations.
+    /// Plain SGD at a constant `rate` on one thread, evaluated every 5000 samples.
     pub fn new(workload: Arc<dyn Workload>, rate: f32) -> Self {
         let optimizer = OptimizerKind::Sgd { decay: 0.0 }.into();
         Training {
@@ -55,7 +55,7 @@ impl Training {
             schedule: Schedule::default(),
             rate,
             clip_sum: None,
-            evaluate_every: 10,
+            evaluate_every: 5000,
             threads: 1,
         }
     }
@@ -146,20 +146,10 @@ impl Simulation {
         observer: &mut dyn Observer,
     ) -> Result<SimulationOutcome, SimulationError> {
         let ledger = Ledger::new(scheme);
-        let (monitor, broken_updates) = (Monitor::default(), BrokenUpdates::default());
-        let (iteration, to_dismiss, stop) = (None, Vec::new(), None);
         let late_checks = ledger.watches_lateness().then(LateChecks::default);
-        let run = SimulatedRun {
-            monitor,
-            broken_updates,
-            cluster,
-            simulation: self,
-            observer,
-            iteration,
-            to_dismiss,
-            stop,
-            late_checks,
-        };
+        let evaluate_every = self.training.as_ref().map_or(0, |training| training.evaluate_every);
+        let tracker = RunTracker::new(Monitor::new(&self.setup), self.goals.clone(), evaluate_every);
+        let run = SimulatedRun { tracker, cluster, simulation: self, observer, late_checks };
         Engine { ledger, run }.run()
     }
 
@@ -186,16 +176,10 @@ struct Engine<'a> {
 
 /// Everything that the scheme's decisions act on.
 struct SimulatedRun<'a> {
-    monitor: Monitor,
-    broken_updates: BrokenUpdates,
+    tracker: RunTracker,
     cluster: SimulatedCluster<'a>,
     simulation: &'a Simulation,
     observer: &'a mut dyn Observer,
-    /// The iteration that the event at hand completes.
-    iteration: Option<Iteration>,
-    /// The last tasks of workers that are to be dismissed for broken updates.
-    to_dismiss: Vec<TaskId>,
-    stop: Option<StopReason>,
     /// Kept for schemes that watch for late tasks.
     late_checks: Option<LateChecks>,
 }
@@ -319,28 +303,27 @@ impl Engine<'_> {
             Err(DriveError::Ledger(error)) => return Err(error.into()),
             Err(DriveError::Executor(never)) => match never {},
         }
-        for task in std::mem::take(&mut self.run.to_dismiss) {
-            self.dismiss(now, task)?;
+        let mut stop = self.run.tracker.take_stop();
+        while let Some(task) = self.run.tracker.next_to_dismiss() {
+            stop = stop.or(self.dismiss(now, task)?);
         }
-        Ok(self.run.stop.take())
+        Ok(stop)
     }
 
     /// Removes the worker of an update that was broken once too often.
-    fn dismiss(&mut self, now: Time, task: TaskId) -> Result<(), SimulationError> {
+    fn dismiss(&mut self, now: Time, task: TaskId) -> Result<Option<StopReason>, SimulationError> {
         let worker = task.worker;
         let lost = self.ledger.outstanding(worker);
         self.run.cluster.leave(worker);
-        self.run.stop = self.feed(now, Event::Left { worker })?;
+        let stop = self.feed(now, Event::Left { worker })?;
         let remaining = self.ledger.live();
         let reason = BrokenUpdates::reason(task);
         self.run.observer.on_notice(&Notice::Left { worker, reason, lost, remaining });
-        Ok(())
+        Ok(stop)
     }
 
     fn outcome(mut self, now: Time, stop: Option<StopReason>) -> SimulationOutcome {
-        if let Some(evaluation) = self.run.cluster.evaluate() {
-            self.run.monitor.evaluated(evaluation);
-        }
+        let last = self.run.cluster.evaluate();
         let stop = stop.unwrap_or(StopReason::NoWorkers(String::new()));
         let scheme = self.run.simulation.scheme.to_string();
         let run = RunInfo {
@@ -349,7 +332,8 @@ impl Engine<'_> {
             workers: self.run.simulation.setup.workers,
             goals: &self.run.simulation.goals,
         };
-        let summary = self.run.monitor.summary(&run, now, &stop, &self.ledger.samples(), self.run.cluster.bytes);
+        let (samples, bytes) = (self.ledger.samples(), self.run.cluster.bytes);
+        let summary = self.run.tracker.monitor().summary(&run, now, &stop, &samples, bytes, last);
         let parameters = self.run.cluster.parameters().map(<[f32]>::to_vec);
         SimulationOutcome { summary, parameters }
     }
@@ -359,24 +343,16 @@ impl Executor for SimulatedRun<'_> {
     type Error = Infallible;
 
     fn begin_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) -> Result<(), Infallible> {
-        if let Event::Left { worker } = event {
-            self.broken_updates.on_left(*worker);
-        }
         if let Some(checks) = &mut self.late_checks {
             checks.lateness.observe(now, event, decisions);
         }
-        self.observer.on_turn(now, event, decisions);
-        self.iteration = self.monitor.observe(now, event, decisions);
+        self.tracker.begin_turn(now, event, decisions, self.observer);
         Ok(())
     }
 
     fn commit(&mut self, commit: &Commit, live: usize) -> Result<CommitOutcome, Infallible> {
         let Some(outcome) = self.cluster.commit(commit, live) else { return Ok(CommitOutcome::default()) };
-        match self.broken_updates.settle(&commit.updates, &outcome, live) {
-            Remedy::Continue => {}
-            Remedy::Dismiss(tasks) => self.to_dismiss.extend(tasks),
-            Remedy::Diverged => self.stop = Some(StopReason::Diverged),
-        }
+        self.tracker.committed(commit, &outcome, live);
         Ok(outcome)
     }
 
@@ -389,17 +365,8 @@ impl Executor for SimulatedRun<'_> {
         if let Some(checks) = &mut self.late_checks {
             checks.settle(now, ledger);
         }
-        if let Some(iteration) = self.iteration.take() {
-            if let Some(evaluation) = self.cluster.evaluate_if_due(self.monitor.iterations()) {
-                self.monitor.evaluated(evaluation);
-            }
-            self.observer.on_iteration(&iteration, &self.monitor);
-            if let Some(goal) = self.monitor.met(&self.simulation.goals, now, &ledger.samples())
-                && self.stop.is_none()
-            {
-                self.stop = Some(StopReason::Goal(goal));
-            }
-        }
+        let cluster = &mut self.cluster;
+        self.tracker.end_turn(now, &ledger.samples(), || cluster.evaluate(), self.observer);
         Ok(())
     }
 }

@@ -6,7 +6,7 @@ use anyhow::Context;
 use paceline_config::{Failure, Scenario};
 use paceline_core::SchemeSpec;
 use paceline_report::progress::{RunBar, bars};
-use paceline_runtime::{Iteration, LOSS_WINDOW, Monitor, Observer, Summary};
+use paceline_runtime::{Iteration, Monitor, Observer, Summary};
 use paceline_sim::{Script, ScriptError};
 use serde::Deserialize;
 use toml::Table;
@@ -110,7 +110,7 @@ impl StudyCell<'_> {
 pub(super) struct StudyIteration {
     pub(super) time: f64,
     pub(super) k: usize,
-    /// The mean loss of the last five iterations.
+    /// The mean loss of the last five rounds' samples; not a number before there are as many.
     pub(super) loss: f64,
 }
 
@@ -125,7 +125,7 @@ impl StudyRun<'_> {
     /// When the mean of the last losses was first below `target`.
     pub(super) fn time_to(&self, target: f64) -> Option<f64> {
         let below = |step: &&StudyIteration| step.loss < target;
-        self.steps.iter().skip(LOSS_WINDOW - 1).find(below).map(|step| step.time)
+        self.steps.iter().find(below).map(|step| step.time)
     }
 }
 
@@ -134,7 +134,7 @@ struct StudyRecorder(Vec<StudyIteration>);
 
 impl Observer for StudyRecorder {
     fn on_iteration(&mut self, iteration: &Iteration, monitor: &Monitor) {
-        let loss = monitor.loss().unwrap_or(f64::NAN);
+        let loss = monitor.smoothed_loss().unwrap_or(f64::NAN);
         self.0.push(StudyIteration { time: iteration.time, k: iteration.waited_for, loss });
     }
 }

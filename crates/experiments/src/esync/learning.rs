@@ -16,10 +16,6 @@ const TARGET: f64 = 0.8;
 
 const SCHEMES: [&str; 4] = ["bsp", "asp", "dc-asgd", "esync"];
 
-/// Schemes that commit every update by itself. Their evaluations are as far apart in time as those of the others.
-const ASYNCHRONOUS: [&str; 2] = ["asp", "dc-asgd"];
-const UPDATES_PER_ROUND: u64 = 110;
-
 const PARTITIONS: [(&str, Partition); 2] = [("i.i.d.", Partition::Iid), ("by class", Partition::ByClass)];
 
 /// The name of a run with one worker.
@@ -71,10 +67,7 @@ fn run_all(
         schemes.iter().flat_map(|&scheme| seeds.iter().map(move |&seed| (scheme, seed))).collect();
     let bars = bars();
     let work = |&(scheme, seed): &(&'static str, u64)| {
-        let mut simulation = prepared.simulation(&scheme.parse()?, seed, 1)?;
-        if let (true, Some(training)) = (ASYNCHRONOUS.contains(&scheme), &mut simulation.training) {
-            training.evaluate_every *= UPDATES_PER_ROUND;
-        }
+        let simulation = prepared.simulation(&scheme.parse()?, seed, 1)?;
         let mut curve = AccuracyCurve::default();
         let mut progress = RunBar::new(&bars, format!("{what}, {scheme} seed {seed}"), &simulation.goals);
         let mut observers: Vec<&mut dyn Observer> = vec![&mut progress, &mut curve];
@@ -189,7 +182,7 @@ pub fn table1(conditions: &Conditions) -> Result<Findings, Failure> {
         let mut scenario = scenario("learning.toml", LEARNING, conditions)?;
         scenario.model = what.parse().map_err(Failure::Run)?;
         let mut run = |scheme, every, until: &str, workers| {
-            scenario.evaluate_every = every;
+            scenario.training.evaluate_every = every;
             scenario.until = vec![until.parse().map_err(Failure::run)?];
             if workers == 1 {
                 scenario.cluster.slow = Default::default();
@@ -197,10 +190,10 @@ pub fn table1(conditions: &Conditions) -> Result<Findings, Failure> {
             scenario.cluster.workers = Some(workers);
             run_all(what, &scenario, &[scheme], conditions)
         };
-        let esync = run("esync", 1, FINAL_UNTIL, 6)?;
-        let bsp = run("bsp", 5, "accuracy>0.8,time=7000", 6)?;
+        let esync = run("esync", 192, FINAL_UNTIL, 6)?;
+        let bsp = run("bsp", 960, "accuracy>0.8,time=7000", 6)?;
         // One fast worker, as in `paceline fit`, for as many iterations as a fast worker does under esync.
-        let mut alone = run("bsp", 100, FINAL_UNTIL, 1)?;
+        let mut alone = run("bsp", 3200, FINAL_UNTIL, 1)?;
         alone.iter_mut().for_each(|run| run.scheme = ALONE);
         let ((esync_time, _), (bsp_time, _)) = (times_to_target(&all(&esync)), times_to_target(&all(&bsp)));
         rows.push(vec![

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{process, thread};
 
-use paceline_core::{Setup, Span};
+use paceline_core::Setup;
 use paceline_net::{Address, Emulation, Server, TransportOptions, Worker};
 use paceline_runtime::{Job, ServerObserver};
 use paceline_store::Layout;
@@ -53,19 +53,12 @@ impl Replica for IdleReplica {
 pub fn job(scheme: &str, length: usize, workers: usize, iterations: usize, shards: usize) -> Job {
     Job {
         scheme: scheme.parse().expect("a valid scheme"),
-        setup: Setup::new(workers, 1),
-        workload: workload(length),
         workload_spec: length.to_string(),
-        optimizer: "sgd".parse().expect("a valid optimizer"),
-        initial: None,
-        clip_sum: None,
-        schedule: "constant".parse().expect("a valid schedule"),
         rate: 1e-6,
         shards,
-        evaluate_every: 0,
         goals: format!("iterations={iterations}").parse().expect("a valid goal"),
-        timeout: Span::from_seconds(60.0),
         seed: 0,
+        ..Job::new(workload(length), Setup::new(workers, 1))
     }
 }
 
@@ -94,12 +87,10 @@ pub fn work(role: &str) {
         for _ in 0..workers {
             let task = Duration::from_millis(milliseconds);
             let worker = Worker {
-                address: address.clone(),
-                rank: None,
                 join_timeout: Duration::from_secs(10),
                 emulation: (milliseconds > 0).then(|| Emulation::times(format!("{task:?} a task"), move || task)),
                 congestion: Some(CONGESTION.into()),
-                keys: None,
+                ..Worker::new(address.clone())
             };
             scope.spawn(move || {
                 let build = |length: &str| length.parse().map(workload).map_err(|_| "not a length".to_string());

@@ -44,7 +44,7 @@ impl<'a> Coordinator<'a> {
             None => {
                 let stepper = Stepper::new(layout, job.optimizer.clone(), rate, shards).clipping(job.clip_sum);
                 let ledger = Ledger::new(job.scheme.build(&job.setup)?);
-                (ledger, Monitor::default(), stepper, job.initial(), None)
+                (ledger, Monitor::new(&job.setup), stepper, job.initial(), None)
             }
             Some(ResumePoint { ledger, monitor, saved, checkpoint, rate: rate_state, .. }) => {
                 let Checkpoint { version, parameters, optimizer, .. } = checkpoint;
@@ -129,7 +129,7 @@ impl<'a> Coordinator<'a> {
                 let dropped = ToServer::Dropped { number: task.number };
                 self.protocol.on_message(self.now(), session, dropped, &mut self.host).map_err(failure)?;
             }
-            while let Some(task) = self.host.to_dismiss.pop() {
+            while let Some(task) = self.host.tracker.next_to_dismiss() {
                 let reason = BrokenUpdates::reason(task);
                 self.protocol
                     .dismiss_worker(self.now(), task.worker, reason, false, &mut self.host)
@@ -138,8 +138,8 @@ impl<'a> Coordinator<'a> {
             if self.host.observer.wants_checkpoint() {
                 self.host.offer_checkpoint(self.protocol.ledger());
             }
-            if self.host.stop.is_some() {
-                return Ok(self.host.stop.take());
+            if let Some(stop) = self.host.tracker.take_stop() {
+                return Ok(Some(stop));
             }
         }
         let now = self.now();
@@ -149,7 +149,7 @@ impl<'a> Coordinator<'a> {
         if self.protocol.next_timer().is_some_and(|at| at <= now) {
             self.protocol.on_timer(now, &mut self.host).map_err(failure)?;
         }
-        Ok(self.host.stop.take())
+        Ok(self.host.tracker.take_stop())
     }
 
     fn handle(&mut self, input: ServerInput) -> Result<(), DriveError<ServerError>> {
@@ -179,13 +179,13 @@ impl<'a> Coordinator<'a> {
                 self.host.observer.on_notice(&Notice::Refused { peer, reason });
                 Ok(())
             }
-            ServerInput::Evaluated(evaluation) => {
-                let (at, samples) = (self.protocol.run_time(now), self.protocol.ledger().samples());
-                self.host.evaluated(evaluation, at, &samples);
+            ServerInput::Evaluated { evaluation, at } => {
+                let (now, samples) = (self.protocol.run_time(now), self.protocol.ledger().samples());
+                self.host.tracker.evaluated(evaluation, at, now, &samples);
                 Ok(())
             }
             ServerInput::Stop { reason } => {
-                self.host.stop = Some(reason);
+                self.host.tracker.stop(reason);
                 Ok(())
             }
             ServerInput::Failed(error) => Err(DriveError::Executor(ServerError::System(error))),

@@ -8,6 +8,7 @@ use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::time::Instant;
 
+use paceline_core::Time;
 use paceline_protocol::{PeerTrust, SessionId, ToServer};
 use paceline_runtime::StopReason;
 use paceline_workload::Evaluation;
@@ -35,7 +36,11 @@ pub(super) enum ServerInput {
     /// A connection could not be accepted.
     Refused { peer: String, reason: String },
     /// The model was evaluated on the held-out set.
-    Evaluated(Evaluation),
+    Evaluated {
+        evaluation: Evaluation,
+        /// When the model was made.
+        at: Time,
+    },
     /// The run was asked to stop.
     Stop { reason: StopReason },
     /// A system call that the server needs has failed.

@@ -11,10 +11,8 @@ use paceline_core::{
 };
 use paceline_protocol::{GradientLocation, Notice, ServerHost, SessionId, ToWorker};
 use paceline_runtime::{
-    BrokenUpdates, Contribution, Iteration, Job, Monitor, Remedy, RunInfo, RunState, ServerObserver, Stepper,
-    StopReason, compensate,
+    Contribution, Job, Monitor, RunInfo, RunState, RunTracker, ServerObserver, Stepper, StopReason, compensate,
 };
-use paceline_workload::Evaluation;
 
 use super::event_source::{CoordinatorHandle, ServerInput};
 use super::link::{Link, TaskBuffers};
@@ -54,7 +52,7 @@ pub(super) struct NetHost<'a> {
     pub(super) job: &'a Job,
     context: &'a SessionContext,
     pub(super) observer: &'a mut dyn ServerObserver,
-    monitor: Monitor,
+    pub(super) tracker: RunTracker,
     stepper: Stepper,
     parameter_ring: ParameterRing,
     /// Whether the models that updates are computed from must be kept until they are committed.
@@ -64,22 +62,14 @@ pub(super) struct NetHost<'a> {
     closing: HashMap<SessionId, Link>,
     /// Updates that are not committed yet.
     arrived: HashMap<TaskId, UncommittedUpdate>,
-    broken_updates: BrokenUpdates,
-    /// The last tasks of workers that are to be dismissed for broken updates.
-    pub(super) to_dismiss: Vec<TaskId>,
     /// The gradient that came with the message at hand.
     pub(super) received: Option<Region>,
     /// Tasks that were withdrawn before they were sent.
     pub(super) withdrawn: Vec<(SessionId, TaskId)>,
     /// The workers with emulated delays, and their descriptions.
     emulated: BTreeMap<WorkerId, String>,
-    /// The iteration that the commit at hand completes.
-    iteration: Option<Iteration>,
-    pub(super) stop: Option<StopReason>,
-    /// Sends models to the evaluator.
-    evaluation_sender: Option<SyncSender<Arc<ParameterBuffer>>>,
-    /// The latest evaluation, until an iteration has reported it.
-    new_evaluation: Option<Evaluation>,
+    /// Sends models to the evaluator, with the times at which they were made.
+    evaluation_sender: Option<SyncSender<(Time, Arc<ParameterBuffer>)>>,
 }
 
 impl<'a> NetHost<'a> {
@@ -96,22 +86,17 @@ impl<'a> NetHost<'a> {
             job,
             context,
             observer,
-            monitor,
+            tracker: RunTracker::new(monitor, job.goals.clone(), job.evaluate_every),
             stepper,
             parameter_ring,
             keeps_models,
             links: HashMap::new(),
             closing: HashMap::new(),
             arrived: HashMap::new(),
-            broken_updates: BrokenUpdates::default(),
-            to_dismiss: Vec::new(),
             received: None,
             withdrawn: Vec::new(),
             emulated: BTreeMap::new(),
-            iteration: None,
-            stop: None,
             evaluation_sender: None,
-            new_evaluation: None,
         }
     }
 
@@ -151,52 +136,32 @@ impl<'a> NetHost<'a> {
             return;
         }
         // One model is being evaluated, one is queued. If the queue is full, the next evaluation is skipped.
-        let (sender, receiver) = sync_channel::<Arc<ParameterBuffer>>(1);
+        let (sender, receiver) = sync_channel::<(Time, Arc<ParameterBuffer>)>(1);
         self.evaluation_sender = Some(sender);
         let workload = &self.job.workload;
         scope.spawn(move || {
             let mut replica = workload.replica();
-            for parameters in receiver {
+            for (at, parameters) in receiver {
                 let evaluation = replica.evaluate(parameters.region.values());
-                if coordinator.send(ServerInput::Evaluated(evaluation)).is_err() {
+                if coordinator.send(ServerInput::Evaluated { evaluation, at }).is_err() {
                     break;
                 }
             }
         });
     }
 
-    fn evaluate_if_due(&self) {
-        let due = self.job.evaluate_every > 0 && self.monitor.iterations().is_multiple_of(self.job.evaluate_every);
-        if let Some(sender) = self.evaluation_sender.as_ref().filter(|_| due) {
-            // If the queue is full, this evaluation is skipped.
-            let _ = sender.try_send(self.parameter_ring.newest().clone());
-        }
-    }
-
-    pub(super) fn evaluated(&mut self, evaluation: Evaluation, now: Time, samples: &SampleCounts) {
-        self.monitor.evaluated(evaluation);
-        self.new_evaluation = Some(evaluation);
-        self.stop_if_met(now, samples);
-    }
-
-    fn stop_if_met(&mut self, now: Time, samples: &SampleCounts) {
-        if self.stop.is_none() {
-            self.stop = self.monitor.met(&self.job.goals, now, samples).map(StopReason::Goal);
-        }
-    }
-
     // --- the state of the run ---
 
     /// Passes the state to the observer if the run could resume from this state.
     pub(super) fn offer_checkpoint(&mut self, ledger: &Ledger) {
-        if !self.broken_updates.suspect_model(ledger.live()) && ledger.is_settled() {
+        if !self.tracker.suspect_model(ledger.live()) && ledger.is_settled() {
             self.observer.on_checkpoint(&RunState {
                 version: ledger.version().0,
                 parameters: self.parameter_ring.newest().region.values(),
                 optimizer: self.stepper.optimizer(),
                 rate: self.stepper.rate_state(),
                 ledger,
-                monitor: &self.monitor,
+                monitor: self.tracker.monitor(),
             });
         }
     }
@@ -204,13 +169,13 @@ impl<'a> NetHost<'a> {
     pub(super) fn outcome(&mut self, now: Time, stop: &StopReason, samples: &SampleCounts) -> RunOutcome {
         self.evaluation_sender = None;
         let parameters = self.parameter_ring.newest().region.values();
-        self.monitor.evaluated(self.job.workload.replica().evaluate(parameters));
+        let last = Some(self.job.workload.replica().evaluate(parameters));
         let Job { scheme, seed, setup, goals, .. } = self.job;
         let scheme = scheme.to_string();
         let run = RunInfo { scheme: &scheme, seed: *seed, workers: setup.workers, goals };
         let bytes = self.context.traffic.bytes();
         RunOutcome {
-            summary: self.monitor.summary(&run, now, stop, samples, bytes),
+            summary: self.tracker.monitor().summary(&run, now, stop, samples, bytes, last),
             parameters: parameters.to_vec(),
             emulated: std::mem::take(&mut self.emulated).into_iter().collect(),
         }
@@ -311,30 +276,23 @@ impl ServerHost for NetHost<'_> {
         let outcome = self.parameter_ring.advance(step).map_err(no_memory(self.context.length))?;
         drop(contributions);
         gradients.into_iter().for_each(|(gradient, _)| self.recycle(gradient));
-        match self.broken_updates.settle(updates, &outcome, live) {
-            Remedy::Continue => {}
-            Remedy::Dismiss(tasks) => self.to_dismiss.extend(tasks),
-            Remedy::Diverged => self.stop = Some(StopReason::Diverged),
-        }
+        self.tracker.committed(commit, &outcome, live);
         Ok(outcome)
     }
 
     fn begin_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) -> Result<(), ServerError> {
-        if let Event::Left { worker } = event {
-            self.broken_updates.on_left(*worker);
-        }
-        self.observer.on_turn(now, event, decisions);
-        self.iteration = self.monitor.observe(now, event, decisions);
+        self.tracker.begin_turn(now, event, decisions, self.observer);
         Ok(())
     }
 
     fn end_turn(&mut self, now: Time, _: &Event, ledger: &Ledger) -> Result<(), ServerError> {
-        if let Some(iteration) = self.iteration.take() {
-            self.evaluate_if_due();
-            self.new_evaluation.take().into_iter().for_each(|evaluation| self.monitor.evaluated(evaluation));
-            self.observer.on_iteration(&iteration, &self.monitor);
-            self.stop_if_met(now, &ledger.samples());
-        }
+        let (sender, newest) = (self.evaluation_sender.as_ref(), self.parameter_ring.newest());
+        let evaluate = || {
+            // If the queue is full, this evaluation is skipped.
+            sender.and_then(|sender| sender.try_send((now, newest.clone())).ok());
+            None
+        };
+        self.tracker.end_turn(now, &ledger.samples(), evaluate, self.observer);
         Ok(())
     }
 

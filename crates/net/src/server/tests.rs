@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, Receiver as Notices};
 use std::thread;
 use std::time::Duration;
 
-use paceline_core::{Setup, Span, Version};
+use paceline_core::{Setup, Version};
 use paceline_protocol::{Fingerprint, GradientLocation, ToServer, ToWorker, WireReport};
 use paceline_runtime::{Iteration, Monitor, Notice, Observer};
 use paceline_workload::{Evaluation, Order, Partition, Sampler, SoftmaxRegression, Workload, synthetic_digits};
@@ -28,19 +28,10 @@ fn workload(seed: u64) -> Arc<dyn Workload> {
 fn job(scheme: &str, workers: usize, iterations: u64) -> Job {
     Job {
         scheme: scheme.parse().unwrap(),
-        setup: Setup::new(workers, 4),
-        workload: workload(1),
         workload_spec: "digits".into(),
-        optimizer: "sgd".parse().unwrap(),
-        initial: None,
-        clip_sum: None,
-        schedule: "constant".parse().unwrap(),
         rate: 0.01,
-        shards: 1,
-        evaluate_every: 0,
         goals: format!("iterations={iterations}").parse().unwrap(),
-        timeout: Span::from_seconds(60.0),
-        seed: 1,
+        ..Job::new(workload(1), Setup::new(workers, 4))
     }
 }
 
@@ -407,7 +398,7 @@ fn a_worker_refused_in_the_middle_of_a_model_does_not_rejoin() {
 
 fn rejoining_worker(address: &Address, rank: u32) -> Worker {
     let join_timeout = Duration::from_secs(60);
-    Worker { address: address.clone(), rank: Some(rank), join_timeout, emulation: None, congestion: None, keys: None }
+    Worker { rank: Some(rank), join_timeout, ..Worker::new(address.clone()) }
 }
 
 #[test]

@@ -139,6 +139,12 @@ struct RejoinState {
 }
 
 impl Worker {
+    /// A worker of the server at `address`, of any rank, which tries to reach it for half a minute.
+    pub fn new(address: Address) -> Self {
+        let join_timeout = Duration::from_secs(30);
+        Worker { address, rank: None, join_timeout, emulation: None, congestion: None, keys: None }
+    }
+
     /// Takes part in a run until it is over. If the connection is lost, the worker rejoins.
     ///
     /// Sets the scheduling policy of the calling thread to `SCHED_BATCH`: when it wakes up, it does not preempt other

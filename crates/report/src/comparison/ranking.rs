@@ -210,6 +210,7 @@ mod tests {
             time,
             reached,
             time_to_target: reached.then_some(time),
+            counted: None,
             stopped_by: String::new(),
             ending: Default::default(),
             loss: Some(0.4),

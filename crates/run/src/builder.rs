@@ -1,0 +1,176 @@
+//! What a run consists of.
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use paceline_net::Server;
+use paceline_runtime::{
+    Checkpointer, EventLogHeader, FolderLock, Job, KeepEvents, Observer, ResumePoint, RunFolder, SharedStatus,
+    StatusServer, check_unfinished,
+};
+use paceline_trace::Recorder;
+
+use crate::follower::RunFollower;
+use crate::{PreparedRun, RunError};
+
+/// Where a run leaves its files.
+enum FolderChoice {
+    /// Nowhere.
+    None,
+    /// In a new folder.
+    New(PathBuf),
+    /// In the folder of the run that it continues.
+    Resumed(PathBuf),
+}
+
+/// A run and its parts. Only the job and the server are required.
+pub struct RunBuilder<'a> {
+    job: &'a Job,
+    server: Server,
+    folder: FolderChoice,
+    configuration: String,
+    checkpoint_every: Duration,
+    keep_events: KeepEvents,
+    http: Option<TcpListener>,
+    record: Option<PathBuf>,
+    observers: Vec<&'a mut dyn Observer>,
+}
+
+impl<'a> RunBuilder<'a> {
+    /// A run of `job` with the workers that join `server`. It leaves nothing behind yet.
+    pub fn new(job: &'a Job, server: Server) -> Self {
+        RunBuilder {
+            job,
+            server,
+            folder: FolderChoice::None,
+            configuration: String::new(),
+            checkpoint_every: Duration::from_secs(30),
+            keep_events: KeepEvents::default(),
+            http: None,
+            record: None,
+            observers: Vec::new(),
+        }
+    }
+
+    /// Writes event log, metrics, checkpoints, model, summary and report to a new folder.
+    pub fn folder(mut self, path: impl Into<PathBuf>) -> Self {
+        self.folder = FolderChoice::New(path.into());
+        self
+    }
+
+    /// Goes on with the run in this folder, from its last checkpoint.
+    pub fn resume(mut self, path: impl Into<PathBuf>) -> Self {
+        self.folder = FolderChoice::Resumed(path.into());
+        self
+    }
+
+    /// The text of the folder's `config.toml`.
+    pub fn configuration(mut self, text: impl Into<String>) -> Self {
+        self.configuration = text.into();
+        self
+    }
+
+    /// The interval between checkpoints, by default 30 s; zero for one at the end only.
+    pub fn checkpoint_every(mut self, interval: Duration) -> Self {
+        self.checkpoint_every = interval;
+        self
+    }
+
+    /// How much of the event log and the metrics a long run keeps.
+    pub fn keep_events(mut self, keep: KeepEvents) -> Self {
+        self.keep_events = keep;
+        self
+    }
+
+    /// Serves `/metrics`, `/healthz` and `/status` to whoever reaches this listener.
+    pub fn http(mut self, listener: TcpListener) -> Self {
+        self.http = Some(listener);
+        self
+    }
+
+    /// Writes every worker's run times to this file, a trace.
+    pub fn record(mut self, path: impl Into<PathBuf>) -> Self {
+        self.record = Some(path.into());
+        self
+    }
+
+    /// Tells an observer of everything that happens. There may be several.
+    pub fn observer(mut self, observer: &'a mut dyn Observer) -> Self {
+        self.observers.push(observer);
+        self
+    }
+
+    /// Reads all input, tries all output, and locks the run folder.
+    ///
+    /// # Errors
+    /// If the folder is in use, is not empty, or is that of another run or of one that is over; if it can't be written; or
+    /// if the status can't be served. Nothing is changed then.
+    pub fn prepare(self) -> Result<PreparedRun<'a>, RunError> {
+        let (folder, resume_point) = self.open_folder()?;
+        let folder = folder.map(|mut folder| {
+            folder.keep_events(self.keep_events);
+            let mut checkpointer = Checkpointer::new(folder.path(), self.job.workload.clone(), self.checkpoint_every)?;
+            if let Some(point) = &resume_point {
+                checkpointer.resumed(point.checkpoint.version);
+            }
+            Ok::<_, RunError>((folder, checkpointer))
+        });
+        let status = SharedStatus::default();
+        (status.lock().scheme, status.lock().expected_workers) = (self.job.scheme.to_string(), self.job.setup.workers);
+        let start = |listener| StatusServer::start(listener, status.clone(), |warning| tracing::warn!("{warning}"));
+        let status_server = self.http.map(start).transpose().map_err(RunError::Http)?;
+        if let Some(server) = &status_server {
+            tracing::info!("status at http://{}/status", server.address());
+        }
+        let follower = RunFollower {
+            folder: folder.transpose()?,
+            recorder: self.record.as_ref().map(|_| Recorder::default()),
+            status,
+            started: Arc::default(),
+            observers: self.observers,
+        };
+        Ok(PreparedRun {
+            job: self.job,
+            server: self.server,
+            resume_point,
+            follower,
+            status_server,
+            record: self.record,
+        })
+    }
+
+    fn open_folder(&self) -> Result<(Option<RunFolder>, Option<ResumePoint>), RunError> {
+        let (job, layout) = (self.job, self.job.workload.layout());
+        let header = EventLogHeader::new(job.scheme.clone(), &job.setup);
+        match &self.folder {
+            FolderChoice::None => Ok((None, None)),
+            FolderChoice::New(path) => {
+                Ok((Some(RunFolder::create(path, &self.configuration, &header, Some(layout))?), None))
+            }
+            FolderChoice::Resumed(path) => {
+                check_unfinished(path, &job.goals)?;
+                let lock = FolderLock::acquire(path)?;
+                let point = ResumePoint::load(&lock, job)?;
+                let (folder, lost) = RunFolder::resume(lock, &self.configuration, &header, &point, layout)?;
+                point.skipped.iter().for_each(|problem| tracing::warn!("{problem}; using an older checkpoint"));
+                if let Some(problem) = &point.afresh {
+                    tracing::warn!("scheme {} starts afresh, without its state: {problem}", job.scheme);
+                }
+                point.check(folder.lock(), |warning| tracing::warn!("{warning}"));
+                tracing::info!("{}", resumption(point.checkpoint.version, lost));
+                Ok((Some(folder), Some(point)))
+            }
+        }
+    }
+}
+
+fn resumption(version: u64, lost: Option<u64>) -> String {
+    match lost {
+        None => format!("resumed from version {version}, the last one on disk"),
+        Some(last) => {
+            format!("resumed from version {version}; versions {} to {last} were lost and are repeated", version + 1)
+        }
+    }
+}

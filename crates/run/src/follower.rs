@@ -1,0 +1,78 @@
+//! What follows a run: the folder with its checkpoints, the status, the recorded times, and the user's own observers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use paceline_core::{Decision, Event, Span, TaskId, Time};
+use paceline_runtime::{
+    Checkpointer, Iteration, Monitor, Notice, Observer, RunFolder, RunState, ServerObserver, SharedStatus,
+};
+use paceline_trace::Recorder;
+
+use crate::NoticeLog;
+
+/// Passes everything on to the parts of a run.
+pub(crate) struct RunFollower<'a> {
+    pub(crate) folder: Option<(RunFolder, Checkpointer)>,
+    /// Keeps every time in memory.
+    pub(crate) recorder: Option<Recorder>,
+    pub(crate) status: SharedStatus,
+    /// Becomes true after the first iteration.
+    pub(crate) started: Arc<AtomicBool>,
+    pub(crate) observers: Vec<&'a mut dyn Observer>,
+}
+
+impl Observer for RunFollower<'_> {
+    fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
+        self.observers.on_turn(now, event, decisions);
+        NoticeLog.on_turn(now, event, decisions);
+        let mut status = self.status.lock();
+        if let Some((folder, checkpointer)) = &mut self.folder {
+            folder.on_turn(now, event, decisions);
+            if let Some(warning) = checkpointer.poll() {
+                tracing::warn!("{warning}");
+            }
+            status.checkpoint = checkpointer.saved();
+        }
+        status.on_turn(Instant::now(), now, event, decisions);
+    }
+
+    fn on_task(&mut self, task: TaskId, compute: Span) {
+        self.observers.on_task(task, compute);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.on_task(task, compute);
+        }
+    }
+
+    fn on_iteration(&mut self, iteration: &Iteration, monitor: &Monitor) {
+        self.started.store(true, Ordering::Relaxed);
+        self.observers.on_iteration(iteration, monitor);
+        if let Some((folder, _)) = &mut self.folder {
+            folder.on_iteration(iteration, monitor);
+        }
+        self.status.lock().on_iteration(Instant::now(), iteration, monitor);
+    }
+
+    fn on_notice(&mut self, notice: &Notice) {
+        self.observers.on_notice(notice);
+        NoticeLog.on_notice(notice);
+        self.status.lock().on_notice(Instant::now(), notice);
+    }
+}
+
+impl ServerObserver for RunFollower<'_> {
+    fn wants_checkpoint(&self) -> bool {
+        self.folder.as_ref().is_some_and(|(_, checkpointer)| checkpointer.is_due())
+    }
+
+    fn on_checkpoint(&mut self, state: &RunState<'_>) {
+        if let Some((folder, checkpointer)) = &mut self.folder {
+            checkpointer.save(state, folder);
+        }
+    }
+
+    fn on_end(&mut self) {
+        self.status.lock().on_end();
+    }
+}

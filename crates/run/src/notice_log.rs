@@ -1,0 +1,27 @@
+//! Log lines about a run.
+
+use paceline_core::{Decision, Event, Time};
+use paceline_runtime::{Notice, Observer};
+
+/// Logs who joins and leaves and which updates are broken, and every decision at level `debug`.
+pub struct NoticeLog;
+
+impl Observer for NoticeLog {
+    fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
+        if let Event::Broken { task } = event {
+            tracing::warn!("the update of {task} is not finite and does not count");
+        }
+        for Decision { action, reason } in decisions {
+            tracing::debug!("{now}: {action:?} ({reason})");
+        }
+    }
+
+    fn on_notice(&mut self, notice: &Notice) {
+        match notice {
+            Notice::Joined { .. } => tracing::info!("{notice}"),
+            Notice::Left { .. } | Notice::Refused { .. } | Notice::Late { .. } | Notice::Stalled { .. } => {
+                tracing::warn!("{notice}");
+            }
+        }
+    }
+}
