@@ -29,6 +29,10 @@
 #![warn(clippy::print_stdout)]
 
 #[cfg(doctest)]
+#[doc = include_str!("../../docs/library.md")]
+mod library {}
+
+#[cfg(doctest)]
 #[doc = include_str!("../../docs/write-a-scheme.md")]
 mod write_a_scheme {}
 

@@ -59,3 +59,13 @@ fn a_scheme_of_ones_own_races_simulated_and_trains_with_real_processes() {
     let replayed = &example(&["replay", "run/events.jsonl"])[0];
     assert_eq!(replayed["scheme"], "stale-asp:slope=0.5");
 }
+
+#[test]
+fn a_run_as_a_library_call_resumes() {
+    let folder = tempdir().unwrap();
+    let output = Command::new(program("library_run")).arg(folder.path().join("run")).output().unwrap();
+    let lines = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && lines.contains(" after 1000"), "{lines}");
+    let rows = std::fs::read_to_string(folder.path().join("run/metrics.csv")).unwrap();
+    assert_eq!(rows.lines().count(), 1001);
+}

@@ -94,7 +94,7 @@ fn an_interrupted_run_ends_cleanly_and_resumes() {
     let until = format!("iterations={}", done + 2);
     let resumed = paceline(&["train", "--resume", out.to_str().unwrap(), "--until", &until, "--json"]);
     let message = String::from_utf8(resumed.stderr).unwrap();
-    assert!(message.contains(&format!("resumed from version {done}; nothing was lost")), "{message}");
+    assert!(message.contains(&format!("resumed from version {done}, the last one on disk")), "{message}");
     let summary: serde_json::Value = serde_json::from_slice(&resumed.stdout).unwrap();
     assert_eq!(summary["iterations"], done + 2);
     assert!(paceline(&["replay", out.join("events.jsonl").to_str().unwrap()]).status.success());

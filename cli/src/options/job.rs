@@ -24,8 +24,8 @@ pub struct JobOptions {
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole::<u32>(1..=MAX_CONNECTIONS as u64))]
     pub workers: u32,
 
-    /// When to stop: at the first of loss<X (mean of the last five iterations), accuracy>X, iterations=N, time=SECONDS,
-    /// samples=N; may be given several times
+    /// When to stop: at the first of loss<X (mean of the samples of five rounds), accuracy>X (in two evaluations in a
+    /// row), iterations=N, time=SECONDS, samples=N; may be given several times
     #[arg(long, value_name = "GOAL,…", default_value = "accuracy>0.97,iterations=3000")]
     pub until: Vec<Goals>,
 

@@ -20,7 +20,7 @@ use crate::Conditions;
 pub(super) struct Study {
     /// Its title and description.
     pub(super) title: String,
-    /// The target for the training loss, as the mean of the last five iterations.
+    /// The target for the training loss, as the mean of the samples of five rounds.
     target: Option<f64>,
     /// The target at the paper's size, if it differs.
     full_target: Option<f64>,

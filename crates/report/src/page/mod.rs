@@ -74,7 +74,7 @@ pub fn write(file: &Path, folders: &[PathBuf]) -> Result<usize, ReportError> {
 }
 
 /// A run with more updates gets its report only on request: a report keeps about 150 bytes for each in memory.
-const MOST_UPDATES: u64 = 1_000_000;
+const MOST_UPDATES: u64 = 250_000;
 
 /// Finishes a run folder, and adds its report unless the run was very long.
 ///
