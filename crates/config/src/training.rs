@@ -10,7 +10,7 @@ use paceline_core::{Dispatch, RateRule, Setup};
 use paceline_models::{Model, Sampling, device};
 use paceline_runtime::Goals;
 use paceline_store::{OptimizerSpec, Schedule, read_model};
-use paceline_workload::{ClippedGradients, Data, DataSource, MicroBatches, Order, Partition, Workload};
+use paceline_workload::{Data, DataSource, Order, Partition, ShapedGradients, Workload};
 use serde::{Deserialize, Serialize};
 
 /// Seed of synthetic data. It is fixed, so that runs with different seeds use the same data.
@@ -53,14 +53,11 @@ pub struct GradientOptions {
 
 impl GradientOptions {
     /// The workload with gradients computed like this.
-    pub(crate) fn apply(self, mut workload: Arc<dyn Workload>) -> Arc<dyn Workload> {
-        if let Some(size) = self.micro_batch {
-            workload = Arc::new(MicroBatches::new(workload, size));
+    pub(crate) fn apply(self, workload: Arc<dyn Workload>) -> Arc<dyn Workload> {
+        if self == GradientOptions::default() {
+            return workload;
         }
-        if let Some(norm) = self.clip_gradient {
-            workload = Arc::new(ClippedGradients::new(workload, norm));
-        }
-        workload
+        Arc::new(ShapedGradients::new(workload, self.micro_batch, self.clip_gradient))
     }
 }
 

@@ -1,9 +1,13 @@
-//! Optimizers with parameter groups, clipping and tensor files, compared with PyTorch where it is installed.
+//! Optimizers with parameter groups, clipping, accumulation and tensor files, compared with PyTorch where it is installed.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 use paceline_store::{Layout, NextState, Optimizer, OptimizerSpec, read_model};
+use paceline_workload::{
+    Draw, Order, Partition, Sampler, ShapedGradients, SoftmaxRegression, Workload, synthetic_digits,
+};
 use serde_json::Value;
 
 /// The interpreter: `PYTHON`, or `python3`.
@@ -123,4 +127,47 @@ print(json.dumps(flat([tensor.grad for tensor in p])))
     let (mut next, mut new) = (NextState::default(), [0.0; 7]);
     optimizer.begin(1.0, &mut next).scaled(0.7 / norm).apply(&[0.0; 7], &gradient(1), &mut new);
     assert_close(&new.map(|value| -value), &clipped, "clipping");
+}
+
+#[test]
+fn gradients_are_accumulated_and_clipped_as_in_pytorch() {
+    let splits = synthetic_digits(3, 100, 10).unwrap();
+    let train = splits.train().clone();
+    let sampler = Sampler::new(train.labels(), Partition::Iid, Order::Epochs, 1, 1).unwrap();
+    let draw = Draw { worker: 0, offset: 5, samples: 10 };
+    let (mut indices, mut features, mut labels) = (Vec::new(), Vec::new(), Vec::new());
+    sampler.indices(draw, &mut indices);
+    train.gather(&indices, &mut features, &mut labels);
+    let workload: Arc<dyn Workload> = Arc::new(SoftmaxRegression::new(splits, sampler, 0.0));
+    let parameters: Vec<f32> = (0..workload.layout().len()).map(|index| (index % 7) as f32 * 0.02 - 0.06).collect();
+    let (samples, classes, width) = (draw.samples, train.classes(), train.features());
+    // Portions of four samples: 4, 4 and 2, each weighted by its share, then clipped.
+    let script = format!(
+        "{SCRIPT}
+x = torch.tensor({features:?}).view({samples}, {width})
+y = torch.tensor({labels:?})
+values = torch.tensor([(index % 7) * 0.02 - 0.06 for index in range({classes} * {width} + {classes})])
+model = torch.nn.Linear({width}, {classes})
+with torch.no_grad():
+    model.weight.copy_(values[:{classes} * {width}].view({classes}, {width}))
+    model.bias.copy_(values[{classes} * {width}:])
+total = 0.0
+for start in range(0, {samples}, 4):
+    portion = slice(start, min(start + 4, {samples}))
+    loss = torch.nn.functional.cross_entropy(model(x[portion]), y[portion]) * len(y[portion]) / {samples}
+    loss.backward()
+    total += loss.item()
+accumulated = flat([model.weight.grad, model.bias.grad])
+torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+print(json.dumps([total, accumulated, flat([model.weight.grad, model.bias.grad])]))
+"
+    );
+    let Some(expected) = run(&script) else { return };
+    for (limit, expected_gradient) in [(None, &expected[1]), (Some(0.5), &expected[2])] {
+        let mut gradient = vec![0.0; parameters.len()];
+        let shaped = ShapedGradients::new(workload.clone(), Some(4), limit);
+        let loss = shaped.replica().gradient(&parameters, draw, &mut gradient);
+        assert!((loss - expected[0].as_f64().unwrap()).abs() < 1e-5, "{loss}; PyTorch has {}", expected[0]);
+        assert_close(&gradient, expected_gradient, "the gradient");
+    }
 }
