@@ -2,7 +2,7 @@
 //! `cargo run --release --example library_run -- FOLDER`
 
 use paceline::core::{Setup, WorkerId};
-use paceline::net::{RunOutcome, Server, TransportOptions, Worker};
+use paceline::net::{RunOutcome, Worker};
 use paceline::run::{RunBuilder, RunError};
 use paceline::runtime::{Iteration, Job, Monitor, Observer};
 use paceline::workload::{Order, Partition, Sampler, SoftmaxRegression, synthetic_digits};
@@ -43,13 +43,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         goals: "iterations=500".parse()?,
         ..Job::new(workload, Setup::new(2, 32))
     };
-    let listen =
-        || Server::bind(&["127.0.0.1:0".parse()?], TransportOptions::default()).map_err(Box::<dyn Error>::from);
+    let address = ["127.0.0.1:0".parse()?];
 
-    train(&job, RunBuilder::new(&job, listen()?).folder(&folder).observer(&mut Lines))?;
+    train(&job, RunBuilder::new(&job, address.clone()).folder(&folder).observer(&mut Lines))?;
     // The same run goes on, until another goal.
     let job = Job { goals: "iterations=1000".parse()?, ..job };
-    let outcome = train(&job, RunBuilder::new(&job, listen()?).resume(&folder).observer(&mut Lines))?;
+    let outcome = train(&job, RunBuilder::new(&job, address.clone()).resume(&folder).observer(&mut Lines))?;
     eprintln!("accuracy {:.3} after {}", outcome.summary.accuracy.unwrap_or_default(), outcome.summary.iterations);
     Ok(())
 }

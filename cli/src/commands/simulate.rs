@@ -11,7 +11,7 @@ use paceline_core::{SchemeSpec, catalogue};
 use paceline_report::page;
 use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::table;
-use paceline_run::NoticeLog;
+use paceline_run::NoticeLogger;
 use paceline_runtime::{
     EventLogHeader, Iteration, Monitor, Observer, RunEnding, RunFolder, Summary, check_free, is_interrupted, set_aside,
 };
@@ -208,7 +208,7 @@ impl SimulateArgs {
         let mut lines = self.output.trace.then(|| IterationLines { seed, text: String::new() });
         let mut recorder = self.output.record.is_some().then(Recorder::default);
         let mut progress = RunBar::new(bars, format!("{} seed {seed}", self.scheme), &simulation.goals);
-        let mut log = NoticeLog;
+        let mut log = NoticeLogger;
         let mut observers: Vec<&mut dyn Observer> = vec![&mut progress, &mut log];
         observers.extend(folder.as_mut().map(|folder| folder as &mut dyn Observer));
         observers.extend(lines.as_mut().map(|lines| lines as &mut dyn Observer));

@@ -233,6 +233,12 @@ impl Queue {
         self.last_end = Some(end);
     }
 
+    /// After a failure: the current transfer never ends otherwise.
+    fn end_failed(&mut self) {
+        self.current = None;
+        self.last_end.get_or_insert(TransferEnd::Disconnected);
+    }
+
     fn withdraw_all(&mut self) {
         if self.current.is_some() || !self.transfers.is_empty() {
             self.transfers.clear();
@@ -392,16 +398,15 @@ impl Outbox {
         self.fail();
     }
 
-    /// Nothing is sent any more.
+    /// Nothing is sent any more. What a thread is sending may still arrive, and counts as sent then.
     fn fail(&self) {
         let mut queue = self.lock();
-        *queue = Queue {
-            closed: true,
-            failed: true,
-            sending: queue.sending,
-            last_end: Some(TransferEnd::Disconnected),
-            ..Queue::default()
-        };
+        let (sending, last_end) = (queue.sending, queue.last_end);
+        let current = queue.current.take().filter(|_| sending);
+        *queue = Queue { closed: true, failed: true, sending, current, last_end, ..Queue::default() };
+        if !sending {
+            queue.end_failed();
+        }
         self.ended.notify_all();
     }
 
@@ -440,6 +445,9 @@ impl Outbox {
             }
             if is_sent {
                 queue.end_complete();
+            }
+            if queue.failed {
+                queue.end_failed();
             }
             if queue.last_end.is_some() {
                 self.ended.notify_all();

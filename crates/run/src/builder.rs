@@ -1,11 +1,11 @@
 //! What a run consists of.
 
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use paceline_net::Server;
+use paceline_net::{Address, Server, TransportOptions};
 use paceline_runtime::{
     Checkpointer, EventLogHeader, FolderLock, Job, KeepEvents, Observer, ResumePoint, RunFolder, SharedStatus,
     StatusServer, check_unfinished,
@@ -25,10 +25,11 @@ enum FolderChoice {
     Resumed(PathBuf),
 }
 
-/// A run and its parts. Only the job and the server are required.
+/// A run and its parts. Only the job and an address are required.
 pub struct RunBuilder<'a> {
     job: &'a Job,
-    server: Server,
+    addresses: Vec<Address>,
+    transport: TransportOptions,
     folder: FolderChoice,
     configuration: String,
     checkpoint_every: Duration,
@@ -39,11 +40,12 @@ pub struct RunBuilder<'a> {
 }
 
 impl<'a> RunBuilder<'a> {
-    /// A run of `job` with the workers that join `server`. It leaves nothing behind yet.
-    pub fn new(job: &'a Job, server: Server) -> Self {
+    /// A run of `job` with the workers that join at any of `addresses`. It leaves nothing behind yet.
+    pub fn new(job: &'a Job, addresses: impl Into<Vec<Address>>) -> Self {
         RunBuilder {
             job,
-            server,
+            addresses: addresses.into(),
+            transport: TransportOptions::default(),
             folder: FolderChoice::None,
             configuration: String::new(),
             checkpoint_every: Duration::from_secs(30),
@@ -52,6 +54,12 @@ impl<'a> RunBuilder<'a> {
             record: None,
             observers: Vec::new(),
         }
+    }
+
+    /// How values travel over TCP, and who may join.
+    pub fn transport(mut self, transport: TransportOptions) -> Self {
+        self.transport = transport;
+        self
     }
 
     /// Writes event log, metrics, checkpoints, model, summary and report to a new folder.
@@ -102,13 +110,18 @@ impl<'a> RunBuilder<'a> {
         self
     }
 
-    /// Reads all input, tries all output, and locks the run folder.
+    /// Reads all input, tries all output, locks the run folder and listens.
     ///
     /// # Errors
-    /// If the folder is in use, is not empty, or is that of another run or of one that is over; if it can't be written; or
-    /// if the status can't be served. Nothing is changed then.
-    pub fn prepare(self) -> Result<PreparedRun<'a>, RunError> {
-        let (folder, resume_point) = self.open_folder()?;
+    /// If the folder is in use, is not empty, or is that of another run or of one that is over; if it can't be written; if
+    /// the server can't listen; or if the status can't be served. Nothing is changed then.
+    pub fn prepare(mut self) -> Result<PreparedRun<'a>, RunError> {
+        let resumed = match &self.folder {
+            FolderChoice::Resumed(path) => Some(load(path, self.job)?),
+            FolderChoice::None | FolderChoice::New(_) => None,
+        };
+        let server = Server::bind(&self.addresses, std::mem::take(&mut self.transport))?;
+        let (folder, resume_point) = self.open_folder(resumed)?;
         let folder = folder.map(|mut folder| {
             folder.keep_events(self.keep_events);
             let mut checkpointer = Checkpointer::new(folder.path(), self.job.workload.clone(), self.checkpoint_every)?;
@@ -131,39 +144,36 @@ impl<'a> RunBuilder<'a> {
             started: Arc::default(),
             observers: self.observers,
         };
-        Ok(PreparedRun {
-            job: self.job,
-            server: self.server,
-            resume_point,
-            follower,
-            status_server,
-            record: self.record,
-        })
+        Ok(PreparedRun { job: self.job, server, resume_point, follower, status_server, record: self.record })
     }
 
-    fn open_folder(&self) -> Result<(Option<RunFolder>, Option<ResumePoint>), RunError> {
+    fn open_folder(
+        &self,
+        resumed: Option<(FolderLock, ResumePoint)>,
+    ) -> Result<(Option<RunFolder>, Option<ResumePoint>), RunError> {
         let (job, layout) = (self.job, self.job.workload.layout());
         let header = EventLogHeader::new(job.scheme.clone(), &job.setup);
-        match &self.folder {
-            FolderChoice::None => Ok((None, None)),
-            FolderChoice::New(path) => {
-                Ok((Some(RunFolder::create(path, &self.configuration, &header, Some(layout))?), None))
-            }
-            FolderChoice::Resumed(path) => {
-                check_unfinished(path, &job.goals)?;
-                let lock = FolderLock::acquire(path)?;
-                let point = ResumePoint::load(&lock, job)?;
-                let (folder, lost) = RunFolder::resume(lock, &self.configuration, &header, &point, layout)?;
-                point.skipped.iter().for_each(|problem| tracing::warn!("{problem}; using an older checkpoint"));
-                if let Some(problem) = &point.afresh {
-                    tracing::warn!("scheme {} starts afresh, without its state: {problem}", job.scheme);
-                }
-                point.check(folder.lock(), |warning| tracing::warn!("{warning}"));
-                tracing::info!("{}", resumption(point.checkpoint.version, lost));
-                Ok((Some(folder), Some(point)))
-            }
+        if let FolderChoice::New(path) = &self.folder {
+            return Ok((Some(RunFolder::create(path, &self.configuration, &header, Some(layout))?), None));
         }
+        let Some((lock, point)) = resumed else { return Ok((None, None)) };
+        let (folder, lost) = RunFolder::resume(lock, &self.configuration, &header, &point, layout)?;
+        point.skipped.iter().for_each(|problem| tracing::warn!("{problem}; using an older checkpoint"));
+        if let Some(problem) = &point.afresh {
+            tracing::warn!("scheme {} starts afresh, without its state: {problem}", job.scheme);
+        }
+        point.check(folder.lock(), |warning| tracing::warn!("{warning}"));
+        tracing::info!("{}", resumption(point.checkpoint.version, lost));
+        Ok((Some(folder), Some(point)))
     }
+}
+
+/// Locks the folder of a run, and reads where it resumes. Changes nothing.
+fn load(path: &Path, job: &Job) -> Result<(FolderLock, ResumePoint), RunError> {
+    check_unfinished(path, &job.goals)?;
+    let lock = FolderLock::acquire(path)?;
+    let point = ResumePoint::load(&lock, job)?;
+    Ok((lock, point))
 }
 
 fn resumption(version: u64, lost: Option<u64>) -> String {

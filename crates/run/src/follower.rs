@@ -10,7 +10,7 @@ use paceline_runtime::{
 };
 use paceline_trace::Recorder;
 
-use crate::NoticeLog;
+use crate::NoticeLogger;
 
 /// Passes everything on to the parts of a run.
 pub(crate) struct RunFollower<'a> {
@@ -26,7 +26,7 @@ pub(crate) struct RunFollower<'a> {
 impl Observer for RunFollower<'_> {
     fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
         self.observers.on_turn(now, event, decisions);
-        NoticeLog.on_turn(now, event, decisions);
+        NoticeLogger.on_turn(now, event, decisions);
         let mut status = self.status.lock();
         if let Some((folder, checkpointer)) = &mut self.folder {
             folder.on_turn(now, event, decisions);
@@ -56,7 +56,7 @@ impl Observer for RunFollower<'_> {
 
     fn on_notice(&mut self, notice: &Notice) {
         self.observers.on_notice(notice);
-        NoticeLog.on_notice(notice);
+        NoticeLogger.on_notice(notice);
         self.status.lock().on_notice(Instant::now(), notice);
     }
 }

@@ -1,13 +1,13 @@
 //! A run as a library call: a server with its run folder, checkpoints, event log, metrics, status and observers.
 //!
-//! A [`RunBuilder`] takes a job and a server, and whatever of the rest is wanted. `prepare` reads all input and tries all
+//! A [`RunBuilder`] takes a job and an address, and whatever of the rest is wanted. `prepare` reads all input and tries all
 //! output, `run` trains, `save` writes the model, the summary and the report:
 //!
 //! ```
 //! use std::sync::Arc;
 //! use std::time::Duration;
 //! use paceline_core::Setup;
-//! use paceline_net::{Server, TransportOptions, Worker};
+//! use paceline_net::Worker;
 //! use paceline_run::RunBuilder;
 //! use paceline_runtime::Job;
 //! use paceline_workload::{Order, Partition, Sampler, SoftmaxRegression, synthetic_digits};
@@ -20,8 +20,8 @@
 //! let workload = Arc::new(SoftmaxRegression::new(splits, sampler, 0.0));
 //! let job = Job { scheme: "backup:k=1".parse()?, goals: "iterations=50".parse()?, ..Job::new(workload, Setup::new(2, 16)) };
 //!
-//! let server = Server::bind(&["127.0.0.1:0".parse()?], TransportOptions::default())?;
-//! let run = RunBuilder::new(&job, server).folder(path).checkpoint_every(Duration::from_secs(60)).prepare()?;
+//! let run = RunBuilder::new(&job, ["127.0.0.1:0".parse()?]);
+//! let run = run.folder(path).checkpoint_every(Duration::from_secs(60)).prepare()?;
 //! let address = run.addresses()[0].clone();
 //! let outcome = std::thread::scope(|scope| {
 //!     // Workers can be threads, processes, or on other machines.
@@ -40,10 +40,10 @@
 mod builder;
 mod error;
 mod follower;
-mod notice_log;
+mod notice_logger;
 mod prepared_run;
 
 pub use builder::RunBuilder;
 pub use error::RunError;
-pub use notice_log::NoticeLog;
+pub use notice_logger::NoticeLogger;
 pub use prepared_run::{EndedRun, PreparedRun};

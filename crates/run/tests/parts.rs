@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use paceline_core::Setup;
-use paceline_net::{RunOutcome, Server, TransportOptions, Worker};
+use paceline_net::{RunOutcome, Worker};
 use paceline_run::{RunBuilder, RunError};
 use paceline_runtime::{Iteration, Job, Monitor, Observer, read_metrics};
 use paceline_workload::{Order, Partition, Sampler, SoftmaxRegression, synthetic_digits};
@@ -19,8 +19,8 @@ fn job(goals: &str) -> Job {
     Job { goals: goals.parse().unwrap(), ..Job::new(workload, Setup::new(2, 16)) }
 }
 
-fn server() -> Server {
-    Server::bind(&["127.0.0.1:0".parse().unwrap()], TransportOptions::default()).unwrap()
+fn builder(job: &Job) -> RunBuilder<'_> {
+    RunBuilder::new(job, ["127.0.0.1:0".parse().unwrap()])
 }
 
 /// Runs to the end with two workers, and saves.
@@ -67,9 +67,9 @@ fn a_run_leaves_everything_that_was_asked_for_and_resumes() {
     let first = job("iterations=40");
     let http = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut reader = StatusReader { address: http.local_addr().unwrap(), iterations: 0, answer: String::new() };
-    let builder = RunBuilder::new(&first, server()).folder(&folder).configuration("seed = 1\n");
-    let builder = builder.checkpoint_every(Duration::ZERO).http(http).record(&times).observer(&mut reader);
-    let outcome = run(&first, builder).unwrap();
+    let all = builder(&first).folder(&folder).configuration("seed = 1\n");
+    let all = all.checkpoint_every(Duration::ZERO).http(http).record(&times).observer(&mut reader);
+    let outcome = run(&first, all).unwrap();
     assert_eq!(outcome.summary.iterations, 40);
     assert_eq!(reader.iterations, 40, "the observer saw every iteration");
     let answer = reader.answer;
@@ -80,10 +80,10 @@ fn a_run_leaves_everything_that_was_asked_for_and_resumes() {
     }
     assert!(std::fs::read_to_string(&times).unwrap().lines().count() > 40, "the times are recorded");
 
-    let over = RunBuilder::new(&first, server()).resume(&folder).prepare();
+    let over = builder(&first).resume(&folder).prepare();
     assert!(over.err().unwrap().to_string().contains("is over"), "it reached its goal");
     let second = job("iterations=60");
-    let outcome = run(&second, RunBuilder::new(&second, server()).resume(&folder)).unwrap();
+    let outcome = run(&second, builder(&second).resume(&folder)).unwrap();
     assert_eq!(outcome.summary.iterations, 60);
     let rows = read_metrics(&folder).unwrap();
     assert_eq!(rows.iter().map(|row| row.iteration).collect::<Vec<_>>(), (1..=60).collect::<Vec<_>>());
@@ -94,8 +94,8 @@ fn a_run_leaves_everything_that_was_asked_for_and_resumes() {
 fn a_run_without_parts_leaves_nothing_and_gives_the_same_model() {
     let temporary = tempfile::tempdir().unwrap();
     let job = job("iterations=20");
-    let alone = run(&job, RunBuilder::new(&job, server())).unwrap();
-    let kept = run(&job, RunBuilder::new(&job, server()).folder(temporary.path().join("run"))).unwrap();
+    let alone = run(&job, builder(&job)).unwrap();
+    let kept = run(&job, builder(&job).folder(temporary.path().join("run"))).unwrap();
     assert!(alone.parameters == kept.parameters);
     assert_eq!(files(temporary.path()), ["run"]);
 }

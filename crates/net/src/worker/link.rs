@@ -35,6 +35,11 @@ impl WorkerLink {
         self.connection.outbox()
     }
 
+    /// Whether the server is on this machine and shares memory.
+    pub(super) fn is_shared(&self) -> bool {
+        self.connection.socket().is_local()
+    }
+
     /// Sends the first message and waits for the answer until `deadline`.
     pub(super) fn ask(&mut self, message: &ToServer, deadline: Instant) -> io::Result<ToWorker> {
         self.outbox().send(message)?;
@@ -60,14 +65,14 @@ impl WorkerLink {
 
     /// Sends what is in the outbox and passes on what arrives, until the session ends. This thread does not compute, so
     /// its heartbeats tell the server that the process is alive, however long a task takes.
-    pub(super) fn run(mut self, mut messages: ServerMessages<'_>) {
+    pub(super) fn run(mut self, mut messages: ServerMessages) {
         let end = self.exchange(&mut messages).unwrap_or_else(|end| end);
         messages.end(end);
         self.outbox().disconnect();
     }
 
     /// Returns the end of the session, in whichever way.
-    fn exchange(&mut self, messages: &mut ServerMessages<'_>) -> Result<SessionEnd, SessionEnd> {
+    fn exchange(&mut self, messages: &mut ServerMessages) -> Result<SessionEnd, SessionEnd> {
         let interval = Duration::from_nanos(HEARTBEAT_INTERVAL.0);
         let mut next_heartbeat = Instant::now() + interval;
         let mut closing: Option<Instant> = None;

@@ -5,31 +5,29 @@ mod connect;
 mod emulation;
 mod link;
 mod server_messages;
+mod session;
 mod system_load;
 mod task_queue;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use paceline_core::WorkerId;
-use paceline_protocol::{Fingerprint, HANDSHAKE_TIMEOUT, Reaction, SessionEnd, ToServer, Welcome};
-use paceline_workload::{Progress, Workload};
+use paceline_protocol::{Fingerprint, SessionEnd, ToServer, Welcome};
+use paceline_workload::Workload;
 use thiserror::Error;
 
 pub use emulation::Emulation;
 
 use crate::address::Address;
 use crate::keys::Keys;
-use crate::outbox::Outbox;
 use computer::Computer;
 use connect::connect;
 use link::WorkerLink;
-use server_messages::ServerMessages;
-use system_load::SystemLoad;
-use task_queue::TaskQueue;
+use session::WorkerSession;
 
 /// A worker and how it joins its server.
 #[derive(Debug)]
@@ -209,96 +207,36 @@ impl Worker {
         let mut on_waiting = |error: &io::Error| on_notice(WorkerNotice::Waiting { error });
         let (socket, tls) =
             connect(&self.address, self.congestion.as_deref(), self.keys.as_ref(), join_timeout, &mut on_waiting)?;
-        let is_shared = socket.is_local();
         let no_link = |error| WorkerError::Connect { address: self.address.clone(), error, waited: None };
-        let mut link = WorkerLink::new(socket, tls).map_err(no_link)?;
-        let (task_queue, progress, length) = (TaskQueue::default(), Progress::default(), OnceLock::new());
-
+        let link = WorkerLink::new(socket, tls).map_err(no_link)?;
         let emulated = self.emulation.as_ref().map(ToString::to_string);
         // The token is for a server on a network, and only readable for it: TLS is on with keys.
-        let token = self.keys.as_ref().filter(|_| !is_shared).map(Keys::token);
+        let token = self.keys.as_ref().filter(|_| !link.is_shared()).map(Keys::token);
         let hello = ToServer::Hello { rank: self.rank, emulated, token };
-        let welcome = match self.join(&hello, &mut link, &task_queue) {
-            Ok(welcome) => welcome,
+        let (session, welcome) = match WorkerSession::join(link, &hello, self.keys.is_some()) {
+            Ok(joined) => joined,
             Err(end) => return Ok(end),
         };
-        let Welcome { rank, workload_spec, seed, payload, optimizer } = welcome;
+        let Welcome { rank, workload_spec, seed, optimizer, .. } = welcome;
         self.rank = Some(rank);
         on_notice(WorkerNotice::Joined { worker: WorkerId(rank) });
-        let outbox = link.outbox().clone();
-        let messages = ServerMessages::new(&task_queue, &progress, payload, &length);
-        let (tasks, end) = thread::scope(|scope| {
-            // Ends the session, and with it the other thread, also if the computation panics.
-            let _end_on_drop = EndOnDrop(&outbox);
-            scope.spawn(|| link.run(messages));
-            let built = state.workload.take().filter(|(spec, _)| *spec == workload_spec);
-            let workload = match built.map_or_else(|| build(&workload_spec), |(_, workload)| Ok(workload)) {
-                Ok(workload) => workload,
-                Err(reason) => {
-                    // It fails only if the server has closed the connection.
-                    let _ = outbox.send(&ToServer::Leave { reason: reason.clone() });
-                    return Err(WorkerError::Workload { reason });
-                }
-            };
-            state.workload = Some((workload_spec, workload.clone()));
-            length.get_or_init(|| workload.layout().len());
-            let fingerprint = Fingerprint::of(workload.as_ref(), seed);
-            if outbox.send(&ToServer::Ready { fingerprint }).is_err() {
-                return Ok((0, task_queue.wait_for_end()));
+        let built = state.workload.take().filter(|(spec, _)| *spec == workload_spec);
+        let workload = match built.map_or_else(|| build(&workload_spec), |(_, workload)| Ok(workload)) {
+            Ok(workload) => workload,
+            Err(reason) => {
+                session.leave(reason.clone());
+                return Err(WorkerError::Workload { reason });
             }
-            let mut replica = workload.replica();
-            replica.track(progress.clone());
-            let mut computer = Computer {
-                replica,
-                layout: workload.layout(),
-                optimizer,
-                task_queue: &task_queue,
-                outbox: &outbox,
-                payload,
-                is_shared,
-                gradient: None,
-                emulation: self.emulation.as_mut(),
-                system_load: SystemLoad::default(),
-                tasks: 0,
-                progress: progress.clone(),
-                kept: BTreeMap::new(),
-            };
-            let end = computer.compute();
-            Ok((computer.tasks, end))
-        })?;
+        };
+        state.workload = Some((workload_spec, workload.clone()));
+        let layout = workload.layout();
+        session.ready(Fingerprint::of(workload.as_ref(), seed), layout.len());
+        let mut replica = workload.replica();
+        replica.track(session.progress().clone());
+        let (emulation, kept) = (self.emulation.as_mut(), BTreeMap::new());
+        let (tasks, end) = Computer { session, replica, layout, optimizer, emulation, kept }.compute();
         state.tasks += tasks;
         Ok(end)
-    }
-
-    /// Sends the hello and waits for the answer, up to [`HANDSHAKE_TIMEOUT`].
-    fn join(&self, hello: &ToServer, link: &mut WorkerLink, task_queue: &TaskQueue) -> Result<Welcome, SessionEnd> {
-        let deadline = Instant::now() + Duration::from_nanos(HANDSHAKE_TIMEOUT.0);
-        match link.ask(hello, deadline) {
-            Ok(message) => match task_queue.on_message(message, None) {
-                Reaction::Join(welcome) => Ok(welcome),
-                Reaction::End(end) => Err(end),
-                Reaction::None | Reaction::Drop(_) => Err(SessionEnd::Lost("no welcome".into())),
-            },
-            Err(error) => {
-                let hint = if self.keys.is_some() {
-                    "does the server use the same --keys?"
-                } else {
-                    "does the server require --keys?"
-                };
-                Err(match error.kind() {
-                    // Retrying is pointless: the peer has another protocol, or only one side uses TLS.
-                    io::ErrorKind::InvalidData => SessionEnd::Refused(format!("{error} ({hint})")),
-                    io::ErrorKind::TimedOut => {
-                        let seconds = HANDSHAKE_TIMEOUT.seconds();
-                        SessionEnd::Lost(format!("no answer to the handshake within {seconds:.0} s"))
-                    }
-                    io::ErrorKind::UnexpectedEof => {
-                        SessionEnd::Lost(format!("connection closed during the handshake ({hint})"))
-                    }
-                    _ => SessionEnd::Lost(format!("{error} ({hint})")),
-                })
-            }
-        }
     }
 }
 
@@ -313,15 +251,6 @@ fn set_batch_scheduling() {
     let priority = libc::sched_param { sched_priority: 0 };
     // SAFETY: the call reads the structure and changes the scheduling of this thread only. A failure does no harm.
     let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &priority) };
-}
-
-/// Closes the connection when dropped, after the last messages.
-struct EndOnDrop<'a>(&'a Outbox);
-
-impl Drop for EndOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.close(None);
-    }
 }
 
 #[cfg(test)]

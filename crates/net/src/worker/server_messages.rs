@@ -15,12 +15,12 @@ use crate::outbox::Outbox;
 use crate::shared_memory::{Region, RegionWriter};
 
 /// Handles the messages of the server.
-pub(super) struct ServerMessages<'a> {
-    task_queue: &'a TaskQueue,
-    progress: &'a Progress,
+pub(super) struct ServerMessages {
+    task_queue: Arc<TaskQueue>,
+    progress: Progress,
     payload: PayloadFormat,
     /// The length of the parameter vector, once the workload is built.
-    length: &'a OnceLock<usize>,
+    length: Arc<OnceLock<usize>>,
     /// Parameter buffers shared by the server.
     parameters: BTreeMap<u32, Arc<Region>>,
     /// Gradient buffers shared by the server.
@@ -33,12 +33,12 @@ pub(super) struct ServerMessages<'a> {
     bytes: u64,
 }
 
-impl<'a> ServerMessages<'a> {
+impl ServerMessages {
     pub(super) fn new(
-        task_queue: &'a TaskQueue,
-        progress: &'a Progress,
+        task_queue: Arc<TaskQueue>,
+        progress: Progress,
         payload: PayloadFormat,
-        length: &'a OnceLock<usize>,
+        length: Arc<OnceLock<usize>>,
     ) -> Self {
         let (parameters, gradients) = (BTreeMap::new(), BTreeMap::new());
         let (models, arriving, bytes) = (Vec::new(), None, 0);

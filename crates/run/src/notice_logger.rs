@@ -4,9 +4,9 @@ use paceline_core::{Decision, Event, Time};
 use paceline_runtime::{Notice, Observer};
 
 /// Logs who joins and leaves and which updates are broken, and every decision at level `debug`.
-pub struct NoticeLog;
+pub struct NoticeLogger;
 
-impl Observer for NoticeLog {
+impl Observer for NoticeLogger {
     fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
         if let Event::Broken { task } = event {
             tracing::warn!("the update of {task} is not finite and does not count");
