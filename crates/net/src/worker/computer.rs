@@ -10,7 +10,7 @@ use paceline_store::{Layout, Optimizer, OptimizerSpec};
 use paceline_workload::{Draw, Replica};
 
 use super::emulation::Emulation;
-use super::session::{ResultBuffer, TakenTask, TaskTimes, WorkerSession};
+use super::session::{ResultBuffer, TakenTask, TimeSpent, WorkerSession};
 
 /// Runs the tasks of one session.
 pub(super) struct Computer<'a> {
@@ -54,11 +54,11 @@ impl Computer<'_> {
         self.session.report(task, loss, times)
     }
 
-    fn gradient(&mut self, assignment: &Assignment, model: &[f32], result: &mut ResultBuffer) -> (f64, TaskTimes) {
+    fn gradient(&mut self, assignment: &Assignment, model: &[f32], result: &mut ResultBuffer) -> (f64, TimeSpent) {
         let started = Instant::now();
         let loss = result.with(|gradient| self.replica.gradient(model, draw(assignment, 0), gradient));
         self.emulate_delay(started);
-        (loss, TaskTimes { compute: elapsed(started), querying: Span::ZERO })
+        (loss, TimeSpent { compute: elapsed(started), querying: Span::ZERO })
     }
 
     /// Runs local iterations on a replica until they are complete, and writes the model difference to `result`.
@@ -69,9 +69,9 @@ impl Computer<'_> {
         settings: ReplicaSettings,
         model: &[f32],
         result: &mut ResultBuffer,
-    ) -> WhileOpen<(f64, TaskTimes)> {
+    ) -> WhileOpen<(f64, TimeSpent)> {
         let mut replica = self.start(local.start, settings, model);
-        let mut times = TaskTimes::default();
+        let mut times = TimeSpent::default();
         while !self.session.is_cancelled() {
             let started = Instant::now();
             let loss = replica.begin(self.replica.as_mut(), draw(assignment, replica.iterations()));

@@ -50,7 +50,7 @@ pub(super) struct TakenTask {
 
 /// How long a worker has spent on a task since its last message about it.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct TaskTimes {
+pub(super) struct TimeSpent {
     /// Computing.
     pub(super) compute: Span,
     /// Waiting for the server's answers.
@@ -156,7 +156,7 @@ impl WorkerSession {
         &mut self,
         assignment: &Assignment,
         iterations: u32,
-        times: TaskTimes,
+        times: TimeSpent,
         wait: bool,
     ) -> Result<bool, SessionEnd> {
         let report = self.wire_report(times);
@@ -166,7 +166,7 @@ impl WorkerSession {
     }
 
     /// Reports the result of a task, as far as it is still needed. Returns when it is sent.
-    pub(super) fn report(&mut self, task: TakenTask, loss: f64, times: TaskTimes) -> Result<(), SessionEnd> {
+    pub(super) fn report(&mut self, task: TakenTask, loss: f64, times: TimeSpent) -> Result<(), SessionEnd> {
         let number = task.assignment.task.number;
         let sent = match task.result {
             ResultBuffer::Shared(_) => self.report_in_place(number, loss, times),
@@ -186,12 +186,12 @@ impl WorkerSession {
         }
     }
 
-    fn wire_report(&mut self, TaskTimes { compute, querying }: TaskTimes) -> WireReport {
+    fn wire_report(&mut self, TimeSpent { compute, querying }: TimeSpent) -> WireReport {
         let (cpu, memory) = self.system_load.shares();
         WireReport { compute, querying, cpu, memory }
     }
 
-    fn report_in_place(&mut self, number: u64, loss: f64, times: TaskTimes) -> io::Result<()> {
+    fn report_in_place(&mut self, number: u64, loss: f64, times: TimeSpent) -> io::Result<()> {
         let report = self.wire_report(times);
         if self.is_cancelled() {
             return self.outbox.send(&ToServer::Dropped { number });
@@ -200,7 +200,7 @@ impl WorkerSession {
         self.outbox.send(&ToServer::Report { number, report, loss, gradient: GradientLocation::InPlace })
     }
 
-    fn upload(&mut self, number: u64, loss: f64, times: TaskTimes, values: Region) -> io::Result<()> {
+    fn upload(&mut self, number: u64, loss: f64, times: TimeSpent, values: Region) -> io::Result<()> {
         let status = self.task_queue.result_status();
         let gradient =
             if status == ResultStatus::Late { GradientLocation::Withheld } else { GradientLocation::Follows };
