@@ -1,10 +1,9 @@
-//! Comparing schemes by simulation: the same seeds, data and times for all of them.
+//! Comparing contestants by simulation: the same seeds, data and times for all of them.
 
 use anyhow::bail;
 use clap::Arg;
-use paceline_config::{Failure, PreparedScenario, Scenario, parallel};
-use paceline_core::SchemeSpec;
-use paceline_report::comparison::{RunResult, SchemeRuns};
+use paceline_config::{Contestant, Failure, PreparedScenario, Scenario, parallel};
+use paceline_report::comparison::{ContestantRuns, RunResult};
 use paceline_report::live_table::LiveTable;
 use paceline_report::page;
 use paceline_runtime::{Goals, Iteration, Monitor, Observer, RunEnding, RunFolder, is_interrupted};
@@ -49,26 +48,27 @@ pub fn check_target(scenario: &Scenario) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Simulates every scheme with every seed, several runs at once. `folder` creates a run's folder, for the runs that get
-/// one. After an interrupt, the results are those of the complete runs.
+/// Simulates every contestant with every seed, several runs at once. `names` are shown while they run. `folder` creates a
+/// run's folder, for the runs that get one. After an interrupt, the results are those of the complete runs.
 pub fn simulate(
     prepared: &PreparedScenario<'_>,
-    schemes: &[SchemeSpec],
+    contestants: &[Contestant],
     seeds: &[u64],
     threads: usize,
-    folder: impl Fn(&Simulation) -> anyhow::Result<Option<RunFolder>> + Sync,
-) -> anyhow::Result<Vec<SchemeRuns>> {
+    names: &[String],
+    folder: impl Fn(&Contestant, &Simulation) -> anyhow::Result<Option<RunFolder>> + Sync,
+) -> anyhow::Result<Vec<ContestantRuns>> {
     let jobs: Vec<(usize, u64)> =
-        (0..schemes.len()).flat_map(|scheme| seeds.iter().map(move |&seed| (scheme, seed))).collect();
+        (0..contestants.len()).flat_map(|contestant| seeds.iter().map(move |&seed| (contestant, seed))).collect();
     let at_once = threads.min(jobs.len()).max(1);
-    let live = LiveTable::new(schemes, seeds.len());
-    let mut results: Vec<SchemeRuns> =
-        schemes.iter().map(|scheme| SchemeRuns { scheme: scheme.clone(), runs: Vec::new() }).collect();
-    let work = |&(scheme, seed): &(usize, u64)| {
-        let simulation = prepared.simulation(&schemes[scheme], seed, threads / at_once)?;
-        let mut folder = folder(&simulation)?;
+    let live = LiveTable::new(names, seeds.len());
+    let mut results: Vec<ContestantRuns> = contestants.iter().map(without_runs).collect();
+    let work = |&(index, seed): &(usize, u64)| {
+        let contestant = &contestants[index];
+        let simulation = prepared.simulation_of(contestant, seed, threads / at_once)?;
+        let mut folder = folder(contestant, &simulation)?;
         let mut curve = CurveRecorder::default();
-        let mut observer = live.observer(scheme);
+        let mut observer = live.observer(index);
         let mut observers: Vec<&mut dyn Observer> = vec![&mut observer, &mut curve];
         observers.extend(folder.as_mut().map(|folder| folder as &mut dyn Observer));
         let outcome = simulation.run(&mut observers)?;
@@ -79,20 +79,31 @@ pub fn simulate(
         if let Some(folder) = folder {
             page::finish_run_folder(folder, &outcome.summary, outcome.parameters.as_deref())?;
         }
-        live.finish_run(scheme, &outcome.summary);
-        Ok(Some((scheme, RunResult { summary: outcome.summary, curve: curve.0 })))
+        live.finish_run(index, &outcome.summary);
+        Ok(Some((index, RunResult { summary: outcome.summary, curve: curve.0 })))
     };
-    let each = |(scheme, result): (usize, RunResult)| results[scheme].runs.push(result);
+    let each = |(index, result): (usize, RunResult)| results[index].runs.push(result);
     parallel::run(&jobs, at_once, work, each)?;
     Ok(results)
 }
 
-/// Leaves out schemes without a complete run, of which there are some after an interrupt. Tells how many runs are done.
-pub fn complete(mut results: Vec<SchemeRuns>, seeds: usize) -> Result<Vec<SchemeRuns>, Failure> {
+/// A contestant before its runs.
+pub fn without_runs(contestant: &Contestant) -> ContestantRuns {
+    ContestantRuns { name: contestant.to_string(), rate: contestant.rate.0, at_edge: None, runs: Vec::new() }
+}
+
+/// The names of contestants.
+pub fn names(contestants: &[Contestant]) -> Vec<String> {
+    contestants.iter().map(Contestant::to_string).collect()
+}
+
+/// Leaves out contestants without a complete run, of which there are some after an interrupt. Tells how many runs are
+/// done.
+pub fn complete(mut results: Vec<ContestantRuns>, seeds: usize) -> Result<Vec<ContestantRuns>, Failure> {
     if is_interrupted() {
-        let (done, all) = (results.iter().map(|scheme| scheme.runs.len()).sum::<usize>(), results.len() * seeds);
+        let (done, all) = (results.iter().map(|found| found.runs.len()).sum::<usize>(), results.len() * seeds);
         eprintln!("{done} of {all} runs are done");
-        results.retain(|scheme| !scheme.runs.is_empty());
+        results.retain(|found| !found.runs.is_empty());
     }
     if results.is_empty() { interrupt::check().map(|()| results) } else { Ok(results) }
 }

@@ -36,7 +36,7 @@ fn an_interrupted_simulation_shows_its_result_and_frees_its_folder() {
 fn an_interrupted_comparison_ranks_the_runs_that_are_complete() {
     let folder = tempdir().unwrap();
     let out = folder.path().join("race");
-    let named = ["--out", out.to_str().unwrap(), "--seeds", "1", "--threads", "1"];
+    let named = ["--out", out.to_str().unwrap(), "--seeds", "1", "--threads", "1", "--no-baselines"];
     let race = PacelineProcess::start(&[&["race"], &named[..]].concat());
     // The first of sixteen schemes is done.
     race.await_line("bsp ");
@@ -53,6 +53,13 @@ fn an_interrupted_comparison_ranks_the_runs_that_are_complete() {
     let (code, table, errors) = race.end();
     assert_eq!((code, table.as_str()), (Some(130), ""), "{errors:?}");
     assert!(errors.contains(&"0 of 2 runs are done".to_string()) && !out.exists(), "{errors:?}");
+
+    let mut race = PacelineProcess::start(&[&["race", "--tune", "lr"], &named[..], &endless].concat());
+    race.await_handler();
+    race.signal("INT");
+    let (code, table, errors) = race.end();
+    assert_eq!((code, table.as_str()), (Some(130), ""), "{errors:?}");
+    assert!(errors.contains(&"0 of 2 runs are done".to_string()) && !out.exists(), "{errors:?}");
 }
 
 #[test]
@@ -62,7 +69,7 @@ fn an_interrupted_race_of_processes_ranks_the_runs_that_are_complete() {
     // Under asp the fast worker makes all iterations at once; under bsp each of them takes half a second.
     let schemes = ["--schemes", "asp,bsp", "--workers", "2", "--emulate", "0=deterministic:0.5", "--seeds", "1"];
     let job = ["--model", "softmax", "--data", "digits:600,200", "--until", "loss<-1,iterations=200"];
-    let named = ["race", "--real", "--out", out.to_str().unwrap()];
+    let named = ["race", "--real", "--no-baselines", "--out", out.to_str().unwrap()];
     let mut race = PacelineProcess::start(&[&named[..], &schemes, &job].concat());
     race.await_line("asp ");
     race.wait_until(|| lines(&out.join("bsp/metrics.csv")) > 1);

@@ -13,29 +13,86 @@ const QUICK: [&str; 9] =
     ["race", "--model", "softmax", "--data", "digits:600,200", "--until", "loss<0.9,samples=60000", "--lr", "0.1"];
 
 #[test]
-fn a_race_ranks_all_schemes_and_leaves_their_run_folders() {
+fn a_race_ranks_all_contestants_and_leaves_their_run_folders() {
     let folder = tempdir().unwrap();
     let out = folder.path().join("race");
     let out = out.to_str().unwrap();
-    let lines = json(&[&QUICK[..], &["--seeds", "1,2", "--out", out, "--json"]].concat());
+    let lines = json(&[&QUICK[..], &["--seeds", "1..3", "--out", out, "--json"]].concat());
     let (head, places) = (&lines[0], &lines[1..]);
-    assert!(places.len() >= 6, "{}", places.len());
-    assert_eq!(head["winner"], places[0]["scheme"]);
-    assert!(head["why"].as_str().unwrap().starts_with(&format!("{} wins", head["winner"].as_str().unwrap())));
+    assert!(places.len() >= 8, "{}", places.len());
+    let leaders = head["leaders"].as_array().unwrap();
+    assert_eq!(leaders[0], places[0]["scheme"]);
+    assert!(head["winner"].is_null() == (leaders.len() > 1), "{head}");
     for (index, place) in places.iter().enumerate() {
         assert_eq!(place["place"], index + 1);
-        for key in ["time_to_target", "spread", "idle_share", "updates", "samples_lost", "bytes", "accuracy"] {
+        let numbers =
+            ["time_to_target", "spread", "idle_share", "updates", "samples_lost", "bytes", "accuracy", "rate"];
+        for key in numbers.iter().chain(&["speedup", "speedup_low", "speedup_high"]) {
             assert!(place[key].is_f64(), "{key} of {place}");
         }
+        let (low, high) = (place["speedup_low"].as_f64().unwrap(), place["speedup_high"].as_f64().unwrap());
+        let expected = match (low, high) {
+            (low, _) if low > 1.0 => "faster",
+            (_, high) if high < 1.0 => "slower",
+            _ => "none",
+        };
+        assert_eq!(place["difference"], expected, "{place}");
     }
     assert!(fs::metadata(format!("{out}/race.svg")).unwrap().len() > 10_000);
-    // Every scheme's first seed has a run folder, which repeats the runs of the race.
-    let config = format!("{out}/asp/config.toml");
-    let alone = json(&["simulate", "--config", &config, "--seeds", "1,2", "--json"]);
-    let times: Vec<f64> = alone.iter().map(|run| run["time_to_target"].as_f64().unwrap()).collect();
-    let asp = places.iter().find(|place| place["scheme"] == "asp").unwrap();
-    assert_eq!(asp["time_to_target"].as_f64().unwrap(), (times[0] + times[1]) / 2.0);
+    // Every contestant's first seed has a run folder, which repeats the runs of the race.
+    for (name, folder) in [("asp", "asp"), ("bsp on workers 1-7", "bsp-on-workers-1-7")] {
+        let config = format!("{out}/{folder}/config.toml");
+        let alone = json(&["simulate", "--config", &config, "--seeds", "1..3", "--json"]);
+        let times: Vec<f64> = alone.iter().map(|run| run["time_to_target"].as_f64().unwrap()).collect();
+        let place = places.iter().find(|place| place["scheme"] == name).unwrap();
+        assert_eq!(place["time_to_target"].as_f64().unwrap(), times.iter().sum::<f64>() / 3.0, "{name}");
+    }
     assert!(refused(&[&QUICK[..], &["--out", out]].concat()).contains("exists and is not empty"));
+}
+
+/// The table and the sentences below it.
+fn text(arguments: &[&str]) -> String {
+    let output = paceline(arguments);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn speedups_come_with_intervals() {
+    let folder = tempdir().unwrap();
+    let out = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let quick = |more: &[&str]| text(&[&QUICK[..], more].concat());
+    let table = quick(&["--schemes", "asp", "--out", &out("five")]);
+    let row = |name: &str| table.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{table}"));
+    assert!(row("asp ").contains(" to ") && row("bsp on workers 1-7 ").contains(" to "), "{table}");
+    assert!(row("bsp  ").contains(" 1.00 ") && table.contains("bsp on worker "), "{table}");
+    // A cluster without slow workers has no subset that is faster, and here nobody is alone.
+    let table = quick(&["--schemes", "asp", "--no-baselines", "--slow", "", "--seeds", "1,2", "--out", &out("two")]);
+    assert!(!table.contains("\nbsp") && table.contains("asp ran alone: loss<0.9 after "), "{table}");
+    let table = quick(&["--schemes", "asp", "--slow", "", "--seeds", "1,2", "--out", &out("even")]);
+    assert!(table.contains("(too few seeds)") && table.contains("Too few seeds to tell who is faster"), "{table}");
+    assert!(!table.contains(" wins") && !table.contains("bsp on workers"), "{table}");
+}
+
+#[test]
+fn every_contestant_has_its_own_best_rate() {
+    let folder = tempdir().unwrap();
+    let out = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let small_rate = [&QUICK[..7], &["--lr", "0.005"]].concat();
+    let tune = [&small_rate[..], &["--schemes", "bsp,asp", "--seeds", "1..3", "--tune", "lr", "--out"]].concat();
+    let table = text(&[&tune[..], &[&out("table")]].concat());
+    assert!(table.lines().next().unwrap().contains("  rate  "), "{table}");
+    assert!(table.contains("(edge)") && table.contains("a wider grid may be better"), "{table}");
+    let lines = json(&[&tune[..], &[&out("json"), "--json"]].concat());
+    assert!(lines.len() >= 4, "{lines:?}");
+    for place in &lines[1..] {
+        let factor = (place["rate"].as_f64().unwrap() / 0.005).log2();
+        assert!((factor - factor.round()).abs() < 1e-5, "{place}");
+        assert_eq!(place["rate_at_edge"], factor.abs() > 2.9, "{place}");
+    }
+    let config = fs::read_to_string(folder.path().join("json/asp/config.toml")).unwrap();
+    let asp = lines.iter().find(|place| place["scheme"] == "asp").unwrap();
+    assert!(config.contains(&format!("lr = \"{}\"", asp["rate"])), "{config}");
 }
 
 #[test]
@@ -60,21 +117,37 @@ fn a_race_runs_with_real_workers() {
     let output = paceline(&[&QUICK[..], &more, &["--out", out.to_str().unwrap()]].concat());
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(text.contains(" wins: loss<0.9 after ") && text.contains("Straggling was emulated: 0=2"), "{text}");
+    assert!(text.contains(": loss<0.9 after ") && text.contains("Straggling was emulated: 0=2"), "{text}");
+    assert!(text.contains("\nbsp on worker ") && text.contains("too few seeds"), "{text}");
     assert!(out.join("bsp/events.jsonl").exists() && out.join("asp/metrics.csv").exists());
+    assert!(!out.join("tuning").exists());
+}
+
+#[test]
+fn workers_of_a_subset_emulate_the_ranks_that_they_stand_for() {
+    let folder = tempdir().unwrap();
+    let out = folder.path().join("run");
+    let emulate = ["--emulate", "3=deterministic:0.02", "--emulated-ranks", "1,3", "--workers", "2"];
+    let job = ["--model", "softmax", "--data", "digits:600,200", "--until", "iterations=3", "--json"];
+    let summary = &json(&[&["train", "--out", out.to_str().unwrap()], &emulate[..], &job].concat())[0];
+    let emulated: Vec<&String> = summary["emulated"].as_object().unwrap().keys().collect();
+    assert_eq!(emulated, ["1"], "{summary}");
 }
 
 #[test]
 fn bad_input_is_refused_in_one_line_and_leaves_no_folder() {
     let folder = tempdir().unwrap();
     let out = folder.path().join("out");
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 10] = [
         (&["--schemes", "bsp,fastest"], "unknown scheme 'fastest'"),
         (&["--schemes", "backup:k=9"], "scheme 'backup': k=9; expected 1 to 8"),
         (&["--until", "time=5"], "has no target to compare schemes by"),
         (&["--model", "none"], "choose a model"),
         (&["--emulate", "0=3"], "--real"),
         (&["--real", "--times", "deterministic:1"], "--times"),
+        (&["--tune", "momentum"], "--tune"),
+        (&["--seeds", ""], "expected a seed (7)"),
+        (&["--only", "3-8"], "--only 3-8: worker 8 does not exist; expected ranks 0 to 7"),
         (&["--slow", "8=3"], "--slow 8=3: worker 8 does not exist; expected ranks 0 to 7"),
     ];
     for (arguments, expected) in cases {

@@ -55,7 +55,7 @@ fn the_winner_is_recommended_first() {
     let text = String::from_utf8(output.stdout).unwrap();
     let recommended = head["recommended"].as_str().unwrap();
     let first = format!("Recommended: {recommended} (paceline train --scheme {recommended})\n");
-    assert!(text.starts_with(&format!("{first}{recommended} wins: loss<0.8 after ")), "{text}");
+    assert!(text.starts_with(&format!("{first}{recommended} was first: loss<0.8 after ")), "{text}");
 }
 
 /// The analysis of a trace, with a short simulation.

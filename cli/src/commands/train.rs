@@ -9,6 +9,7 @@ use paceline_config::Failure;
 use paceline_config::file::Configuration;
 use paceline_core::WorkerId;
 use paceline_net::Address;
+use paceline_sim::RankSet;
 
 use crate::options::{JobOptions, StragglerSpec};
 use crate::serving::{ServedRun, ServingOutput};
@@ -36,6 +37,10 @@ pub struct TrainArgs {
     /// several times; every output mentions it
     #[arg(long, value_name = "RANKS=FACTOR|TIMES")]
     emulate: Vec<StragglerSpec>,
+
+    /// The ranks that --emulate means, one for each worker, if they are not the workers' own
+    #[arg(long, value_name = "RANKS", hide = true)]
+    emulated_ranks: Option<RankSet>,
 
     /// How values travel between the server and its workers
     #[arg(long, value_name = "TRANSPORT", value_enum, default_value_t = TransportKind::SharedMemory)]
@@ -72,7 +77,7 @@ impl TrainArgs {
     fn check_emulation(&self) -> anyhow::Result<()> {
         let workers = self.job.workers;
         for straggler in &self.emulate {
-            if straggler.ranks.last().0 >= workers {
+            if self.emulated_ranks.is_none() && straggler.ranks.last().0 >= workers {
                 bail!(
                     "--emulate {straggler}: {} does not exist; expected ranks 0 to {}",
                     straggler.ranks.last(),
@@ -93,9 +98,11 @@ impl TrainArgs {
         // A lost server does not come back, and a full one has a free rank soon: a few seconds are enough.
         let pid = std::process::id().to_string();
         command.args(["--join-timeout", "5", "--device", &self.job.training.device, "--parent", &pid]);
-        let is_this = |straggler: &&StragglerSpec| straggler.ranks.workers().any(|rank| rank == worker);
+        let emulated = self.emulated_ranks.as_ref().and_then(|ranks| ranks.workers().get(worker.index()).copied());
+        let emulated = emulated.unwrap_or(worker);
+        let is_this = |straggler: &&StragglerSpec| straggler.ranks.workers().any(|rank| rank == emulated);
         if let Some(straggler) = self.emulate.iter().rev().find(is_this) {
-            command.args(["--emulate", &straggler.delay.to_string()]);
+            command.args(["--emulate", &straggler.delay.to_string(), "--emulated-rank", &emulated.0.to_string()]);
         }
         command.stdin(Stdio::null()).stdout(Stdio::null());
         // Only the server gets Ctrl-C; it stops its workers.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
-use paceline_config::{Failure, Scenario, SchemeList, Seeds, parallel, whole};
+use paceline_config::{Contestant, Failure, Scenario, SchemeList, Seeds, parallel, whole};
 use paceline_report::comparison::Ranking;
 use paceline_report::numbers::counted;
 use paceline_report::stragglers::Analysis;
@@ -30,8 +30,8 @@ use crate::output::say;
 For spans, give one file per rank, or one file with all ranks. Spans that include waiting for other workers hide the \
 stragglers: choose spans of computing alone with --span.
 
-Every scheme is simulated on these times with a small model and the same target. The scheme that reaches it first is \
-recommended.
+Every scheme is simulated on these times with a small model, the same target and the same seeds. The scheme that reaches \
+it first is recommended, or bsp if that can't be told apart from it.
 
 Examples:
   paceline whatif times.csv
@@ -52,7 +52,7 @@ pub struct WhatifArgs {
     schemes: SchemeList,
 
     /// Seeds to simulate each scheme with: 7, 1..20 (both ends included) or 1,5,9
-    #[arg(long, value_name = "SEEDS", default_value = "1..3")]
+    #[arg(long, value_name = "SEEDS", default_value = "1..5")]
     seeds: Seeds,
 
     /// Threads; the results do not depend on their number [default: all cores]
@@ -76,8 +76,10 @@ impl WhatifArgs {
         let schemes = self.schemes.specs(prepared.setup(), true).map_err(Failure::Input)?;
         let threads = parallel::threads(self.threads);
         interrupt::listen_for_result()?;
-        let results =
-            comparison::simulate(&prepared, &schemes, &self.seeds.0, threads, |_| Ok(None)).map_err(Failure::Run)?;
+        let contestants: Vec<Contestant> = schemes.iter().map(|scheme| prepared.contestant(scheme)).collect();
+        let names = comparison::names(&contestants);
+        let results = comparison::simulate(&prepared, &contestants, &self.seeds.0, threads, &names, |_, _| Ok(None));
+        let results = results.map_err(Failure::Run)?;
         let results = comparison::complete(results, self.seeds.0.len())?;
         let ranking = Ranking::new(&results, prepared.goals());
         if self.json {
@@ -102,8 +104,8 @@ impl WhatifArgs {
     }
 
     fn print(&self, analysis: &Analysis, ranking: &Ranking) {
-        if let Some(winner) = ranking.winner() {
-            say(format_args!("Recommended: {} (paceline train --scheme {})", winner.scheme, winner.scheme));
+        if let Some(best) = ranking.recommended() {
+            say(format_args!("Recommended: {} (paceline train --scheme {})", best.name, best.name));
         }
         say(ranking.explanation());
         say(analysis.explanation());
@@ -122,7 +124,7 @@ impl WhatifArgs {
     }
 
     fn print_json(&self, analysis: &Analysis, ranking: &Ranking) {
-        let recommended = ranking.winner().map(|winner| winner.scheme.as_str());
+        let recommended = ranking.recommended().map(|best| best.name.as_str());
         say(json!({ "recommended": recommended, "why": ranking.explanation(), "trace": analysis }));
         for place in &ranking.places {
             say(json!(place));

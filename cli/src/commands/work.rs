@@ -46,6 +46,10 @@ pub struct WorkArgs {
     #[arg(long, value_name = "FACTOR|TIMES")]
     emulate: Option<DelaySpec>,
 
+    /// The rank whose times are emulated, if it is not this worker's
+    #[arg(long, value_name = "RANK", hide = true)]
+    emulated_rank: Option<u32>,
+
     /// Device that computes the gradients: cpu, cuda[:N] or wgpu[:N]
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: String,
@@ -108,7 +112,7 @@ impl WorkArgs {
         let emulation = match &self.emulate {
             // Times are drawn by rank. Without one, the process number makes workers differ.
             Some(delay) => {
-                let rank = rank.unwrap_or_else(std::process::id);
+                let rank = self.emulated_rank.or(rank).unwrap_or_else(std::process::id);
                 Some(delay.load(WorkerId(rank), 0).map_err(Failure::Input)?)
             }
             None => None,

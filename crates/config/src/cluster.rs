@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
-use paceline_sim::{NetworkSpec, Script, Slowness, Times, TimesSpec};
+use paceline_sim::{NetworkSpec, RankSet, Script, Slowness, Times, TimesSpec};
 
 use crate::whole;
 
@@ -21,6 +21,10 @@ pub struct Cluster {
     /// Number of workers at the start [default: 8, or those of a trace]
     #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=MAX_WORKERS))]
     pub workers: Option<u32>,
+
+    /// Use only some of these workers, e.g. 1-7 or 0,3; they keep their times, slowness and links, and get ranks from 0
+    #[arg(long, value_name = "RANKS")]
+    pub only: Option<RankSet>,
 
     /// Time of a task of --batch samples, in seconds; other sizes take time in proportion. Values are given in order or
     /// by key: normal:0.3,0.02 is normal:mean=0.3,deviation=0.02. One of deterministic:SECONDS, uniform:LOW,HIGH,
@@ -62,6 +66,9 @@ impl Cluster {
         }
         if let Some(last) = self.slow.last().filter(|last| last.index() >= workers) {
             bail!("--slow {}: {last} does not exist; expected ranks 0 to {}", self.slow, workers - 1);
+        }
+        if let Some(only) = self.only.as_ref().filter(|only| only.last().index() >= workers) {
+            bail!("--only {only}: {} does not exist; expected ranks 0 to {}", only.last(), workers - 1);
         }
         let script = match &self.script {
             Some(path) => Script::read(path, workers)?,

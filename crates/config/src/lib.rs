@@ -1,7 +1,7 @@
 //! Options that commands and experiments share, from flags and from TOML files.
 //!
 //! - [`Scenario`]: a simulation without its scheme: [`Cluster`], [`TrainingOptions`] and goals.
-//! - [`SchemeList`], [`Seeds`]: the schemes and seeds to run.
+//! - [`SchemeList`], [`Seeds`]: the schemes and seeds to run; [`Contestant`]: a scheme with its workers and its rate.
 //! - [`WorkloadSpec`]: the workload as a server describes it to its workers.
 //! - [`mod@file`]: configuration files, and the configuration that a command ran with.
 //! - [`parallel`]: several runs at once, with results in order.
@@ -14,6 +14,7 @@
 )]
 
 mod cluster;
+mod contestant;
 mod destination;
 mod failure;
 pub mod file;
@@ -30,6 +31,7 @@ use paceline_core::SchemeSpec;
 use paceline_runtime::load_pretrained;
 
 pub use cluster::Cluster;
+pub use contestant::Contestant;
 pub use destination::ForceOption;
 pub use failure::Failure;
 pub use scenario::{ModelChoice, PreparedScenario, Scenario};

@@ -5,13 +5,13 @@ use std::str::FromStr;
 
 use anyhow::{anyhow, bail};
 use clap::Args;
-use paceline_core::{Dispatch, SchemeSpec, Setup};
+use paceline_core::{Dispatch, SchemeSpec, Setup, WorkerId};
 use paceline_models::Model;
 use paceline_runtime::Goals;
-use paceline_sim::{Script, Simulation, Times};
+use paceline_sim::{FastWorkers, Script, Simulation, Times};
 use paceline_workload::Data;
 
-use crate::{Cluster, TrainingOptions, file};
+use crate::{Cluster, Contestant, TrainingOptions, file};
 
 /// A model, or none: then only times are simulated.
 #[derive(Debug, Clone, Copy)]
@@ -65,6 +65,7 @@ pub struct Scenario {
 /// A scenario whose files are read and whose options are checked.
 pub struct PreparedScenario<'a> {
     scenario: &'a Scenario,
+    workers: usize,
     setup: Setup,
     times: Times,
     script: Script,
@@ -94,19 +95,20 @@ impl Scenario {
             goals = goals.limits();
         }
         let (workers, script) = self.cluster.load(&times)?;
-        let setup = self.training.setup(workers, self.dispatch);
+        let used = self.cluster.only.as_ref().map_or(workers, |only| only.workers().len());
         let model = match self.model.0 {
             Some(kind) => {
                 let data = self.training.load()?;
                 // Checks that the model fits the data, and the weights the model.
-                let workload = self.training.workload(kind, &data, workers, 0)?;
+                let workload = self.training.workload(kind, &data, used, 0)?;
                 self.training.initial(workload.as_ref())?;
                 self.training.check_goals(&goals, kind, workload.as_ref())?;
                 Some((kind, data))
             }
             None => None,
         };
-        Ok(PreparedScenario { scenario: self, setup, times, script, goals, model })
+        let setup = self.training.setup(used, self.dispatch);
+        Ok(PreparedScenario { scenario: self, workers, setup, times, script, goals, model })
     }
 }
 
@@ -121,32 +123,76 @@ impl PreparedScenario<'_> {
         &self.setup
     }
 
+    /// The number of workers, of which only some may be used.
+    pub fn workers(&self) -> usize {
+        self.workers
+    }
+
+    /// The workers that are used.
+    fn ranks(&self) -> Vec<WorkerId> {
+        let all = || (0..self.workers as u32).map(WorkerId).collect();
+        self.scenario.cluster.only.as_ref().map_or_else(all, |only| only.workers().to_vec())
+    }
+
     /// One run: a scheme, a seed, and the number of threads that compute gradients.
     pub fn simulation(&self, scheme: &SchemeSpec, seed: u64, threads: usize) -> anyhow::Result<Simulation> {
-        let Scenario { training, cluster, .. } = self.scenario;
+        self.simulation_of(&self.contestant(scheme), seed, threads)
+    }
+
+    /// A scheme on all workers that are used, at the given rate.
+    pub fn contestant(&self, scheme: &SchemeSpec) -> Contestant {
+        Contestant { scheme: scheme.clone(), ranks: None, rate: self.scenario.training.lr }
+    }
+
+    /// One run of a contestant.
+    pub fn simulation_of(&self, contestant: &Contestant, seed: u64, threads: usize) -> anyhow::Result<Simulation> {
+        let training = &self.scenario.training;
+        let used = contestant.ranks.as_ref().or(self.scenario.cluster.only.as_ref());
+        let workers = used.map_or(self.workers, |ranks| ranks.workers().len());
         let with_model = |(kind, data): &(Model, Data)| {
-            let workload = training.workload(*kind, data, self.setup.workers, seed)?;
+            let workload = training.workload(*kind, data, workers, seed)?;
             anyhow::Ok(paceline_sim::Training {
                 initial: training.initial(workload.as_ref())?,
                 workload,
                 optimizer: training.optimizer.clone(),
                 schedule: training.schedule,
-                rate: training.lr.0,
+                rate: contestant.rate.0,
                 clip_sum: training.clip_sum,
                 evaluate_every: training.evaluate_every,
                 threads,
             })
         };
-        Ok(Simulation {
+        let training = self.model.as_ref().map(with_model).transpose()?;
+        let simulation = Simulation { training, ..self.without_model(&contestant.scheme, seed) };
+        Ok(match used {
+            Some(ranks) => simulation.restricted_to(ranks),
+            None => simulation,
+        })
+    }
+
+    /// The fast ones among the workers that are used, under `scheme`. `None` if there is only one.
+    pub fn fast_workers(&self, scheme: &SchemeSpec) -> anyhow::Result<Option<FastWorkers>> {
+        let mut simulation = self.without_model(scheme, 1);
+        if let (Some(network), Some((kind, data))) = (&mut simulation.network, &self.model) {
+            let workload = self.scenario.training.workload(*kind, data, self.setup.workers, 1)?;
+            network.bytes.get_or_insert((workload.layout().len() * size_of::<f32>()) as u64);
+        }
+        Ok(simulation.fast_workers(&self.ranks())?)
+    }
+
+    /// The times of a run on all workers.
+    fn without_model(&self, scheme: &SchemeSpec, seed: u64) -> Simulation {
+        let Scenario { training, cluster, dispatch, .. } = self.scenario;
+        Simulation {
             scheme: scheme.clone(),
-            setup: self.setup,
+            setup: training.setup(self.workers, *dispatch),
             times: self.times.clone(),
             slowness: cluster.slow.clone(),
             script: self.script.clone(),
             network: cluster.network,
-            training: self.model.as_ref().map(with_model).transpose()?,
+            training: None,
             goals: self.goals.clone(),
             seed,
-        })
+        }
     }
 }

@@ -1,37 +1,46 @@
-//! The progress of a comparison: one line per scheme.
+//! The progress of a comparison: one line per contestant.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::numbers::{self, number};
 use crate::progress::bars;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
-use paceline_core::SchemeSpec;
 use paceline_runtime::{Iteration, Monitor, Observer, Summary};
 
 /// Iterations between two updates of a line.
 const REFRESH_EVERY: u64 = 8;
 
-/// A table on standard error with a line per scheme. If standard error is not a terminal, a line is printed when a
-/// scheme's runs are done.
+/// A table on standard error with a line per contestant. If standard error is not a terminal, a line is printed when a
+/// contestant's runs are done.
 pub struct LiveTable {
     bars: MultiProgress,
     /// Kept because dropping the bar removes its line.
     _head: ProgressBar,
-    lines: Vec<Mutex<SchemeLine>>,
+    lines: Vec<Mutex<ContestantLine>>,
+    /// The line of each contestant.
+    line_of: Vec<usize>,
 }
 
-struct SchemeLine {
+struct ContestantLine {
     bar: ProgressBar,
-    scheme: String,
+    name: String,
     done: usize,
     runs: usize,
 }
 
 impl LiveTable {
-    /// A table of these schemes, each with this number of runs.
-    pub fn new(schemes: &[SchemeSpec], runs: usize) -> Self {
+    /// A table of these contestants, each with this number of runs. Those of the same name share a line.
+    pub fn new(names: &[String], runs: usize) -> Self {
         let bars = bars();
-        let width = schemes.iter().map(|scheme| scheme.to_string().len()).max().unwrap_or(0);
+        let mut unique: Vec<&String> = Vec::new();
+        names.iter().for_each(|name| {
+            if !unique.contains(&name) {
+                unique.push(name)
+            }
+        });
+        let line_of: Vec<usize> =
+            names.iter().filter_map(|name| unique.iter().position(|line| *line == name)).collect();
+        let width = unique.iter().map(|name| name.chars().count()).max().unwrap_or(0);
         let line = |text: String| {
             let style = ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
             let bar = bars.add(ProgressBar::new_spinner().with_style(style));
@@ -42,28 +51,29 @@ impl LiveTable {
             "{:<width$}  {:>5}  {:>11}  {:>8}  {:>8}  {:>8}",
             "scheme", "runs", "time", "updates", "loss", "accuracy"
         ));
-        let lines = schemes.iter().map(|scheme| {
-            let scheme = format!("{:<width$}", scheme.to_string());
-            let bar = line(format!("{scheme}  {:>5}", format!("0/{runs}")));
-            Mutex::new(SchemeLine { bar, scheme, done: 0, runs })
+        let lines = unique.iter().enumerate().map(|(index, name)| {
+            let runs = runs * line_of.iter().filter(|&&line| line == index).count();
+            let name = format!("{name:<width$}");
+            let bar = line(format!("{name}  {:>5}", format!("0/{runs}")));
+            Mutex::new(ContestantLine { bar, name, done: 0, runs })
         });
-        LiveTable { lines: lines.collect(), _head: head, bars }
+        LiveTable { lines: lines.collect(), line_of, _head: head, bars }
     }
 
     /// An observer that shows the progress of one run.
-    pub fn observer(&self, scheme: usize) -> LiveObserver<'_> {
-        LiveObserver { table: self, scheme, updates: 0 }
+    pub fn observer(&self, contestant: usize) -> LiveObserver<'_> {
+        LiveObserver { table: self, contestant, updates: 0 }
     }
 
-    /// Shows the state of a scheme's current run.
-    pub fn show(&self, scheme: usize, row: &LiveRow) {
-        let line = self.line(scheme);
+    /// Shows the state of a contestant's current run.
+    pub fn show(&self, contestant: usize, row: &LiveRow) {
+        let line = self.line(contestant);
         line.bar.set_message(line.text(row));
     }
 
     /// Counts a finished run and shows its result.
-    pub fn finish_run(&self, scheme: usize, summary: &Summary) {
-        let mut line = self.line(scheme);
+    pub fn finish_run(&self, contestant: usize, summary: &Summary) {
+        let mut line = self.line(contestant);
         line.done += 1;
         let row = LiveRow {
             time: summary.time,
@@ -78,8 +88,8 @@ impl LiveTable {
         line.bar.set_message(text);
     }
 
-    fn line(&self, scheme: usize) -> MutexGuard<'_, SchemeLine> {
-        self.lines[scheme].lock().unwrap_or_else(PoisonError::into_inner)
+    fn line(&self, contestant: usize) -> MutexGuard<'_, ContestantLine> {
+        self.lines[self.line_of[contestant]].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -90,13 +100,13 @@ impl Drop for LiveTable {
     }
 }
 
-impl SchemeLine {
+impl ContestantLine {
     fn text(&self, row: &LiveRow) -> String {
         let or_dash = |value: Option<f64>| value.map_or("-".into(), |value| number(value, 4));
         let runs = format!("{}/{}", self.done, self.runs);
         let LiveRow { time, updates, loss, accuracy } = *row;
         let (loss, accuracy) = (or_dash(loss), or_dash(accuracy));
-        format!("{}  {runs:>5}  {:>11}  {updates:>8}  {loss:>8}  {accuracy:>8}", self.scheme, numbers::time(time))
+        format!("{}  {runs:>5}  {:>11}  {updates:>8}  {loss:>8}  {accuracy:>8}", self.name, numbers::time(time))
     }
 }
 
@@ -116,7 +126,7 @@ pub struct LiveRow {
 /// Shows the progress of one run in a [`LiveTable`].
 pub struct LiveObserver<'a> {
     table: &'a LiveTable,
-    scheme: usize,
+    contestant: usize,
     updates: u64,
 }
 
@@ -126,7 +136,7 @@ impl Observer for LiveObserver<'_> {
         if iteration.iteration.is_multiple_of(REFRESH_EVERY) && !self.table.bars.is_hidden() {
             let accuracy = monitor.evaluation().and_then(|found| found.accuracy);
             let row = LiveRow { time: iteration.time, updates: self.updates, loss: monitor.loss(), accuracy };
-            self.table.show(self.scheme, &row);
+            self.table.show(self.contestant, &row);
         }
     }
 }

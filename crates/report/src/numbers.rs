@@ -22,6 +22,11 @@ pub fn time_within(seconds: f64, deviation: f64) -> String {
     format!("{} ± {} {name}", number(seconds / unit, digits), number(deviation / unit, digits))
 }
 
+/// A ratio with about three digits: `1.83`, `73.9`, `0.45`.
+pub fn ratio(value: f64) -> String {
+    number(value, digits(value).min(2))
+}
+
 fn unit(seconds: f64) -> (f64, &'static str) {
     match seconds.abs() {
         tiny if tiny > 0.0 && tiny < 1e-4 => (1e-6, "µs"),
@@ -42,6 +47,14 @@ fn digits(value: f64) -> usize {
 /// A count with its noun: `1 step`, `2 steps`.
 pub fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+/// Names as a list in a sentence: `a`, `a and b`, `a, b and c`.
+pub fn listed(names: &[&str]) -> String {
+    match names {
+        [first @ .., last] if !first.is_empty() => format!("{} and {last}", first.join(", ")),
+        _ => names.concat(),
+    }
 }
 
 #[cfg(test)]
@@ -79,7 +92,17 @@ mod tests {
     }
 
     #[test]
+    fn ratios_have_three_digits() {
+        assert_eq!([0.447, 1.0, 73.87, 1797.7].map(ratio), ["0.45", "1.00", "73.9", "1798"]);
+    }
+
+    #[test]
     fn one_is_singular() {
         assert_eq!([0, 1, 2].map(|count| counted(count, "run")), ["0 runs", "1 run", "2 runs"]);
+    }
+
+    #[test]
+    fn a_list_ends_with_and() {
+        assert_eq!([&["a"][..], &["a", "b"], &["a", "b", "c"]].map(listed), ["a", "a and b", "a, b and c"]);
     }
 }

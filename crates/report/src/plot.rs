@@ -14,6 +14,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 pub use plotters::style::RGBColor;
 use plotters::style::register_font;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::error::{ReportError, at};
 
@@ -25,13 +26,15 @@ const PNG_SCALE: u32 = 2;
 const BAR: f64 = 0.7;
 /// A legend with more names than this gets its own space beside the data.
 const LONG_LEGEND: usize = 8;
+/// Width of a letter beside a row.
+const LETTER: u32 = 7;
 const FONT: &str = "sans-serif";
 
 const UNKNOWN: RGBColor = RGBColor(90, 90, 90);
 
-/// The colour of a scheme with any settings; dark grey for an unknown scheme.
+/// The colour of a scheme with any settings on any workers; dark grey for an unknown scheme.
 pub fn colour_of(scheme: &str) -> RGBColor {
-    let name = scheme.split(':').next().unwrap_or(scheme);
+    let name = scheme.split([':', ' ']).next().unwrap_or(scheme);
     let found = catalogue().into_iter().find(|entry| entry.name == name);
     found.map_or(UNKNOWN, |entry| {
         let [red, green, blue] = entry.colour;
@@ -39,7 +42,7 @@ pub fn colour_of(scheme: &str) -> RGBColor {
     })
 }
 
-/// A colour for each of several schemes. If a scheme occurs with several settings, the later ones are paler.
+/// A colour for each of several schemes. If a scheme occurs several times, the later ones are paler.
 pub fn colours_of<'a>(schemes: impl IntoIterator<Item = &'a str>) -> Vec<RGBColor> {
     let mut used: Vec<RGBColor> = Vec::new();
     let paler = |part: u8, times: i32| (255.0 - (255.0 - f64::from(part)) * 0.6_f64.powi(times)) as u8;
@@ -58,6 +61,8 @@ pub fn colours_of<'a>(schemes: impl IntoIterator<Item = &'a str>) -> Vec<RGBColo
 pub enum Mark {
     /// Points joined by a line.
     Line,
+    /// Points joined by a dashed line.
+    Dashes,
     /// A dot for each point.
     Dots,
     /// A larger square for each point.
@@ -66,6 +71,9 @@ pub enum Mark {
     Area,
     /// A horizontal bar between every two points, at the height of the first.
     Bars,
+    /// For every three points a horizontal line from the first to the last, with a dot at the second. The series has a row
+    /// of its own, in the order of the series from below, with its name beside it.
+    Intervals,
 }
 
 /// A set of points.
@@ -171,21 +179,30 @@ fn draw<B: DrawingBackend>(area: &DrawingArea<B, Shift>, panels: &[Figure], scal
 }
 
 impl Figure {
+    fn with_mark(&self, mark: Mark) -> impl Iterator<Item = &Series> {
+        self.series.iter().filter(move |series| series.mark == mark)
+    }
+
     fn draw<B: DrawingBackend>(
         &self,
         area: &DrawingArea<B, Shift>,
         scale: u32,
     ) -> Result<(), DrawingAreaErrorKind<B::ErrorType>> {
+        let rows: Vec<&str> = self.with_mark(Mark::Intervals).map(|series| series.name.as_str()).collect();
         let points = || self.series.iter().flat_map(|series| &series.points);
         let (mut x, mut y) = (range(points().map(|point| point.0)), range(points().map(|point| point.1)));
-        let in_bars =
-            || self.series.iter().filter(|series| series.mark == Mark::Bars).flat_map(|series| &series.points);
-        let top = in_bars().map(|point| point.1).reduce(f64::max);
+        if !rows.is_empty() {
+            y = -0.5..rows.len() as f64 - 0.5;
+        }
+        let in_bars = self.with_mark(Mark::Bars).flat_map(|series| &series.points);
+        let top = in_bars.map(|point| point.1).reduce(f64::max);
         let bars = top.is_some();
         if bars {
             y.start -= BAR / 2.0;
         }
-        if bars || self.series.iter().filter(|series| !series.name.is_empty()).count() > LONG_LEGEND {
+        let in_legend =
+            || self.series.iter().filter(|series| !series.name.is_empty() && series.mark != Mark::Intervals);
+        if bars || in_legend().count() > LONG_LEGEND {
             // Leaves space for the legend, which would hide the data.
             x.end += 0.3 * (x.end - x.start);
         }
@@ -193,12 +210,13 @@ impl Figure {
         let is_row = |value: f64| top.is_none_or(|top| value.fract() == 0.0 && value <= top);
         let on_rows = |value: &f64| if is_row(*value) { plain(value) } else { String::new() };
         let text = |size: u32| (FONT, size * scale);
+        let longest = rows.iter().map(|name| name.chars().count()).max().unwrap_or(0) as u32;
         let mut chart = ChartBuilder::on(area)
             .caption(&self.title, text(18))
             .margin(12 * scale)
             .x_label_area_size(40 * scale)
-            .y_label_area_size(56 * scale)
-            .build_cartesian_2d(x, y.clone())?;
+            .y_label_area_size(56.max(16 + LETTER * longest) * scale)
+            .build_cartesian_2d(x.clone(), y.clone())?;
         chart
             .configure_mesh()
             .light_line_style(TRANSPARENT)
@@ -208,7 +226,14 @@ impl Figure {
             .x_label_formatter(&plain)
             .y_label_formatter(&on_rows)
             .label_style(text(13))
+            .y_labels(if rows.is_empty() { 10 } else { 0 })
             .draw()?;
+        let beside = TextStyle::from(text(13).into_font()).pos(Pos::new(HPos::Right, VPos::Center));
+        let name = |(row, name): (usize, &&str)| {
+            EmptyElement::at((x.start, row as f64))
+                + Text::new(name.to_string(), (-8 * scale as i32, 0), beside.clone())
+        };
+        chart.draw_series(rows.iter().enumerate().map(name))?;
         if let Some((from, to)) = self.shaded {
             let colour = colour_of("elastic-bsp").mix(0.15).filled();
             chart.draw_series([Rectangle::new([(from, y.start), (to, y.end)], colour)])?;
@@ -217,6 +242,10 @@ impl Figure {
             let (points, size, colour) = (points.iter().copied(), scale as i32, *colour);
             let drawn = match mark {
                 Mark::Line => chart.draw_series(LineSeries::new(points, colour.stroke_width(2 * scale)))?,
+                Mark::Dashes => {
+                    let style = colour.stroke_width(2 * scale);
+                    chart.draw_series(DashedLineSeries::new(points, 8 * scale, 4 * scale, style))?
+                }
                 Mark::Dots => chart.draw_series(points.map(|point| Circle::new(point, 3 * size, colour.filled())))?,
                 Mark::Area => {
                     chart.draw_series([Polygon::new(points.collect::<Vec<_>>(), colour.mix(0.25).filled())])?
@@ -233,13 +262,21 @@ impl Figure {
                     };
                     chart.draw_series(points.chunks_exact(2).map(bar).collect::<Vec<_>>())?
                 }
+                Mark::Intervals => {
+                    let points: Vec<(f64, f64)> = points.collect();
+                    let line =
+                        |ends: &[(f64, f64)]| PathElement::new([ends[0], ends[2]], colour.stroke_width(2 * scale));
+                    chart.draw_series(points.chunks_exact(3).map(line).collect::<Vec<_>>())?;
+                    let dot = |ends: &[(f64, f64)]| Circle::new(ends[1], 4 * size, colour.filled());
+                    chart.draw_series(points.chunks_exact(3).map(dot).collect::<Vec<_>>())?
+                }
             };
-            if !name.is_empty() {
+            if !name.is_empty() && *mark != Mark::Intervals {
                 let key = move |(x, y)| Rectangle::new([(x, y - size), (x + 16 * size, y + size)], colour.filled());
                 drawn.label(name).legend(key);
             }
         }
-        if self.series.iter().any(|series| !series.name.is_empty()) {
+        if in_legend().next().is_some() {
             chart
                 .configure_series_labels()
                 .position(SeriesLabelPosition::LowerRight)
@@ -286,6 +323,7 @@ mod tests {
             series: vec![
                 series("", Mark::Area),
                 series("bsp", Mark::Line),
+                series("", Mark::Dashes),
                 series("asp", Mark::Dots),
                 series("", Mark::Squares),
                 series("dbw", Mark::Bars),
@@ -321,6 +359,22 @@ mod tests {
     }
 
     #[test]
+    fn rows_have_their_names_beside_them_and_no_legend() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rows.svg");
+        let row = |name: &str, points: &[f64], row: f64| Series {
+            name: name.into(),
+            mark: Mark::Intervals,
+            colour: colour_of(name),
+            points: points.iter().map(|&x| (x, row)).collect(),
+        };
+        let series = vec![row("asp", &[1.0, 2.0, 3.0], 0.0), row("bsp on workers 1-7", &[], 1.0)];
+        save(&path, &[Figure { series, ..Figure::default() }]).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!((text.matches("bsp on workers 1-7").count(), text.matches("<circle").count()), (1, 1), "{text}");
+    }
+
+    #[test]
     fn an_empty_figure_is_written() {
         let folder = tempfile::tempdir().unwrap();
         save(&folder.path().join("empty.svg"), &[Figure::default()]).unwrap();
@@ -337,6 +391,7 @@ mod tests {
     #[test]
     fn settings_do_not_change_a_schemes_colour() {
         assert_eq!(colour_of("backup:k=3"), colour_of("backup"));
+        assert_eq!(colour_of("bsp on workers 1-7"), colour_of("bsp"));
         let colours = colours_of(["backup:k=3", "dbw", "backup:k=4"]);
         assert_eq!(colours[0], colour_of("backup"));
         assert_ne!(colours[2], colours[0]);

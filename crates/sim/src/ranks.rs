@@ -8,6 +8,8 @@ use paceline_core::WorkerId;
 use paceline_spec::SpecError;
 use serde::{Deserialize, Serialize};
 
+use crate::subset::RankSet;
+
 /// One rank or a range of ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ranks(RangeInclusive<u32>);
@@ -21,6 +23,17 @@ impl Ranks {
     /// The highest rank.
     pub fn last(&self) -> WorkerId {
         WorkerId(*self.0.end())
+    }
+
+    /// The number of ranks.
+    pub(crate) fn count(&self) -> u64 {
+        u64::from(*self.0.end()) - u64::from(*self.0.start()) + 1
+    }
+
+    /// Those of these ranks that are in the subset, as ranks within it.
+    pub(crate) fn restricted_to(&self, subset: &RankSet) -> Vec<Ranks> {
+        let inside = subset.workers().iter().filter(|worker| self.0.contains(&worker.0));
+        inside.filter_map(|&worker| subset.position(worker)).map(|worker| Ranks(worker.0..=worker.0)).collect()
     }
 }
 
@@ -56,6 +69,13 @@ impl Slowness {
     pub fn factor(&self, worker: WorkerId) -> f64 {
         let given = self.0.iter().rev().find(|(ranks, _)| ranks.0.contains(&worker.0));
         given.map_or(1.0, |(_, factor)| *factor)
+    }
+
+    /// The factors of some of the workers, by their ranks among these.
+    pub(crate) fn restricted_to(&self, subset: &RankSet) -> Self {
+        let of_part =
+            |&(ref ranks, factor): &(Ranks, f64)| ranks.restricted_to(subset).into_iter().map(move |own| (own, factor));
+        Slowness(self.0.iter().flat_map(of_part).collect())
     }
 
     /// The highest rank that has a factor.

@@ -19,6 +19,7 @@ use paceline_spec::read_text;
 use thiserror::Error;
 
 use crate::ranks::{Ranks, parse_factor};
+use crate::subset::RankSet;
 
 /// Default time until a crash is noticed, in seconds.
 const NOTICED_AFTER: f64 = 1.0;
@@ -36,6 +37,29 @@ pub enum Change {
     Leave(Ranks),
     /// The workers crash; the server notices it after this time.
     Crash(Ranks, Span),
+}
+
+impl Change {
+    fn ranks(&self) -> &Ranks {
+        match self {
+            Change::Slow(ranks, _)
+            | Change::Link(ranks, _)
+            | Change::Join(ranks)
+            | Change::Leave(ranks)
+            | Change::Crash(ranks, _) => ranks,
+        }
+    }
+
+    /// The same change to other workers.
+    fn with_ranks(&self, ranks: Ranks) -> Self {
+        match *self {
+            Change::Slow(_, factor) => Change::Slow(ranks, factor),
+            Change::Link(_, factor) => Change::Link(ranks, factor),
+            Change::Join(_) => Change::Join(ranks),
+            Change::Leave(_) => Change::Leave(ranks),
+            Change::Crash(_, noticed) => Change::Crash(ranks, noticed),
+        }
+    }
 }
 
 /// Changes ordered by time.
@@ -91,6 +115,15 @@ impl Script {
         steps.sort_by_key(|(_, (at, _))| *at);
         check_presence(&steps, workers)?;
         Ok(Script { steps: steps.into_iter().map(|(_, step)| step).collect() })
+    }
+
+    /// The changes to some of the workers, by their ranks among these.
+    pub(crate) fn restricted_to(&self, subset: &RankSet) -> Self {
+        let of_step = |(at, change): &(Time, Change)| {
+            let own = change.ranks().restricted_to(subset).into_iter().map(|ranks| change.with_ranks(ranks));
+            own.map(|change| (*at, change)).collect::<Vec<_>>()
+        };
+        Script { steps: self.steps.iter().flat_map(of_step).collect() }
     }
 
     /// The changes, ordered by time.

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::contention::{SharedCluster, SharedMachine};
 use crate::devices;
 use crate::interference::{Interference, Pattern};
+use crate::subset::RankSet;
 
 /// The distribution of a task's time, in seconds.
 ///
@@ -262,6 +263,8 @@ impl From<TimesSpec> for String {
 #[derive(Debug, Clone)]
 pub struct Times {
     distribution: TimeDistribution,
+    /// The workers whose times these are, if they are some of those that the distribution is for.
+    subset: Option<Arc<RankSet>>,
 }
 
 #[derive(Debug, Clone)]
@@ -310,12 +313,23 @@ impl Times {
             TimesSpec::Gpu { seconds } => TimeDistribution::Gpu(seconds),
             TimesSpec::Trace { ref path } => return Ok(Times::of_trace(Trace::read(path)?)),
         };
-        Ok(Times { distribution })
+        Ok(Times { distribution, subset: None })
     }
 
     /// The times of a trace.
     pub fn of_trace(trace: Trace) -> Self {
-        Times { distribution: TimeDistribution::Trace(Arc::new(trace)) }
+        Times { distribution: TimeDistribution::Trace(Arc::new(trace)), subset: None }
+    }
+
+    /// The times of some of the workers, by their ranks among these.
+    pub(crate) fn restricted_to(&self, subset: &RankSet) -> Self {
+        Times { distribution: self.distribution.clone(), subset: Some(Arc::new(subset.clone())) }
+    }
+
+    /// The worker whose times a worker has.
+    fn origin(&self, worker: WorkerId) -> WorkerId {
+        let origin = self.subset.as_ref().and_then(|subset| subset.workers().get(worker.index()));
+        origin.copied().unwrap_or(worker)
     }
 
     /// The number of workers in the trace; `None` if the times are not from a trace.
@@ -336,6 +350,7 @@ impl Times {
 
     /// The generator of a worker's times. It depends only on the seed and the worker.
     pub(crate) fn task_times(&self, seed: u64, worker: WorkerId) -> TaskTimes {
+        let worker = self.origin(worker);
         let rng = generator(seed, u64::from(worker.0));
         let machine = match self.distribution {
             TimeDistribution::Contention(cluster, seconds) => {
@@ -380,6 +395,7 @@ impl TaskTimes {
     /// The run time of the worker's next task, which starts at `at` and has `size` batches, and the resources in use at
     /// its end, if they are simulated.
     pub(crate) fn next(&mut self, times: &Times, worker: WorkerId, at: Time, size: f64) -> (Span, Option<Resources>) {
+        let worker = times.origin(worker);
         let (seconds, resources) = match (&times.distribution, &mut self.machine) {
             (_, Some(machine)) => {
                 let (seconds, resources) = machine.task(at, size, &mut self.rng);

@@ -1,14 +1,16 @@
 //! `paceline race`: compare schemes under the same conditions.
 
+mod baselines;
 mod real;
+mod tuning;
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use paceline_config::file::Configuration;
-use paceline_config::{Failure, Scenario, SchemeList, Seeds, parallel, whole};
-use paceline_core::{SchemeSpec, Setup};
-use paceline_report::comparison::{Ranking, SchemeRuns, panels};
+use paceline_config::{Contestant, Failure, PreparedScenario, Scenario, SchemeList, Seeds, parallel, whole};
+use paceline_core::Setup;
+use paceline_report::comparison::{ContestantRuns, Ranking, panels};
 use paceline_report::{page, plot};
 use paceline_runtime::{EventLogHeader, Goals, RunFolder, check_free, is_interrupted, next_free, set_aside};
 use paceline_sim::Simulation;
@@ -19,11 +21,13 @@ use crate::destination::make_folder;
 use crate::interrupt;
 use crate::options::{ConfigFile, StragglerSpec};
 use crate::output::say;
+use tuning::Tuned;
 
 /// Compare how fast schemes reach the same target under the same conditions
 #[derive(Args)]
 #[command(
     mut_arg("times", |arg| arg.conflicts_with("real")),
+    mut_arg("only", |arg| arg.conflicts_with("real")),
     mut_arg("slow", |arg| arg.default_value("0=3").conflicts_with("real")),
     mut_arg("script", |arg| arg.conflicts_with("real")),
     mut_arg("network", |arg| arg.default_value("latency=0.01,bandwidth=1.25e7").conflicts_with("real")),
@@ -32,8 +36,12 @@ use crate::output::say;
 others, on a network of 100 Mbit/s. The learning rate of a step is proportional to the updates in it, so that a sample \
 moves the model equally far under every scheme.
 
+Contestants are compared seed by seed. A speedup comes with its 95 % confidence interval; where that includes 1, the seeds \
+show no difference. Beside the schemes, bsp runs on the fast workers alone, if that is faster, and on the fastest one.
+
 Examples:
   paceline race
+  paceline race --schemes bsp,asp --tune lr                   each at its own best learning rate
   paceline race --schemes bsp,backup:k=6,dbw,asp --times pareto:1,1.5 --seeds 1..10
   paceline race --network latency=0.05,bandwidth=1e6          when the network is the bottleneck
   paceline race --times trace:times.csv --slow '' --out RACE
@@ -44,9 +52,17 @@ pub struct RaceArgs {
     #[arg(long, value_name = "SCHEMES", default_value = "all")]
     schemes: SchemeList,
 
-    /// Seeds to run each scheme with: 7, 1..20 (both ends included) or 1,5,9
-    #[arg(long, value_name = "SEEDS", default_value = "1..3")]
+    /// Seeds to run each contestant with: 7, 1..20 (both ends included) or 1,5,9; at least 3 to tell them apart
+    #[arg(long, value_name = "SEEDS", default_value = "1..5")]
     seeds: Seeds,
+
+    /// Run every contestant at the best of seven learning rates from 1/8 to 8 times --lr, found with two other seeds
+    #[arg(long, value_name = "WHAT", value_enum)]
+    tune: Option<Tuned>,
+
+    /// Leave out what runs beside the schemes: bsp on all workers, on the fast ones and on the fastest alone
+    #[arg(long)]
+    no_baselines: bool,
 
     /// Threads; the results do not depend on their number [default: all cores]
     #[arg(long, value_name = "N", conflicts_with = "real", value_parser = whole::<u16>(1..=1024))]
@@ -74,11 +90,11 @@ struct RaceOutput {
     #[command(flatten)]
     config: ConfigFile,
 
-    /// Folder for pictures, a report, and the run folder of every scheme's first seed [default: a new one in runs/]
+    /// Folder for pictures, a report, and the run folder of every contestant's first seed [default: a new one in runs/]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 
-    /// Print JSON: an object with the winner and the reason, then one per scheme
+    /// Print JSON: an object with the winner and the reason, then one per contestant
     #[arg(long)]
     json: bool,
 }
@@ -89,7 +105,7 @@ impl RaceArgs {
         let out = self.folder().map_err(Failure::Input)?;
         interrupt::listen_for_result()?;
         let results =
-            if self.real { real::race(&self, configuration, &out)? } else { self.simulate(configuration, &out)? };
+            if self.real { real::race(&self, configuration, &out)? } else { self.simulated(configuration, &out)? };
         let results = comparison::complete(results, self.seeds.0.len()).inspect_err(|_| {
             // No run is complete, so there is nothing in the folder but perhaps the options. It may be in use otherwise.
             let _ = std::fs::remove_file(out.join(real::OPTIONS)).and(std::fs::remove_dir(&out));
@@ -107,25 +123,64 @@ impl RaceArgs {
         }
     }
 
-    fn simulate(&self, configuration: &Configuration, out: &Path) -> Result<Vec<SchemeRuns>, Failure> {
+    fn simulated(&self, configuration: &Configuration, out: &Path) -> Result<Vec<ContestantRuns>, Failure> {
         let prepared = self.scenario.prepare().map_err(Failure::Input)?;
         let schemes = self.schemes.specs(prepared.setup(), false).map_err(Failure::Input)?;
+        let mut contestants = baselines::contestants(schemes, self.scenario.training.lr);
+        if !self.no_baselines {
+            let fast = prepared.fast_workers(&baselines::baseline()).map_err(Failure::Run)?;
+            baselines::add(&mut contestants, fast, self.scenario.training.lr);
+        }
         make_folder(out).map_err(Failure::Input)?;
-        let configuration = configuration.clone().without(&["schemes", "real", "emulate"]);
-        let folder = |simulation: &Simulation| {
+        self.hold(contestants, |heat| self.simulate(&prepared, configuration, out, heat).map_err(Failure::Run))
+    }
+
+    /// Tunes the contestants if that is wanted, and runs them with the seeds of the race.
+    fn hold(
+        &self,
+        contestants: Vec<Contestant>,
+        run: impl Fn(&Heat<'_>) -> Result<Vec<ContestantRuns>, Failure>,
+    ) -> Result<Vec<ContestantRuns>, Failure> {
+        if self.tune.is_none() {
+            return run(&Heat { contestants: &contestants, seeds: &self.seeds.0, tuning: false });
+        }
+        let grid = tuning::grid(&contestants);
+        let results = run(&Heat { contestants: &grid, seeds: &tuning::seeds(&self.seeds.0), tuning: true })?;
+        if is_interrupted() {
+            return Ok(contestants.iter().map(comparison::without_runs).collect());
+        }
+        let (tuned, at_edge): (Vec<Contestant>, Vec<bool>) = tuning::best(&grid, &results).into_iter().unzip();
+        let mut results = run(&Heat { contestants: &tuned, seeds: &self.seeds.0, tuning: false })?;
+        results.iter_mut().zip(at_edge).for_each(|(result, at_edge)| result.at_edge = Some(at_edge));
+        Ok(results)
+    }
+
+    fn simulate(
+        &self,
+        prepared: &PreparedScenario<'_>,
+        configuration: &Configuration,
+        out: &Path,
+        heat: &Heat<'_>,
+    ) -> anyhow::Result<Vec<ContestantRuns>> {
+        let configuration = configuration.clone().without(&["schemes", "real", "emulate", "tune", "no-baselines"]);
+        let configuration = configuration.with("workers", prepared.workers());
+        let folder = |contestant: &Contestant, simulation: &Simulation| {
             let Simulation { scheme, setup, seed, .. } = simulation;
-            if *seed != self.seeds.0[0] {
+            if heat.tuning || *seed != self.seeds.0[0] {
                 return Ok(None);
             }
-            let configuration =
-                configuration.clone().with("scheme", scheme).with("seeds", seed).with("workers", setup.workers);
+            let mut configuration =
+                configuration.clone().with("scheme", scheme).with("seeds", seed).with("lr", contestant.rate.0);
+            if let Some(ranks) = &contestant.ranks {
+                configuration = configuration.with("only", ranks);
+            }
             let header = EventLogHeader::new(scheme.clone(), setup);
             let layout = simulation.training.as_ref().map(|training| training.workload.layout());
-            let folder = out.join(folder_name(scheme));
+            let folder = out.join(folder_name(contestant));
             Ok(Some(RunFolder::create(&folder, &configuration.to_string(), &header, layout)?))
         };
         let threads = parallel::threads(self.threads);
-        comparison::simulate(&prepared, &schemes, &self.seeds.0, threads, folder).map_err(Failure::Run)
+        comparison::simulate(prepared, heat.contestants, heat.seeds, threads, &heat.names(), folder)
     }
 
     /// The setup that schemes are built for with `--real`.
@@ -135,7 +190,7 @@ impl RaceArgs {
     }
 
     /// Writes pictures and report. Returns the folder, which has another name after an interrupt if the user named it.
-    fn write(&self, ranking: &Ranking, results: &[SchemeRuns], out: PathBuf) -> anyhow::Result<PathBuf> {
+    fn write(&self, ranking: &Ranking, results: &[ContestantRuns], out: PathBuf) -> anyhow::Result<PathBuf> {
         let panels = panels(ranking, results);
         for ending in plot::FORMATS {
             plot::save(&out.join("race").with_extension(ending), &panels)?;
@@ -146,8 +201,9 @@ impl RaceArgs {
 
     fn show(&self, ranking: &Ranking, out: &Path) {
         if self.output.json {
-            let winner = ranking.winner().map(|winner| winner.scheme.as_str());
-            say(json!({ "winner": winner, "why": ranking.explanation(), "folder": out }));
+            let winner = ranking.winner().map(|winner| &winner.name);
+            let leaders: Vec<&String> = ranking.leaders().iter().map(|leader| &leader.name).collect();
+            say(json!({ "winner": winner, "leaders": leaders, "why": ranking.explanation(), "folder": out }));
             for place in &ranking.places {
                 say(json!(place));
             }
@@ -161,7 +217,23 @@ impl RaceArgs {
     }
 }
 
-/// A scheme as the name of a folder.
-fn folder_name(scheme: &SchemeSpec) -> String {
-    scheme.to_string().replace([':', ','], "_").replace('/', "-")
+/// Contestants that run with the same seeds.
+struct Heat<'a> {
+    contestants: &'a [Contestant],
+    seeds: &'a [u64],
+    /// Whether it is only for tuning.
+    tuning: bool,
+}
+
+impl Heat<'_> {
+    /// What is shown while they run.
+    fn names(&self) -> Vec<String> {
+        let names = comparison::names(self.contestants).into_iter();
+        names.map(|name| if self.tuning { format!("tuning {name}") } else { name }).collect()
+    }
+}
+
+/// A contestant as the name of a folder.
+fn folder_name(contestant: &Contestant) -> String {
+    contestant.to_string().replace([':', ','], "_").replace(['/', ' '], "-")
 }

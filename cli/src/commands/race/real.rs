@@ -1,4 +1,4 @@
-//! `paceline race --real`: runs `paceline train` once per scheme and seed, one after another.
+//! `paceline race --real`: runs `paceline train` once per contestant and seed, one after another.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,15 +9,18 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use paceline_config::Failure;
 use paceline_config::file::Configuration;
-use paceline_core::SchemeSpec;
-use paceline_report::comparison::{RunResult, SchemeRuns};
+use paceline_config::{Contestant, Failure, LearningRate};
+use paceline_core::{SchemeSpec, Setup, WorkerId};
+use paceline_report::comparison::{ContestantRuns, RunResult};
 use paceline_report::live_table::{LiveRow, LiveTable};
-use paceline_runtime::{MetricsRow, RunEnding, Summary, is_interrupted, read_metrics};
+use paceline_runtime::{Goals, MetricsRow, RunEnding, Summary, is_interrupted, read_metrics};
+use paceline_sim::{FastWorkers, Script, Simulation, Slowness, Times};
+use paceline_trace::{PROFILER_STEP, Trace};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{RaceArgs, folder_name};
+use super::{Heat, RaceArgs, baselines, folder_name, tuning};
+use crate::comparison;
 use crate::destination::make_folder;
 
 /// How often the live table is updated.
@@ -30,10 +33,29 @@ const ENDED: [RunEnding; 4] = [RunEnding::Reached, RunEnding::TargetMissed, RunE
 pub const OPTIONS: &str = "train.toml";
 
 /// Options of `race` that `train` does not have.
-const RACE_ONLY: &[&str] = &["schemes", "seeds", "threads", "real", "emulate", "times", "slow", "script", "network"];
+const RACE_ONLY: &[&str] = &[
+    "schemes",
+    "seeds",
+    "tune",
+    "no-baselines",
+    "threads",
+    "real",
+    "emulate",
+    "times",
+    "only",
+    "slow",
+    "script",
+    "network",
+];
 
-/// Trains with every scheme and seed, each run in a folder of its own.
-pub fn race(race: &RaceArgs, configuration: &Configuration, out: &Path) -> Result<Vec<SchemeRuns>, Failure> {
+/// The folder of a run that is not part of the race, in the folder of the race. It is removed after the run.
+const SCRATCH: &str = "tuning";
+
+/// Iterations of the run that measures the workers.
+const PILOT_ITERATIONS: u32 = 10;
+
+/// Trains with every contestant and seed, each run in a folder of its own.
+pub fn race(race: &RaceArgs, configuration: &Configuration, out: &Path) -> Result<Vec<ContestantRuns>, Failure> {
     let setup = race.real_setup();
     let schemes = race.schemes.specs(&setup, false).map_err(Failure::Input)?;
     // A scheme that can be simulated may need data that real workers don't report.
@@ -43,47 +65,95 @@ pub fn race(race: &RaceArgs, configuration: &Configuration, out: &Path) -> Resul
     make_folder(out).map_err(Failure::Input)?;
     let config = out.join(OPTIONS);
     std::fs::write(&config, configuration.to_string()).map_err(Failure::run)?;
-    let live = LiveTable::new(&schemes, race.seeds.0.len());
-    let mut results = Vec::new();
-    for (index, scheme) in schemes.iter().enumerate() {
-        let mut runs = Vec::new();
-        for (number, &seed) in race.seeds.0.iter().enumerate() {
-            let name = folder_name(scheme);
-            let folder = out.join(if number == 0 { name } else { format!("{name}-seed-{seed}") });
-            let run = RealRun { race, config: &config, scheme, seed, folder };
-            if is_interrupted() {
-                break;
-            }
-            let result = run.train(|row| live.show(index, row)).map_err(Failure::Run)?;
-            if let Some(result) = result {
-                live.finish_run(index, &result.summary);
-                runs.push(result);
+    let rate = race.scenario.training.lr;
+    let mut contestants = baselines::contestants(schemes, rate);
+    let track = RealTrack { race, setup, config, out };
+    if !race.no_baselines {
+        baselines::add(&mut contestants, track.fast_workers(rate).map_err(Failure::Run)?, rate);
+    }
+    race.hold(contestants, |heat| track.run(heat).map_err(Failure::Run))
+}
+
+/// What all runs have in common.
+struct RealTrack<'a> {
+    race: &'a RaceArgs,
+    setup: Setup,
+    config: PathBuf,
+    out: &'a Path,
+}
+
+impl RealTrack<'_> {
+    fn run(&self, heat: &Heat<'_>) -> anyhow::Result<Vec<ContestantRuns>> {
+        let live = LiveTable::new(&heat.names(), heat.seeds.len());
+        let mut results: Vec<ContestantRuns> = heat.contestants.iter().map(comparison::without_runs).collect();
+        for (index, contestant) in heat.contestants.iter().enumerate() {
+            for (number, &seed) in heat.seeds.iter().enumerate() {
+                let name = folder_name(contestant);
+                let name = match number {
+                    _ if heat.tuning => SCRATCH.into(),
+                    0 => name,
+                    _ => format!("{name}-seed-{seed}"),
+                };
+                let run = RealRun { track: self, contestant, seed, until: None, folder: self.out.join(name) };
+                if is_interrupted() {
+                    return Ok(results);
+                }
+                if let Some(result) = run.train(|row| live.show(index, row))? {
+                    live.finish_run(index, &result.summary);
+                    results[index].runs.push(result);
+                }
+                if heat.tuning {
+                    run.remove_folder();
+                }
             }
         }
-        results.push(SchemeRuns { scheme: scheme.clone(), runs });
+        Ok(results)
     }
-    Ok(results)
+
+    /// The fast workers, by the times of a short run if some are emulated to be slow. `None` if there is only one.
+    fn fast_workers(&self, rate: LearningRate) -> anyhow::Result<Option<FastWorkers>> {
+        let ranks: Vec<WorkerId> = (0..self.setup.workers as u32).map(WorkerId).collect();
+        if self.race.emulate.is_empty() {
+            return Ok((ranks.len() > 1).then(|| FastWorkers { fastest: ranks[0], subset: None }));
+        }
+        eprintln!("measuring the workers");
+        let contestant = Contestant { scheme: baselines::baseline(), ranks: None, rate };
+        let (seed, until) = (tuning::seeds(&self.race.seeds.0)[0], Some(format!("iterations={PILOT_ITERATIONS}")));
+        let run = RealRun { track: self, contestant: &contestant, seed, until, folder: self.out.join(SCRATCH) };
+        if run.train(|_| ())?.is_none() {
+            return Ok(None);
+        }
+        let trace = Trace::read_all(std::slice::from_ref(&run.folder), PROFILER_STEP)?;
+        run.remove_folder();
+        let simulation = Simulation {
+            scheme: contestant.scheme.clone(),
+            setup: self.setup,
+            times: Times::of_trace(trace),
+            slowness: Slowness::default(),
+            script: Script::default(),
+            network: None,
+            training: None,
+            goals: Goals::any(&self.race.scenario.until),
+            seed,
+        };
+        Ok(simulation.fast_workers(&ranks)?)
+    }
 }
 
 /// One run of `paceline train`.
 struct RealRun<'a> {
-    race: &'a RaceArgs,
-    config: &'a Path,
-    scheme: &'a SchemeSpec,
+    track: &'a RealTrack<'a>,
+    contestant: &'a Contestant,
     seed: u64,
+    /// When it stops, if not as the race says.
+    until: Option<String>,
     folder: PathBuf,
 }
 
 impl RealRun<'_> {
     /// Trains to the end. `None` after an interrupt, which leaves no folder.
     fn train(&self, show: impl Fn(&LiveRow)) -> anyhow::Result<Option<RunResult>> {
-        let program = std::env::current_exe().context("path of this program")?;
-        let mut command = Command::new(program);
-        command.arg("train").arg("--json").arg("--config").arg(self.config).arg("--out").arg(&self.folder);
-        command.args(["--scheme", &self.scheme.to_string(), "--seed", &self.seed.to_string()]);
-        for straggler in &self.race.emulate {
-            command.args(["--emulate", &straggler.to_string()]);
-        }
+        let mut command = self.command()?;
         // Ctrl-C reaches it once: from here, not also from the terminal.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
@@ -101,19 +171,43 @@ impl RealRun<'_> {
         }
         let output = reader.join().unwrap_or_else(|panic| resume_unwind(panic))?;
         if is_interrupted() {
-            // Fails if the run has not created it yet.
-            let _ = std::fs::remove_dir_all(&self.folder);
+            self.remove_folder();
             return Ok(None);
         }
         if !ENDED.iter().any(|ending| output.status.code() == Some(ending.exit_code().into())) {
             let message = String::from_utf8_lossy(&output.stderr);
-            bail!("{} with seed {}: {}", self.scheme, self.seed, message.trim().trim_start_matches("error: "));
+            bail!("{} with seed {}: {}", self.contestant, self.seed, message.trim().trim_start_matches("error: "));
         }
         let summary: Summary = serde_json::from_slice(&output.stdout).context("summary of 'paceline train'")?;
         let point = |line: &MetricsRow| line.accuracy.map(|accuracy| (line.time, accuracy));
         let mut curve: Vec<_> = read_metrics(&self.folder)?.iter().filter_map(point).collect();
         curve.extend(summary.final_accuracy());
         Ok(Some(RunResult { summary, curve }))
+    }
+
+    fn command(&self) -> anyhow::Result<Command> {
+        let RealTrack { race, setup, config, .. } = self.track;
+        let Contestant { scheme, ranks, rate } = self.contestant;
+        let mut command = Command::new(std::env::current_exe().context("path of this program")?);
+        command.arg("train").arg("--json").arg("--config").arg(config).arg("--out").arg(&self.folder);
+        command.args(["--scheme", &scheme.to_string(), "--seed", &self.seed.to_string(), "--lr", &rate.0.to_string()]);
+        if let Some(until) = &self.until {
+            command.args(["--until", until]);
+        }
+        if let Some(ranks) = ranks {
+            let setup = setup.restricted_to(ranks.workers().len());
+            command.args(["--workers", &setup.workers.to_string(), "--lr-rule", &setup.rate_rule.to_string()]);
+            command.args(["--emulated-ranks", &ranks.to_string()]);
+        }
+        for straggler in &race.emulate {
+            command.args(["--emulate", &straggler.to_string()]);
+        }
+        Ok(command)
+    }
+
+    fn remove_folder(&self) {
+        // Fails if the run has not created it.
+        let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 

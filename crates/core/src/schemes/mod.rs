@@ -21,7 +21,7 @@ mod ssp;
 
 use std::sync::{PoisonError, RwLock};
 
-use crate::{Dispatch, RateRule, Scheme};
+use crate::{Dispatch, RateRule, RateRuleKind, Scheme};
 
 pub use setting::{Setting, SettingDefault, SettingKind, UpperBound};
 pub use settings::{BuildContext, SchemeError, SchemeSpec, Settings};
@@ -43,6 +43,15 @@ impl Setup {
     /// A run with the default dispatch and a fixed learning rate.
     pub const fn new(workers: usize, batch: u32) -> Self {
         Setup { workers, batch, dispatch: None, rate_rule: RateRule::FIXED }
+    }
+
+    /// The setup of a run with some of the workers. The learning rate remains meant for a step of all of them.
+    pub fn restricted_to(mut self, workers: usize) -> Self {
+        if self.rate_rule.kind != RateRuleKind::Fixed {
+            self.rate_rule.reference.get_or_insert(self.workers as u32);
+        }
+        self.workers = workers;
+        self
     }
 }
 

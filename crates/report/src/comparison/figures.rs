@@ -1,27 +1,26 @@
 //! The figures of a comparison.
 
-use super::{Ranking, SchemeRuns};
+use super::{ContestantRuns, FEWEST_SEEDS, Ranking};
 use crate::plot::{Figure, Mark, Series, colours_of};
+use crate::statistics::{mean, mean_interval};
 
-/// Accuracy over time of the first seed's runs, and time to target over idle time of all runs.
-pub fn panels(ranking: &Ranking, all_runs: &[SchemeRuns]) -> [Figure; 2] {
-    let names: Vec<&str> = ranking.places.iter().map(|place| place.scheme.as_str()).collect();
+/// Accuracy over time of the first seed's runs, and time to target with its interval. The fastest is at the top.
+pub fn panels(ranking: &Ranking, all_runs: &[ContestantRuns]) -> [Figure; 2] {
+    // In the order of the runs, so that a scheme keeps its colour wherever it is ranked.
+    let colours = colours_of(all_runs.iter().map(|contestant| contestant.name.as_str()));
     let mut learning = Vec::new();
-    let mut waiting = Vec::new();
-    for (name, colour) in names.iter().copied().zip(colours_of(names.iter().copied())) {
-        let Some(scheme_runs) = all_runs.iter().find(|scheme_runs| scheme_runs.scheme.to_string() == name) else {
-            continue;
-        };
-        let curve = scheme_runs.runs.first().map(|run| best_so_far(&run.curve)).unwrap_or_default();
-        learning.push(Series { name: String::new(), mark: Mark::Line, colour, points: curve });
-        let reached = scheme_runs
-            .runs
-            .iter()
-            .filter_map(|run| run.summary.time_to_target.map(|time| (100.0 * run.summary.idle_share, time)));
-        waiting.push(Series { name: name.into(), mark: Mark::Dots, colour, points: reached.collect() });
+    let mut times = Vec::new();
+    // The fastest is drawn last, on top.
+    for (row, place) in ranking.places.iter().rev().enumerate() {
+        let found = all_runs.iter().zip(&colours).find(|(contestant, _)| contestant.name == place.name);
+        let Some((contestant, &colour)) = found else { continue };
+        let curve = contestant.runs.first().map(|run| best_so_far(&run.curve)).unwrap_or_default();
+        // A scheme on some of the workers has nearly the colour of the scheme on all.
+        let mark = if contestant.name.contains(' ') { Mark::Dashes } else { Mark::Line };
+        learning.push(Series { name: String::new(), mark, colour, points: curve });
+        let points = interval(contestant).into_iter().map(|time| (time, row as f64)).collect();
+        times.push(Series { name: place.name.clone(), mark: Mark::Intervals, colour, points });
     }
-    // The winner is drawn last, on top.
-    learning.reverse();
     [
         Figure {
             title: "Accuracy over time (first seed)".into(),
@@ -31,13 +30,25 @@ pub fn panels(ranking: &Ranking, all_runs: &[SchemeRuns]) -> [Figure; 2] {
             series: learning,
         },
         Figure {
-            title: "All runs; the winner is listed first".into(),
-            x: "idle (% of the workers' time)".into(),
-            y: "time to target (s)".into(),
+            title: "Time to target: mean and 95 % interval".into(),
+            x: "time to target (s)".into(),
+            y: String::new(),
             shaded: None,
-            series: waiting,
+            series: times,
         },
     ]
+}
+
+/// The mean time to target between the ends of its interval, all by logarithms. Without an interval the ends are the mean;
+/// nothing if a run missed the target.
+fn interval(contestant: &ContestantRuns) -> Vec<f64> {
+    let logs: Vec<f64> = contestant.times().into_iter().map(f64::ln).collect();
+    if logs.len() < contestant.runs.len() {
+        return Vec::new();
+    }
+    let middle = mean(&logs);
+    let (low, high) = mean_interval(&logs).filter(|_| logs.len() >= FEWEST_SEEDS).unwrap_or((middle, middle));
+    vec![low.exp(), middle.exp(), high.exp()]
 }
 
 /// The highest accuracy so far at every point, because single evaluations are noisy.
