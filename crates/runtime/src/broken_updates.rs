@@ -9,7 +9,7 @@ const LIMIT: u32 = 3;
 
 /// What to do after a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Remedy {
+pub(crate) enum Remedy {
     /// Every worker goes on.
     Continue,
     /// The workers of these updates are dismissed: their updates are broken, those of others are fine.
@@ -22,7 +22,7 @@ pub enum Remedy {
 ///
 /// A single broken update is no harm, since its commit leaves it out: an overflow of a 16-bit payload is ordinary.
 #[derive(Debug, Default)]
-pub struct BrokenUpdates {
+pub(crate) struct BrokenUpdates {
     /// The workers whose latest committed update was broken.
     streaks: BTreeMap<WorkerId, Streak>,
 }
@@ -35,13 +35,8 @@ struct Streak {
 }
 
 impl BrokenUpdates {
-    /// Why the worker of this update is [dismissed](Remedy::Dismiss).
-    pub fn reason(task: TaskId) -> String {
-        format!("the update of {task} is the third in a row that is not finite")
-    }
-
     /// Records what became of a commit of `updates`. `live` is the number of workers.
-    pub fn settle(&mut self, updates: &[Share], outcome: &CommitOutcome, live: usize) -> Remedy {
+    pub(crate) fn settle(&mut self, updates: &[Share], outcome: &CommitOutcome, live: usize) -> Remedy {
         self.on_commit(updates.iter().map(|share| share.task), &outcome.broken, live)
     }
 
@@ -67,13 +62,13 @@ impl BrokenUpdates {
     }
 
     /// A worker left.
-    pub fn on_left(&mut self, worker: WorkerId) {
+    pub(crate) fn on_left(&mut self, worker: WorkerId) {
         self.streaks.remove(&worker);
     }
 
     /// Whether the latest update of each of the `live` workers was broken. The model may be the cause, so it is not
     /// worth a checkpoint.
-    pub fn suspect_model(&self, live: usize) -> bool {
+    pub(crate) fn suspect_model(&self, live: usize) -> bool {
         !self.streaks.is_empty() && self.streaks.len() >= live
     }
 }

@@ -3,7 +3,7 @@
 //! During a run:
 //! - [`Job`]: what a server trains, how, and until when; [`Goals`]: when it ends.
 //! - [`Trainer`] and its [`Stepper`]: what a commit does to the model.
-//! - [`RunTracker`]: what a driver keeps about a run; [`BrokenUpdates`]: what follows from updates that are not finite.
+//! - [`RunTracker`]: what a driver keeps about a run, and what follows from updates that are not finite.
 //! - [`LocalReplica`]: what a worker's local iterations do to its replica.
 //! - [`Monitor`]: a run's metrics; an [`Observer`] follows a run as it goes, a [`ServerObserver`] one on a server.
 //! - [`is_interrupted`]: whether what computes is to end with its result so far.
@@ -46,7 +46,6 @@ mod tensorboard;
 mod trained_model;
 mod trainer;
 
-pub use broken_updates::BrokenUpdates;
 pub use checkpointer::Checkpointer;
 pub use ending::{RunEnding, StopReason, check_unfinished};
 pub use event_log::{EventLog, EventLogHeader, ReplayError, Replayed, check_state, read_events, replay};

@@ -124,8 +124,9 @@ pub enum RunFolderError {
     },
     /// The run was another one.
     #[error(
-        "{}: the run has scheme {}, {} workers and batches of {}; resume with the same",
-        path.display(), header.scheme, header.workers, header.batch
+        "{}: the run has scheme {}, {} workers, batches of {}, dispatch {} and rate rule {}; resume with the same",
+        path.display(), header.scheme, header.workers, header.batch,
+        header.dispatch.map_or("by the scheme".into(), |dispatch| dispatch.to_string()), header.rate_rule
     )]
     OtherRun {
         /// The event log.

@@ -1,6 +1,6 @@
 //! What every driver keeps about a run: its metrics, its broken updates, and whether it is over.
 
-use paceline_core::{Commit, CommitOutcome, Decision, Event, SampleCounts, TaskId, Time};
+use paceline_core::{Commit, CommitOutcome, Decision, Event, SampleCounts, TaskId, Time, WorkerId};
 use paceline_workload::Evaluation;
 
 use crate::broken_updates::{BrokenUpdates, Remedy};
@@ -93,9 +93,10 @@ impl RunTracker {
         }
     }
 
-    /// The last task of a worker that is to be dismissed for broken updates.
-    pub fn next_to_dismiss(&mut self) -> Option<TaskId> {
-        self.to_dismiss.pop()
+    /// A worker that is to be dismissed for broken updates, and why.
+    pub fn next_to_dismiss(&mut self) -> Option<(WorkerId, String)> {
+        let task = self.to_dismiss.pop()?;
+        Some((task.worker, format!("the update of {task} is the third in a row that is not finite")))
     }
 
     /// Whether the latest update of each of the `live` workers was broken, so that the model is not worth a checkpoint.

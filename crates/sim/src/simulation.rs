@@ -8,8 +8,8 @@ use paceline_core::{
     SchemeSpec, Setup, TaskId, Time, WorkerId,
 };
 use paceline_runtime::{
-    BrokenUpdates, Goal, Goals, Monitor, Notice, Observer, RateSpec, RunInfo, RunTracker, Stepper, StopReason, Summary,
-    Trainer, is_interrupted,
+    Goal, Goals, Monitor, Notice, Observer, RateSpec, RunInfo, RunTracker, Stepper, StopReason, Summary, Trainer,
+    is_interrupted,
 };
 use paceline_store::{OptimizerKind, OptimizerSpec, Schedule};
 use paceline_workload::Workload;
@@ -304,20 +304,18 @@ impl Engine<'_> {
             Err(DriveError::Executor(never)) => match never {},
         }
         let mut stop = self.run.tracker.take_stop();
-        while let Some(task) = self.run.tracker.next_to_dismiss() {
-            stop = stop.or(self.dismiss(now, task)?);
+        while let Some((worker, reason)) = self.run.tracker.next_to_dismiss() {
+            stop = stop.or(self.dismiss(now, worker, reason)?);
         }
         Ok(stop)
     }
 
-    /// Removes the worker of an update that was broken once too often.
-    fn dismiss(&mut self, now: Time, task: TaskId) -> Result<Option<StopReason>, SimulationError> {
-        let worker = task.worker;
+    /// Removes a worker.
+    fn dismiss(&mut self, now: Time, worker: WorkerId, reason: String) -> Result<Option<StopReason>, SimulationError> {
         let lost = self.ledger.outstanding(worker);
         self.run.cluster.leave(worker);
         let stop = self.feed(now, Event::Left { worker })?;
         let remaining = self.ledger.live();
-        let reason = BrokenUpdates::reason(task);
         self.run.observer.on_notice(&Notice::Left { worker, reason, lost, remaining });
         Ok(stop)
     }

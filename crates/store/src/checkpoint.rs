@@ -524,7 +524,7 @@ mod tests {
         let crc32 = crc32fast::hash(text.as_bytes());
         fs::write(path, format!(r#"{{"crc32":{crc32},"manifest":{text}}}"#)).expect("written");
         let (_, reports) = run.latest();
-        assert!(reports[0].ends_with("format 7; expected format 2"), "{}", reports[0]);
+        assert!(reports[0].ends_with("format 7; expected format 3"), "{}", reports[0]);
     }
 
     #[test]

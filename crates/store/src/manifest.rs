@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use crate::Layout;
 
 /// The format that this version writes. It reads no other.
-pub(crate) const FORMAT: u32 = 2;
+pub(crate) const FORMAT: u32 = 3;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

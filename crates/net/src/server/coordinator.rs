@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use paceline_core::{DriveError, Ledger, Time, WorkerId};
 use paceline_protocol::{Fingerprint, Notice, ServerConfig, ServerProtocol, ToServer, Token};
-use paceline_runtime::{BrokenUpdates, Goal, Job, Monitor, ResumePoint, ServerObserver, Stepper, StopReason};
+use paceline_runtime::{Goal, Job, Monitor, ResumePoint, ServerObserver, Stepper, StopReason};
 use paceline_store::Checkpoint;
 
 use super::event_source::{CoordinatorHandle, EventSource, ServerInput};
@@ -129,11 +129,8 @@ impl<'a> Coordinator<'a> {
                 let dropped = ToServer::Dropped { number: task.number };
                 self.protocol.on_message(self.now(), session, dropped, &mut self.host).map_err(failure)?;
             }
-            while let Some(task) = self.host.tracker.next_to_dismiss() {
-                let reason = BrokenUpdates::reason(task);
-                self.protocol
-                    .dismiss_worker(self.now(), task.worker, reason, false, &mut self.host)
-                    .map_err(failure)?;
+            while let Some((worker, reason)) = self.host.tracker.next_to_dismiss() {
+                self.protocol.dismiss_worker(self.now(), worker, reason, false, &mut self.host).map_err(failure)?;
             }
             if self.host.observer.wants_checkpoint() {
                 self.host.offer_checkpoint(self.protocol.ledger());
