@@ -54,7 +54,8 @@ fn the_winner_is_recommended_first() {
     let output = paceline(&arguments.iter().copied().filter(|argument| *argument != "--json").collect::<Vec<_>>());
     let text = String::from_utf8(output.stdout).unwrap();
     let recommended = head["recommended"].as_str().unwrap();
-    let first = format!("Recommended: {recommended} (paceline train --scheme {recommended})\n");
+    let options = format!("--workers 4 --scheme {recommended} --lr-rule proportional");
+    let first = format!("Recommended: {recommended} (paceline train {options})\n");
     assert!(text.starts_with(&format!("{first}{recommended} was first: loss<0.8 after ")), "{text}");
 }
 

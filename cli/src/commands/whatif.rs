@@ -85,7 +85,7 @@ impl WhatifArgs {
         if self.json {
             self.print_json(&analysis, &ranking)
         } else {
-            self.print(&analysis, &ranking)
+            self.print(&analysis, &ranking, prepared.setup().workers)
         }
         interrupt::check()
     }
@@ -103,9 +103,17 @@ impl WhatifArgs {
         Ok(())
     }
 
-    fn print(&self, analysis: &Analysis, ranking: &Ranking) {
+    /// The options of `train` that decide about steps as in the simulation.
+    fn options(&self, scheme: &str, workers: usize) -> String {
+        let Scenario { training, dispatch, .. } = &self.scenario;
+        let mut options = format!("--workers {workers} --scheme {scheme}");
+        options += &dispatch.map_or(String::new(), |dispatch| format!(" --dispatch {dispatch}"));
+        options + &format!(" --lr-rule {}", training.lr_rule)
+    }
+
+    fn print(&self, analysis: &Analysis, ranking: &Ranking, workers: usize) {
         if let Some(best) = ranking.recommended() {
-            say(format_args!("Recommended: {} (paceline train --scheme {})", best.name, best.name));
+            say(format_args!("Recommended: {} (paceline train {})", best.name, self.options(&best.name, workers)));
         }
         say(ranking.explanation());
         say(analysis.explanation());
