@@ -132,19 +132,22 @@ impl RaceArgs {
             baselines::add(&mut contestants, fast, self.scenario.training.lr);
         }
         make_folder(out).map_err(Failure::Input)?;
-        self.hold(contestants, |heat| self.simulate(&prepared, configuration, out, heat).map_err(Failure::Run))
+        self.hold(contestants, prepared.setup().workers, |heat| {
+            self.simulate(&prepared, configuration, out, heat).map_err(Failure::Run)
+        })
     }
 
     /// Tunes the contestants if that is wanted, and runs them with the seeds of the race.
     fn hold(
         &self,
         contestants: Vec<Contestant>,
+        workers: usize,
         run: impl Fn(&Heat<'_>) -> Result<Vec<ContestantRuns>, Failure>,
     ) -> Result<Vec<ContestantRuns>, Failure> {
         if self.tune.is_none() {
             return run(&Heat { contestants: &contestants, seeds: &self.seeds.0, tuning: false });
         }
-        let grid = tuning::grid(&contestants);
+        let grid = tuning::grid(&contestants, workers, self.scenario.training.lr_rule);
         let results = run(&Heat { contestants: &grid, seeds: &tuning::seeds(&self.seeds.0), tuning: true })?;
         if is_interrupted() {
             return Ok(contestants.iter().map(comparison::without_runs).collect());

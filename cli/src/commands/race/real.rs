@@ -71,7 +71,7 @@ pub fn race(race: &RaceArgs, configuration: &Configuration, out: &Path) -> Resul
     if !race.no_baselines {
         baselines::add(&mut contestants, track.fast_workers(rate).map_err(Failure::Run)?, rate);
     }
-    race.hold(contestants, |heat| track.run(heat).map_err(Failure::Run))
+    race.hold(contestants, setup.workers, |heat| track.run(heat).map_err(Failure::Run))
 }
 
 /// What all runs have in common.

@@ -2,6 +2,7 @@
 
 use clap::ValueEnum;
 use paceline_config::{Contestant, LearningRate};
+use paceline_core::{GradientNoise, RateRule};
 use paceline_report::comparison::ContestantRuns;
 use paceline_report::statistics::mean;
 
@@ -12,10 +13,10 @@ pub enum Tuned {
     Lr,
 }
 
-/// The rates that are tried, as multiples of `--lr`.
+/// The rates that are tried, as multiples of the middle one.
 const FACTORS: [f32; 7] = [0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0];
 
-/// The index of `--lr` itself.
+/// The index of the middle one.
 const UNTUNED: usize = 3;
 
 /// Tuning uses this many seeds, the first that are not below this one and not in the race.
@@ -27,11 +28,15 @@ pub fn seeds(race: &[u64]) -> Vec<u64> {
     (FIRST_SEED..).filter(|seed| !race.contains(seed)).take(SEEDS).collect()
 }
 
-/// Every contestant at every rate.
-pub fn grid(contestants: &[Contestant]) -> Vec<Contestant> {
+/// Every contestant at every rate. The rates of a subset are around the one at which its steps move the model as far as
+/// those of all `workers` do at `--lr`.
+pub fn grid(contestants: &[Contestant], workers: usize, rule: RateRule) -> Vec<Contestant> {
+    let step = |count: usize| rule.factor(count, workers, &GradientNoise::default());
     let at_rates = |contestant: &Contestant| {
-        let LearningRate(rate) = contestant.rate;
-        FACTORS.map(|factor| Contestant { rate: LearningRate(rate * factor), ..contestant.clone() })
+        let used = contestant.ranks.as_ref().map_or(workers, |ranks| ranks.workers().len());
+        // A power of two, as the factors are.
+        let middle = contestant.rate.0 * (step(workers) / step(used)).log2().round().exp2() as f32;
+        FACTORS.map(|factor| Contestant { rate: LearningRate(middle * factor), ..contestant.clone() })
     };
     contestants.iter().flat_map(at_rates).collect()
 }
@@ -46,7 +51,7 @@ pub fn best(grid: &[Contestant], results: &[ContestantRuns]) -> Vec<(Contestant,
     rates.map(best).collect()
 }
 
-/// The rate that misses the target least often, and then the one with the least mean time. If none reaches it, `--lr`.
+/// The rate that misses the target least often, and then the one with the least mean time. If none reaches it, the middle one.
 fn best_index(results: &[ContestantRuns]) -> usize {
     let order = |result: &ContestantRuns| {
         let times: Vec<f64> = result.runs.iter().filter_map(|run| run.summary.time_to_target).collect();
@@ -79,7 +84,7 @@ mod tests {
 
     fn best_of(times: [[Option<f64>; 2]; 7]) -> (f32, bool) {
         let contestant = Contestant { scheme: "bsp".parse().unwrap(), ranks: None, rate: LearningRate(0.5) };
-        let (best, at_edge) = best(&grid(&[contestant]), &times.map(result)).remove(0);
+        let (best, at_edge) = best(&grid(&[contestant], 4, RateRule::FIXED), &times.map(result)).remove(0);
         (best.rate.0, at_edge)
     }
 
@@ -91,7 +96,21 @@ mod tests {
         assert_eq!(best_of([never, never, both(9.0), both(7.0), both(5.0), misses, never]), (1.0, false));
         assert_eq!(best_of([both(9.0), both(8.0), both(7.0), both(6.0), both(5.0), both(4.0), both(3.0)]), (4.0, true));
         assert_eq!(best_of([never, misses, never, never, never, never, never]), (0.125, false));
-        assert_eq!(best_of([never; 7]), (0.5, false), "nothing is known, so --lr stays");
+        assert_eq!(best_of([never; 7]), (0.5, false), "nothing is known, so the middle one stays");
+    }
+
+    #[test]
+    fn a_subset_is_tuned_around_the_rate_of_its_own_full_step() {
+        let rates = |ranks: Option<&str>, rule: &str| {
+            let ranks = ranks.map(|ranks| ranks.parse().unwrap());
+            let contestant = Contestant { scheme: "bsp".parse().unwrap(), ranks, rate: LearningRate(0.5) };
+            let grid = grid(&[contestant], 8, rule.parse().unwrap());
+            (grid[0].rate.0, grid[6].rate.0)
+        };
+        assert_eq!(rates(None, "proportional"), (0.0625, 4.0));
+        assert_eq!(rates(Some("1-7"), "proportional"), (0.0625, 4.0));
+        assert_eq!(rates(Some("3"), "proportional"), (0.5, 32.0));
+        assert_eq!(rates(Some("3"), "fixed"), (0.0625, 4.0));
     }
 
     #[test]
