@@ -121,24 +121,17 @@ impl<'a> RunBuilder<'a> {
             FolderChoice::None | FolderChoice::New(_) => None,
         };
         let server = Server::bind(&self.addresses, std::mem::take(&mut self.transport))?;
-        let (folder, resume_point) = self.open_folder(resumed)?;
-        let folder = folder.map(|mut folder| {
-            folder.keep_events(self.keep_events);
-            let mut checkpointer = Checkpointer::new(folder.path(), self.job.workload.clone(), self.checkpoint_every)?;
-            if let Some(point) = &resume_point {
-                checkpointer.resumed(point.checkpoint.version);
-            }
-            Ok::<_, RunError>((folder, checkpointer))
-        });
         let status = SharedStatus::default();
         (status.lock().scheme, status.lock().expected_workers) = (self.job.scheme.to_string(), self.job.setup.workers);
         let start = |listener| StatusServer::start(listener, status.clone(), |warning| tracing::warn!("{warning}"));
-        let status_server = self.http.map(start).transpose().map_err(RunError::Http)?;
+        let status_server = self.http.take().map(start).transpose().map_err(RunError::Http)?;
+        // Last, since only this leaves something behind.
+        let (folder, resume_point) = self.open_folder(resumed)?;
         if let Some(server) = &status_server {
             tracing::info!("status at http://{}/status", server.address());
         }
         let follower = RunFollower {
-            folder: folder.transpose()?,
+            folder,
             recorder: self.record.as_ref().map(|_| Recorder::default()),
             status,
             started: Arc::default(),
@@ -147,26 +140,37 @@ impl<'a> RunBuilder<'a> {
         Ok(PreparedRun { job: self.job, server, resume_point, follower, status_server, record: self.record })
     }
 
-    fn open_folder(
-        &self,
-        resumed: Option<(FolderLock, ResumePoint)>,
-    ) -> Result<(Option<RunFolder>, Option<ResumePoint>), RunError> {
+    /// Creates the folder, or continues it, and takes its checkpoints.
+    fn open_folder(&self, resumed: Option<(FolderLock, ResumePoint)>) -> Result<OpenFolder, RunError> {
         let (job, layout) = (self.job, self.job.workload.layout());
         let header = EventLogHeader::new(job.scheme.clone(), &job.setup);
-        if let FolderChoice::New(path) = &self.folder {
-            return Ok((Some(RunFolder::create(path, &self.configuration, &header, Some(layout))?), None));
+        let (mut folder, point) = match (&self.folder, resumed) {
+            (FolderChoice::New(path), _) => {
+                (RunFolder::create(path, &self.configuration, &header, Some(layout))?, None)
+            }
+            (_, Some((lock, point))) => {
+                let (folder, lost) = RunFolder::resume(lock, &self.configuration, &header, &point, layout)?;
+                point.skipped.iter().for_each(|problem| tracing::warn!("{problem}; using an older checkpoint"));
+                if let Some(problem) = &point.afresh {
+                    tracing::warn!("scheme {} starts afresh, without its state: {problem}", job.scheme);
+                }
+                point.check(folder.lock(), |warning| tracing::warn!("{warning}"));
+                tracing::info!("{}", resumption(point.checkpoint.version, lost));
+                (folder, Some(point))
+            }
+            (_, None) => return Ok((None, None)),
+        };
+        folder.keep_events(self.keep_events);
+        let mut checkpointer = Checkpointer::new(folder.path(), job.workload.clone(), self.checkpoint_every)?;
+        if let Some(point) = &point {
+            checkpointer.resumed(point.checkpoint.version);
         }
-        let Some((lock, point)) = resumed else { return Ok((None, None)) };
-        let (folder, lost) = RunFolder::resume(lock, &self.configuration, &header, &point, layout)?;
-        point.skipped.iter().for_each(|problem| tracing::warn!("{problem}; using an older checkpoint"));
-        if let Some(problem) = &point.afresh {
-            tracing::warn!("scheme {} starts afresh, without its state: {problem}", job.scheme);
-        }
-        point.check(folder.lock(), |warning| tracing::warn!("{warning}"));
-        tracing::info!("{}", resumption(point.checkpoint.version, lost));
-        Ok((Some(folder), Some(point)))
+        Ok((Some((folder, checkpointer)), point))
     }
 }
+
+/// A run folder with its checkpoints, and where its run resumes; each if there is one.
+type OpenFolder = (Option<(RunFolder, Checkpointer)>, Option<ResumePoint>);
 
 /// Locks the folder of a run, and reads where it resumes. Changes nothing.
 fn load(path: &Path, job: &Job) -> Result<(FolderLock, ResumePoint), RunError> {
