@@ -7,7 +7,7 @@ use paceline_config::{TrainingOptions, WorkloadSpec, seconds, whole};
 use paceline_core::{Dispatch, SchemeSpec, Span};
 use paceline_models::Model;
 use paceline_net::{MAX_CONNECTIONS, PayloadFormat, TransportOptions};
-use paceline_runtime::{Goals, Job};
+use paceline_runtime::{Goals, Job, JobModel};
 
 /// What to train, how, and until when.
 #[derive(Debug, Clone, Args)]
@@ -67,7 +67,7 @@ impl JobOptions {
         Ok(Job {
             scheme: self.scheme.clone(),
             setup,
-            workload,
+            model: JobModel::Workload(workload),
             initial,
             workload_spec: WorkloadSpec::new(self.model, &self.training, setup.workers, self.seed).to_text(),
             optimizer: self.training.optimizer.clone(),

@@ -86,6 +86,12 @@ pub struct Report {
     /// The share of the memory in use, 0 to 1; `None` if unknown.
     #[serde(default, with = "crate::number", skip_serializing_if = "Option::is_none")]
     pub memory: Option<f32>,
+    /// The part of `compute` in which the worker waited for its data, if it measures that.
+    #[serde(default, skip_serializing_if = "Span::is_zero")]
+    pub loading: Span,
+    /// The samples of each iteration, if they were not as many as assigned: the last batch of an epoch is often smaller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub samples: Option<u32>,
 }
 
 /// A worker's question after a local iteration: do one more, or send the update?

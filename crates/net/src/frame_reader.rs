@@ -246,6 +246,7 @@ fn closed_inside(place: &str) -> io::Error {
 mod tests {
     use super::*;
     use crate::frame::{self, MESSAGE_LIMIT};
+    use paceline_core::Version;
     use paceline_protocol::{CHUNK_LIMIT, ToServer, ToWorker};
     use proptest::prelude::*;
 
@@ -370,7 +371,7 @@ mod tests {
     #[test]
     fn a_long_message_grows_the_buffer_for_a_while() {
         let reason = "x".repeat(MESSAGE_LIMIT - 100);
-        let long = frame::encode(&ToWorker::Finished { reason }).unwrap();
+        let long = frame::encode(&ToWorker::Finished { reason, version: Version(0), buffer: None }).unwrap();
         let bytes = [long.clone(), long, frame::encode(&ToWorker::Continue { number: 1 }).unwrap()].concat();
         let (mut reader, mut source) = (FrameReader::new(Traffic::default()), bytes.as_slice());
         for _ in 0..3 {

@@ -3,6 +3,7 @@
 //! - [`Server`]: accepts workers and feeds their events to a scheme. The schemes are those that the simulator runs;
 //!   time comes from the system clock.
 //! - [`Worker`]: computes gradients and local iterations for a server.
+//! - [`WorkerSession`]: the same for a program with a loop of its own, which brings the model.
 //! - [`LocalWorkers`]: worker processes on the server's machine.
 //! - [`Address`]: where a server listens. It also selects the transport: `local:NAME` is shared memory on one host,
 //!   `HOST:PORT` is TCP. One run can use both.
@@ -53,6 +54,11 @@ pub use address::{Address, AddressError, DEFAULT_PORT};
 pub use frame::PROTOCOL_VERSION;
 pub use keys::{Keys, KeysError};
 pub use local_workers::LocalWorkers;
-pub use paceline_protocol::PayloadFormat;
+pub use paceline_protocol::{
+    AfterIteration, PayloadFormat, RunPosition, SessionEnd, TaskSettings, Welcome, after_iteration,
+};
 pub use server::{MAX_CONNECTIONS, RunOutcome, Server, ServerError, Stopper, TransportOptions};
-pub use worker::{Emulation, Worker, WorkerError, WorkerNotice, WorkerOutcome};
+pub use shared_memory::ValueMemory;
+pub use worker::{
+    Emulation, TakenTask, TaskReport, TimeSpent, Worker, WorkerError, WorkerNotice, WorkerOutcome, WorkerSession,
+};

@@ -1,7 +1,10 @@
 //! Page-aligned vectors of values, private or shared with another process.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use memmap2::{Advice, MmapMut, MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
@@ -21,10 +24,73 @@ pub(crate) enum RegionWriter {
 /// process crashes. Its size is sealed, so that a peer can't shrink it while another process uses it.
 #[derive(Debug)]
 pub(crate) struct Region {
-    map: MmapRaw,
+    map: Arc<MmapRaw>,
     length: usize,
     file: Option<OwnedFd>,
 }
+
+/// The memory of a vector of values, for code that can't borrow it: a tensor of another library. It stays mapped while a
+/// handle exists.
+///
+/// The protocol says when its values may be read or written: those of a task's model from the moment the task is taken until
+/// it is reported, and those of its result in the same time.
+#[derive(Debug, Clone)]
+pub struct ValueMemory {
+    map: Arc<MmapRaw>,
+    length: usize,
+}
+
+impl ValueMemory {
+    /// The address of the first value.
+    pub fn address(&self) -> *mut f32 {
+        self.map.as_mut_ptr().cast()
+    }
+
+    /// The number of values.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether there are no values.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Forgets what this process has written to a model in shared memory. Its pages are private from the first write on, and
+    /// would no longer follow the server's. To be called when a task begins that uses them again.
+    ///
+    /// # Errors
+    /// If the system can't say which pages those are.
+    pub fn forget_writes(&self) -> io::Result<()> {
+        let page = rustix::param::page_size();
+        let (first, count) = (self.map.as_ptr() as usize / page, (self.length * size_of::<f32>()).div_ceil(page));
+        let mut entries = vec![0_u8; count * size_of::<u64>()];
+        File::open("/proc/self/pagemap")?.read_exact_at(&mut entries, (first * size_of::<u64>()) as u64)?;
+        let (entries, _) = entries.as_chunks();
+        let is_private = |entry: &[u8; 8]| {
+            let entry = u64::from_le_bytes(*entry);
+            entry & (PAGE_PRESENT | PAGE_SWAPPED) != 0 && entry & PAGE_OF_FILE == 0
+        };
+        let (mut index, mut rest) = (0, entries);
+        while let Some(start) = rest.iter().position(is_private) {
+            let length = rest[start..].iter().position(|entry| !is_private(entry)).unwrap_or(rest.len() - start);
+            // SAFETY: the pages are a part of this mapping, and the file behind it still has their values. Whoever reads them
+            // meanwhile sees values that the server wrote.
+            unsafe {
+                let address = self.map.as_mut_ptr().add((index + start) * page);
+                rustix::mm::madvise(address.cast(), length * page, rustix::mm::Advice::LinuxDontNeed)?;
+            }
+            index += start + length;
+            rest = &rest[start + length..];
+        }
+        Ok(())
+    }
+}
+
+/// Bits of an entry of `/proc/self/pagemap`.
+const PAGE_PRESENT: u64 = 1 << 63;
+const PAGE_SWAPPED: u64 = 1 << 62;
+const PAGE_OF_FILE: u64 = 1 << 61;
 
 impl Region {
     /// Allocates `length` zeros for this process alone.
@@ -32,7 +98,7 @@ impl Region {
         let map = MmapMut::map_anon(bytes(length)?)?;
         // Only a hint: without huge pages it is a little slower.
         let _ = map.advise(Advice::HugePage);
-        Ok(Region { map: map.into(), length, file: None })
+        Ok(Region { map: Arc::new(map.into()), length, file: None })
     }
 
     /// Allocates `length` zeros that can be shared with another process.
@@ -41,7 +107,7 @@ impl Region {
         ftruncate(&file, bytes(length)? as u64)?;
         let map = MmapOptions::new().len(bytes(length)?).map_raw(&file)?;
         fcntl_add_seals(&file, seals(writer))?;
-        Ok(Region { map, length, file: Some(file) })
+        Ok(Region { map: Arc::new(map), length, file: Some(file) })
     }
 
     /// Opens the region of `length` values behind a file descriptor that another process sent.
@@ -59,10 +125,17 @@ impl Region {
         }
         let mut options = MmapOptions::new();
         let map = match writer {
-            RegionWriter::Owner => options.len(size).map_raw_read_only(&file)?,
+            // Private: what this process writes there, its owner does not see.
+            // SAFETY: its size is sealed, and no reference into it exists yet; see `values` for those that will.
+            RegionWriter::Owner => MmapRaw::from(unsafe { options.len(size).map_copy(&file) }?),
             RegionWriter::Peer => options.len(size).map_raw(&file)?,
         };
-        Ok(Region { map, length, file: None })
+        Ok(Region { map: Arc::new(map), length, file: None })
+    }
+
+    /// A handle to its memory.
+    pub(crate) fn memory(&self) -> ValueMemory {
+        ValueMemory { map: self.map.clone(), length: self.length }
     }
 
     /// Closes the file descriptor after it was sent; the memory stays mapped.
@@ -132,6 +205,24 @@ mod tests {
         let file = shared.file().unwrap().try_clone_to_owned().unwrap();
         Region::open(file, 10, RegionWriter::Peer).unwrap().values_mut()[9] = -1.0;
         assert_eq!(shared.values()[9], -1.0);
+    }
+
+    #[test]
+    fn what_a_reader_writes_is_its_own_and_can_be_forgotten() {
+        const LENGTH: usize = 100_000;
+        let mut owner = Region::shared(LENGTH, RegionWriter::Owner).unwrap();
+        let file = owner.file().unwrap().try_clone_to_owned().unwrap();
+        let mut reader = Region::open(file, LENGTH, RegionWriter::Owner).unwrap();
+        let memory = reader.memory();
+        for version in 1..4 {
+            owner.values_mut().fill(version as f32);
+            memory.forget_writes().unwrap();
+            assert!(reader.values().iter().all(|&value| value == version as f32));
+            for index in [0, 1023, 1024, 50_000, LENGTH - 1] {
+                reader.values_mut()[index] = -1.0;
+            }
+            assert!(owner.values().iter().all(|&value| value == version as f32));
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::thread;
 
 use common::{TransportKind, address, job, run, server, work, worker};
 use paceline_net::{PayloadFormat, RunOutcome, TransportOptions, WorkerError, WorkerOutcome};
-use paceline_runtime::{Job, Notice, Observer, ServerObserver};
+use paceline_runtime::{Job, JobModel, Notice, Observer, ServerObserver};
 use paceline_store::Layout;
 use paceline_workload::{Draw, Evaluation, Replica, Workload};
 
@@ -77,7 +77,10 @@ fn run_with_fault(
     options: TransportOptions,
     fault: SpoilGradient,
 ) -> (Result<WorkerOutcome, WorkerError>, RunOutcome, Vec<String>) {
-    let faulty = Job { workload: Arc::new(FaultyWorkload(job.workload.clone(), fault)), ..job.clone() };
+    let faulty = Job {
+        model: JobModel::Workload(Arc::new(FaultyWorkload(job.model.workload().unwrap().clone(), fault))),
+        ..job.clone()
+    };
     let (server, mut notices) = (server(options), NoticeLog::default());
     thread::scope(|scope| {
         let server_address = address(&server, transport);
@@ -155,11 +158,12 @@ fn a_worker_with_a_broken_update_now_and_then_goes_on() {
 fn a_run_whose_updates_are_all_broken_ends() {
     for transport in [TransportKind::Shared, TransportKind::Tcp] {
         let mut job = job("bsp", 2, "iterations=200");
-        job.workload = Arc::new(FaultyWorkload(job.workload.clone(), |count, values, _| {
-            if count > 5 {
-                values[0] = f32::NAN;
-            }
-        }));
+        job.model =
+            JobModel::Workload(Arc::new(FaultyWorkload(job.model.workload().unwrap().clone(), |count, values, _| {
+                if count > 5 {
+                    values[0] = f32::NAN;
+                }
+            })));
         let outcome = run(&job, &[transport; 2], 1.0, TransportOptions::default(), &mut ());
         assert_eq!(outcome.summary.stopped_by, "the loss is no longer finite");
         assert_eq!((outcome.summary.iterations, outcome.summary.updates_broken), (8, 6));
@@ -170,10 +174,10 @@ fn a_run_whose_updates_are_all_broken_ends() {
 fn a_worker_whose_model_panics_leaves_at_once() {
     for transport in [TransportKind::Shared, TransportKind::Tcp] {
         let good = job("bsp", 2, "iterations=12");
-        let broken = Arc::new(FaultyWorkload(good.workload.clone(), |count, _, _| {
+        let broken = Arc::new(FaultyWorkload(good.model.workload().unwrap().clone(), |count, _, _| {
             assert!(count < 3, "a panic for a test");
         }));
-        let bad = Job { workload: broken, ..good.clone() };
+        let bad = Job { model: JobModel::Workload(broken), ..good.clone() };
         let (server, mut notices) = (server(TransportOptions::default()), NoticeLog::default());
         let outcome = thread::scope(|scope| {
             let [first, second] = [0, 1].map(|rank| worker(address(&server, transport), rank));

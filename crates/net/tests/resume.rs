@@ -3,6 +3,7 @@
 mod common;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -47,7 +48,7 @@ fn header(job: &Job) -> EventLogHeader {
 
 /// Runs a job, or resumes it.
 fn run_in(path: &Path, job: &Job, folder: RunFolder, point: Option<ResumePoint>) -> RunOutcome {
-    let mut checkpointer = Checkpointer::new(path, job.workload.clone(), Duration::ZERO).unwrap();
+    let mut checkpointer = Checkpointer::new(path, Arc::new(job.model.layout().clone()), Duration::ZERO).unwrap();
     if let Some(point) = &point {
         checkpointer.resumed(point.checkpoint.version);
     }
@@ -67,7 +68,7 @@ fn resume(scheme: &str) -> Option<RestoreError> {
     let temporary = tempfile::tempdir().unwrap();
     let path = temporary.path();
     let first = job(scheme, 2, "iterations=8");
-    let folder = RunFolder::create(path, "", &header(&first), Some(first.workload.layout())).unwrap();
+    let folder = RunFolder::create(path, "", &header(&first), Some(first.model.layout())).unwrap();
     let done = run_in(path, &first, folder, None).summary;
 
     let second = job(scheme, 2, "iterations=16");
@@ -77,7 +78,7 @@ fn resume(scheme: &str) -> Option<RestoreError> {
     assert_eq!(point.checkpoint.version, done.iterations, "{scheme}");
     assert_eq!(point.ledger.version().0, done.iterations, "{scheme}");
     assert_eq!(point.ledger.samples().used, done.samples_used, "{scheme}");
-    let layout = second.workload.layout();
+    let layout = second.model.layout();
     let (folder, lost) = RunFolder::resume(lock, "", &header(&second), &point, layout).unwrap();
     assert_eq!(lost, None, "{scheme}");
     let (sender, warnings) = channel();

@@ -24,7 +24,7 @@ fn simulated(job: &Job) -> Vec<f32> {
             schedule: job.schedule,
             clip_sum: job.clip_sum,
             evaluate_every: 0,
-            ..Training::new(job.workload.clone(), job.rate)
+            ..Training::new(job.model.workload().unwrap().clone(), job.rate)
         }),
         goals: job.goals.clone(),
         seed: job.seed,
@@ -36,7 +36,7 @@ fn simulated(job: &Job) -> Vec<f32> {
 fn bsp_matches_the_simulator_bit_for_bit_over_every_transport() {
     let mut job = job("bsp", 3, &format!("iterations={ITERATIONS}"));
     // Other weights to start from, and a limit that some sums exceed.
-    job.initial = Some(job.workload.initial(7).into());
+    job.initial = Some(job.model.initial(7).into());
     job.clip_sum = Some(0.5);
     let expected = simulated(&job);
     assert_ne!(expected, job.initial(), "the model was trained");
@@ -88,6 +88,6 @@ fn half_precision_halves_the_traffic_and_still_trains() {
 fn shared_memory_sends_no_values() {
     let job = job("bsp", 2, "iterations=20");
     let outcome = run(&job, &[TransportKind::Shared; 2], 1.0, TransportOptions::default(), &mut ());
-    let one_vector = 4 * job.workload.layout().len() as u64;
+    let one_vector = 4 * job.model.layout().len() as u64;
     assert!(outcome.summary.bytes < one_vector, "{} bytes", outcome.summary.bytes);
 }

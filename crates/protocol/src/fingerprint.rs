@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use paceline_store::Layout;
 use paceline_workload::{Draw, Workload};
 use serde::{Deserialize, Serialize};
 
@@ -29,19 +30,24 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// The fingerprint of `workload`, with initial parameters from `seed`.
-    pub fn of(workload: &dyn Workload, seed: u64) -> Self {
-        let layout = workload.layout();
-        let mut hasher = crc32fast::Hasher::new();
+    /// The fingerprint of a model that can't be probed: dropout or augmentation make every gradient differ. `frozen` is a
+    /// checksum of what is not trained.
+    pub fn of_layout(layout: &Layout, frozen: u32) -> Self {
+        let mut hasher = crc32fast::Hasher::new_with_initial(frozen);
         for entry in layout.entries() {
             hasher.update(format!("{} {:?}\n", entry.name, entry.shape).as_bytes());
         }
+        Fingerprint { parameters: layout.len() as u64, layout: hasher.finalize(), ..Fingerprint::default() }
+    }
+
+    /// The fingerprint of `workload`, with initial parameters from `seed`.
+    pub fn of(workload: &dyn Workload, seed: u64) -> Self {
         let parameters = workload.initial(seed);
         let mut gradient = vec![0.0; parameters.len()];
         let draw = Draw { worker: 0, offset: 0, samples: PROBE_SAMPLES };
         let loss = workload.replica().gradient(&parameters, draw, &mut gradient);
         let squares: f64 = gradient.iter().map(|&value| f64::from(value).powi(2)).sum();
-        Fingerprint { parameters: layout.len() as u64, layout: hasher.finalize(), loss, norm: squares.sqrt() }
+        Fingerprint { loss, norm: squares.sqrt(), ..Fingerprint::of_layout(workload.layout(), 0) }
     }
 
     /// Whether both are fingerprints of the same workload.
@@ -56,7 +62,8 @@ impl Fingerprint {
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Fingerprint { parameters, layout, loss, norm } = self;
-        write!(f, "{parameters} parameters (layout {layout:08x}), probe loss {loss:.4}, gradient {norm:.4}")
+        write!(f, "{parameters} parameters (layout {layout:08x})")?;
+        if self.norm > 0.0 { write!(f, ", probe loss {loss:.4}, gradient {norm:.4}") } else { Ok(()) }
     }
 }
 

@@ -4,6 +4,7 @@
 //!   messages, commits and closed connections through a [`ServerHost`]. Inside, a [`Ledger`](paceline_core::Ledger) runs
 //!   the scheme.
 //! - [`WorkerProtocol`]: the worker's side of one session.
+//! - [`ModelIntake`]: what a server does before, if the workers bring the model.
 //! - [`ToServer`], [`ToWorker`]: the messages.
 //!
 //! A driver moves the bytes: `paceline-net` over sockets and shared memory, `paceline-torture` on a virtual clock under
@@ -17,6 +18,7 @@
 
 mod fingerprint;
 mod message;
+mod model_offer;
 mod notice;
 mod payload;
 mod server;
@@ -27,11 +29,14 @@ use paceline_core::Span;
 
 pub use fingerprint::Fingerprint;
 pub use message::{
-    GradientLocation, ReplicaSettings, SharedBuffer, SharedBuffers, ToServer, ToWorker, Token, WireReport,
+    GradientLocation, RunPosition, SharedBuffer, SharedBuffers, TaskSettings, ToServer, ToWorker, Token, WireReport,
 };
+pub use model_offer::{ModelIntake, OfferStep, OfferedTraining};
 pub use notice::Notice;
 pub use payload::{CHUNK_LIMIT, PayloadFormat};
-pub use server::{HANDSHAKE_TIMEOUT, PeerTrust, ServerConfig, ServerHost, ServerProtocol, SessionId, max_ranks};
+pub use server::{
+    HANDSHAKE_TIMEOUT, PeerTrust, ReportedUpdate, ServerConfig, ServerHost, ServerProtocol, SessionId, max_ranks,
+};
 pub use worker::{
     AfterIteration, NextTask, Reaction, ResultStatus, SessionEnd, Welcome, WorkerProtocol, after_iteration,
 };

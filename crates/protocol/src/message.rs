@@ -10,6 +10,15 @@
 //!         ◀─────────────────────── Finished   the run is over
 //! ```
 //!
+//! If the workers bring the model, the server asks the first of them for it, before the run:
+//!
+//! ```text
+//!   Hello ───────────────────────▶
+//!         ◀─────────────────────── SendModel
+//!   Tensor, …, Offer ────────────▶
+//!         ◀─────────────────────── Refuse     the model has arrived: join again
+//! ```
+//!
 //! From its hello on, the worker sends a [`Heartbeat`](ToServer::Heartbeat) every second. Either side may close the
 //! connection at any time, and sends the reason before: [`ToWorker::Refuse`], [`ToServer::Leave`].
 
@@ -18,6 +27,7 @@ use paceline_store::OptimizerSpec;
 use serde::{Deserialize, Serialize};
 
 use crate::fingerprint::Fingerprint;
+use crate::model_offer::OfferedTraining;
 use crate::payload::PayloadFormat;
 
 /// The secret that the workers of a run share with their server.
@@ -34,6 +44,22 @@ pub enum ToServer {
         emulated: Option<String>,
         /// The token of the keys, if the worker has keys.
         token: Option<Token>,
+    },
+    /// One tensor of the model that the worker offers.
+    Tensor {
+        /// Its name.
+        name: String,
+        /// Its dimensions, outermost first.
+        shape: Vec<u64>,
+        /// Whether it is trained, or a statistic.
+        trainable: bool,
+    },
+    /// All tensors are named. Their values follow in chunks, in the order of the layout.
+    Offer {
+        /// How many values.
+        values: u64,
+        /// How the worker trains the model.
+        training: OfferedTraining,
     },
     /// The worker has built the workload and is ready for work.
     Ready {
@@ -71,6 +97,9 @@ pub enum ToServer {
         loss: f64,
         /// Where the gradient or the model difference is.
         gradient: GradientLocation,
+        /// The learning rates that the worker's own schedule asks for: of the tensors outside all parameter groups, then
+        /// of every group. Empty if the server has the schedule.
+        rates: Vec<f64>,
     },
     /// The worker has dropped a cancelled task; its buffers are free. Between the chunks of a gradient it also means
     /// that no more of them follow.
@@ -91,6 +120,10 @@ pub struct WireReport {
     pub cpu: Option<f32>,
     /// The share of the memory that is in use, 0 to 1.
     pub memory: Option<f32>,
+    /// The part of `compute` in which the worker waited for its data.
+    pub loading: Span,
+    /// The samples of each iteration, if they were not as many as assigned.
+    pub samples: Option<u32>,
 }
 
 impl WireReport {
@@ -104,6 +137,8 @@ impl WireReport {
             querying: self.querying.min(elapsed - compute),
             cpu: share(self.cpu),
             memory: share(self.memory),
+            loading: self.loading.min(compute),
+            samples: self.samples.filter(|&samples| samples > 0),
         }
     }
 }
@@ -135,6 +170,8 @@ pub enum ToWorker {
         /// The optimizer of local iterations.
         optimizer: OptimizerSpec,
     },
+    /// The server has no model yet. Send yours, then join again.
+    SendModel,
     /// A shared buffer. Its file descriptor is sent along.
     Map {
         /// The purpose and index of the buffer.
@@ -155,8 +192,8 @@ pub enum ToWorker {
         after: Option<u64>,
         /// The shared buffers to use; `None` means the parameters of the last [`Model`](ToWorker::Model).
         buffers: Option<SharedBuffers>,
-        /// Settings of local iterations.
-        settings: ReplicaSettings,
+        /// What else the worker may need to know.
+        settings: TaskSettings,
     },
     /// Do one more local iteration.
     Continue {
@@ -184,16 +221,31 @@ pub enum ToWorker {
     Finished {
         /// The reason, in one line.
         reason: String,
+        /// The last version of the model.
+        version: Version,
+        /// The shared buffer that holds it, for workers that brought the model. Over TCP it was sent before.
+        buffer: Option<u32>,
     },
 }
 
-/// The settings of a replica for local iterations.
+/// What a worker may need to know for a task, beside the assignment.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct ReplicaSettings {
-    /// The learning rate.
-    pub rate: f32,
+pub struct TaskSettings {
+    /// How far the run was when the task was made.
+    pub run: RunPosition,
     /// The last task of the worker whose update was committed. A replica may start from its state after that task.
     pub committed: Option<u64>,
+}
+
+/// How far a run is.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct RunPosition {
+    /// The learning rate of local iterations.
+    pub rate: f32,
+    /// How far the schedule of the learning rate has advanced, in steps.
+    pub progress: f64,
+    /// The samples that all workers have used in committed updates.
+    pub used: u64,
 }
 
 /// A shared buffer.

@@ -9,7 +9,7 @@ use paceline_core::{
 use paceline_store::OptimizerSpec;
 use subtle::ConstantTimeEq;
 
-use crate::message::{GradientLocation, ReplicaSettings, ToServer, ToWorker, Token, WireReport};
+use crate::message::{GradientLocation, RunPosition, TaskSettings, ToServer, ToWorker, Token, WireReport};
 use crate::notice::Notice;
 use crate::payload::PayloadFormat;
 use crate::tasks::{Cancellation, OpenTasks, ReadyTask, ReportOutcome};
@@ -88,9 +88,8 @@ pub trait ServerHost {
     /// the connection is closed from the other side, too.
     fn close(&mut self, session: SessionId, last: &ToWorker);
 
-    /// A task is going to be sent, now or later: keeps the newest model for it. Returns the learning rate of local
-    /// iterations.
-    fn prepare(&mut self, session: SessionId, task: TaskId) -> f32;
+    /// A task is going to be sent, now or later: keeps the newest model for it. Returns how far the run is.
+    fn prepare(&mut self, session: SessionId, task: TaskId) -> RunPosition;
 
     /// Sends an assignment; `message` is an [`Assign`](ToWorker::Assign) without shared buffers.
     ///
@@ -106,7 +105,7 @@ pub trait ServerHost {
     fn release(&mut self, session: SessionId, task: TaskId);
 
     /// The update of a task has arrived. Returns `false` if its values are missing.
-    fn keep(&mut self, session: SessionId, task: TaskId, loss: f64, gradient: GradientLocation) -> bool;
+    fn keep(&mut self, session: SessionId, task: TaskId, update: ReportedUpdate) -> bool;
 
     /// The worker has left: its arrived updates are void.
     fn discard_all(&mut self, worker: WorkerId);
@@ -137,6 +136,17 @@ pub trait ServerHost {
 
     /// Something happened that the user should know.
     fn notice(&mut self, notice: Notice);
+}
+
+/// An update that a worker has reported.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ReportedUpdate {
+    /// The mean loss of its samples.
+    pub loss: f64,
+    /// Where its values are.
+    pub gradient: GradientLocation,
+    /// The learning rates that the worker asks for, as in [`ToServer::Report`].
+    pub rates: Vec<f64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -401,8 +411,9 @@ impl ServerProtocol {
                     ToServer::Asked { number, iterations, report } => {
                         self.on_asked(id, TaskId { worker, number }, iterations, report, host)
                     }
-                    ToServer::Report { number, report, loss, gradient } => {
-                        self.on_report(id, TaskId { worker, number }, report, loss, gradient, host)
+                    ToServer::Report { number, report, loss, gradient, rates } => {
+                        let update = ReportedUpdate { loss, gradient, rates };
+                        self.on_report(id, TaskId { worker, number }, report, update, host)
                     }
                     ToServer::Dropped { number } => self.on_dropped(id, TaskId { worker, number }, host),
                     _ => Ok(()),
@@ -448,8 +459,9 @@ impl ServerProtocol {
             host.discard_all(worker);
             self.feed(Event::Left { worker }, host)?;
         }
+        let version = self.ledger.version();
         for (&id, session) in &mut self.sessions {
-            host.close(id, &ToWorker::Finished { reason: reason.into() });
+            host.close(id, &ToWorker::Finished { reason: reason.into(), version, buffer: None });
             session.stage = Stage::Finished;
         }
         self.members.clear();
@@ -555,17 +567,8 @@ impl ServerProtocol {
         host: &mut H,
     ) -> Handled<H> {
         let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
-        if let (PeerTrust::Network, Some(ours)) = (session.trust, &self.config.token) {
-            let denial = match token {
-                None => Some("no token: start the worker with --keys DIR"),
-                Some(theirs) if !bool::from(ours.ct_eq(theirs)) => {
-                    Some("wrong token: start the worker with the --keys DIR of the server")
-                }
-                Some(_) => None,
-            };
-            if let Some(reason) = denial {
-                return self.violation(id, reason, host);
-            }
+        if let Some(reason) = denial(session.trust, self.config.token.as_ref(), token) {
+            return self.violation(id, reason, host);
         }
         let limit = max_ranks(self.config.workers);
         let taken = |rank: u32| self.members.contains_key(&WorkerId(rank));
@@ -703,8 +706,7 @@ impl ServerProtocol {
         id: SessionId,
         task: TaskId,
         report: WireReport,
-        loss: f64,
-        gradient: GradientLocation,
+        update: ReportedUpdate,
         host: &mut H,
     ) -> Handled<H> {
         let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
@@ -717,13 +719,13 @@ impl ServerProtocol {
             host.release(id, task);
             return self.send_next(id, host);
         };
-        let as_assigned = match gradient {
+        let as_assigned = match update.gradient {
             GradientLocation::InPlace => trust == PeerTrust::SameUser,
             GradientLocation::Follows => trust == PeerTrust::Network,
             GradientLocation::Withheld => late,
         };
         self.send_next(id, host)?;
-        if !as_assigned || !host.keep(id, task, loss, gradient) {
+        if !as_assigned || !host.keep(id, task, update) {
             let reason = format!("the gradient of {task} was not sent as assigned");
             return self.dismiss(id, reason, false, host);
         }
@@ -779,6 +781,18 @@ impl ServerProtocol {
     }
 }
 
+/// Why a peer may not join, if it has not the server's token where it needs one.
+pub(crate) fn denial(trust: PeerTrust, ours: Option<&Token>, theirs: Option<&Token>) -> Option<&'static str> {
+    let ours = ours.filter(|_| trust == PeerTrust::Network)?;
+    match theirs {
+        None => Some("no token: start the worker with --keys DIR"),
+        Some(theirs) if !bool::from(ours.ct_eq(theirs)) => {
+            Some("wrong token: start the worker with the --keys DIR of the server")
+        }
+        Some(_) => None,
+    }
+}
+
 /// The worker of a session made progress.
 fn progressed(session: &mut SessionState, now: Time, lateness: &mut Lateness) {
     if let Stage::Joined(worker) = session.stage {
@@ -793,8 +807,8 @@ fn send_next<H: ServerHost>(
     session: &mut SessionState,
     host: &mut H,
 ) -> Result<(), H::Error> {
-    while let Some(ReadyTask { assignment, after, rate }) = session.tasks.send_next(now) {
-        let settings = ReplicaSettings { rate, committed: session.committed };
+    while let Some(ReadyTask { assignment, after, run }) = session.tasks.send_next(now) {
+        let settings = TaskSettings { run, committed: session.committed };
         host.assign(id, assignment.task, ToWorker::Assign { assignment, after, buffers: None, settings })?;
     }
     Ok(())
@@ -855,8 +869,8 @@ impl<H: ServerHost> Executor for HostExecutor<'_, H> {
                 if !assignment.queued {
                     session.progressed = now;
                 }
-                let rate = self.host.prepare(id, task);
-                for (number, cancellation) in session.tasks.assign(assignment, rate) {
+                let run = self.host.prepare(id, task);
+                for (number, cancellation) in session.tasks.assign(assignment, run) {
                     cancel(id, TaskId { number, ..task }, cancellation, self.host);
                 }
                 send_next(now, id, session, self.host)?;

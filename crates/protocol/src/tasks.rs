@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use paceline_core::{Assignment, LocalLength, Time};
 use thiserror::Error;
 
+use crate::message::RunPosition;
+
 /// Open tasks that a worker may have: one that runs, one that is queued, and a cancelled one whose cancellation has not
 /// arrived yet. Further assignments are held back; a newer one replaces them.
 const MAX_OPEN_TASKS: usize = 3;
@@ -59,24 +61,24 @@ pub(crate) struct ReadyTask {
     pub(crate) assignment: Assignment,
     /// The task that the worker finishes first.
     pub(crate) after: Option<u64>,
-    pub(crate) rate: f32,
+    pub(crate) run: RunPosition,
 }
 
 /// The tasks of one worker.
 #[derive(Debug, Default)]
 pub(crate) struct OpenTasks {
     open: BTreeMap<u64, OpenTask>,
-    /// Assignments to send when an open task is done, with their learning rates.
-    held_back: VecDeque<(Assignment, f32)>,
+    /// Assignments to send when an open task is done, with how far the run was.
+    held_back: VecDeque<(Assignment, RunPosition)>,
 }
 
 impl OpenTasks {
     /// Adds an assignment. Returns the tasks that it replaces, which are cancelled.
-    pub(crate) fn assign(&mut self, assignment: Assignment, rate: f32) -> Vec<(u64, Cancellation)> {
+    pub(crate) fn assign(&mut self, assignment: Assignment, run: RunPosition) -> Vec<(u64, Cancellation)> {
         let running = if assignment.queued { self.running() } else { None };
         let replaced: Vec<u64> = self.active().filter(|&number| Some(number) != running).collect();
         let cancelled = replaced.into_iter().map(|number| (number, self.cancel(number))).collect();
-        self.held_back.push_back((assignment, rate));
+        self.held_back.push_back((assignment, run));
         cancelled
     }
 
@@ -107,11 +109,11 @@ impl OpenTasks {
         if self.open.len() >= MAX_OPEN_TASKS {
             return None;
         }
-        let (assignment, rate) = self.held_back.pop_front()?;
+        let (assignment, run) = self.held_back.pop_front()?;
         let number = assignment.task.number;
         let after = self.running().filter(|&running| running < number);
         self.open.insert(number, OpenTask { cancelled: false, assignment, sent: now });
-        Some(ReadyTask { assignment, after, rate })
+        Some(ReadyTask { assignment, after, run })
     }
 
     /// The worker reports that a task is done.
@@ -162,10 +164,10 @@ mod tests {
     #[test]
     fn newer_work_replaces_queued_work_and_open_tasks_are_limited() {
         let mut tasks = OpenTasks::default();
-        assert!(tasks.assign(task(0, false), 0.1).is_empty());
+        assert!(tasks.assign(task(0, false), RunPosition::default()).is_empty());
         assert_eq!(sent(&mut tasks), [(0, None)]);
         for number in 1..5 {
-            let replaced = tasks.assign(task(number, true), 0.1);
+            let replaced = tasks.assign(task(number, true), RunPosition::default());
             let how = if number == 4 { Cancellation::NotSent } else { Cancellation::Sent };
             assert_eq!(replaced, if number == 1 { vec![] } else { vec![(number - 1, how)] });
             assert_eq!(sent(&mut tasks), if number < 3 { vec![(number, Some(0))] } else { vec![] });
@@ -181,8 +183,8 @@ mod tests {
     #[test]
     fn protocol_violations_are_distinguished() {
         let mut tasks = OpenTasks::default();
-        tasks.assign(task(0, false), 0.1);
-        tasks.assign(task(1, true), 0.1);
+        tasks.assign(task(0, false), RunPosition::default());
+        tasks.assign(task(1, true), RunPosition::default());
         sent(&mut tasks);
         assert_eq!(tasks.reported(7).unwrap_err(), ProtocolViolation::UnknownTask(7));
         assert_eq!(tasks.dropped(0).unwrap_err(), ProtocolViolation::NotCancelled(0));
@@ -190,7 +192,7 @@ mod tests {
         assert_eq!(tasks.asked(0), Ok(None));
         assert!(matches!(tasks.reported(0), Ok(ReportOutcome::Cancelled)), "the report and the interruption crossed");
         assert_eq!(tasks.reported(0).unwrap_err(), ProtocolViolation::UnknownTask(0));
-        tasks.assign(task(2, true), 0.1);
+        tasks.assign(task(2, true), RunPosition::default());
         sent(&mut tasks);
         assert_eq!(tasks.reported(2).unwrap_err(), ProtocolViolation::OutOfOrder(2));
     }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use paceline_core::{Assignment, LocalLength, Version};
 use paceline_store::OptimizerSpec;
 
-use crate::message::{ReplicaSettings, ToServer, ToWorker};
+use crate::message::{TaskSettings, ToServer, ToWorker};
 use crate::payload::PayloadFormat;
 
 /// How a session with the server ended.
@@ -43,6 +43,8 @@ pub enum Reaction {
     None,
     /// The worker joins: it builds the workload and answers with [`ToServer::Ready`].
     Join(Welcome),
+    /// The server has no model: the worker sends its own, then joins again.
+    SendModel,
     /// These cancelled tasks never start; the server must learn of it.
     Drop(Vec<ToServer>),
     /// The session is over.
@@ -96,8 +98,8 @@ enum Answer {
 pub struct NextTask<M> {
     /// The assignment.
     pub assignment: Assignment,
-    /// Settings of local iterations.
-    pub settings: ReplicaSettings,
+    /// What else the worker may need to know.
+    pub settings: TaskSettings,
     /// The model to use, once it is available.
     model: Option<M>,
 }
@@ -139,7 +141,7 @@ impl<M> Default for WorkerProtocol<M> {
 }
 
 impl<M: Clone> WorkerProtocol<M> {
-    /// A message of the server has arrived. With shared memory, `model` is the model of an assignment.
+    /// A message of the server has arrived. With shared memory, `model` is the model of an assignment, or the last one.
     pub fn on_message(&mut self, message: ToWorker, model: Option<M>) -> Reaction {
         let reaction = match (self.stage, message) {
             (WorkerStage::Handshake, ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer }) => {
@@ -148,11 +150,17 @@ impl<M: Clone> WorkerProtocol<M> {
             }
             (_, ToWorker::Refuse { reason, may_rejoin: true }) => Reaction::End(SessionEnd::RetryLater(reason)),
             (_, ToWorker::Refuse { reason, may_rejoin: false }) => Reaction::End(SessionEnd::Refused(reason)),
-            (_, ToWorker::Finished { reason }) => Reaction::End(SessionEnd::Finished(reason)),
+            (_, ToWorker::Finished { reason, version, .. }) => {
+                self.model = model.map(|model| (version, model)).or(self.model.take());
+                Reaction::End(SessionEnd::Finished(reason))
+            }
+            (WorkerStage::Handshake, ToWorker::SendModel) => Reaction::SendModel,
             (WorkerStage::Handshake, _) => {
                 Reaction::End(SessionEnd::Lost("the server did not answer the hello with a welcome".into()))
             }
-            (_, ToWorker::Welcome { .. }) => Reaction::End(SessionEnd::Lost("second welcome".into())),
+            (_, ToWorker::Welcome { .. } | ToWorker::SendModel) => {
+                Reaction::End(SessionEnd::Lost("second answer to the hello".into()))
+            }
             (_, ToWorker::Assign { assignment, after, settings, .. }) => {
                 drop_all(self.assign(NextTask { assignment, settings, model }, after))
             }
@@ -204,6 +212,11 @@ impl<M: Clone> WorkerProtocol<M> {
             self.answer = Some(answer);
         }
         Reaction::None
+    }
+
+    /// The version and the model that arrived last.
+    pub fn last_model(&self) -> Option<&(Version, M)> {
+        self.model.as_ref()
     }
 
     /// A model has arrived, for queued tasks that need it and for later ones.
@@ -288,13 +301,14 @@ fn drop_all(numbers: Vec<u64>) -> Reaction {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::RunPosition;
     use paceline_core::{TaskId, Work, WorkerId};
 
     fn assign(number: u64, version: u64, after: Option<u64>) -> ToWorker {
         let task = TaskId { worker: WorkerId(0), number };
         let (version, work) = (Version(version), Work::Gradient);
         let assignment = Assignment { task, version, work, samples: 1, offset: 0, queued: after.is_some() };
-        let settings = ReplicaSettings { rate: 0.1, committed: None };
+        let settings = TaskSettings { run: RunPosition::default(), committed: None };
         ToWorker::Assign { assignment, after, buffers: None, settings }
     }
 

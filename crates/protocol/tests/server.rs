@@ -7,8 +7,8 @@ use paceline_core::{
     Update, WorkerId,
 };
 use paceline_protocol::{
-    Fingerprint, GradientLocation, Notice, PayloadFormat, PeerTrust, ServerConfig, ServerHost, ServerProtocol,
-    SessionId, ToServer, ToWorker, WireReport,
+    Fingerprint, GradientLocation, Notice, PayloadFormat, PeerTrust, ReportedUpdate, RunPosition, ServerConfig,
+    ServerHost, ServerProtocol, SessionId, ToServer, ToWorker, WireReport,
 };
 use paceline_store::OptimizerKind;
 
@@ -32,8 +32,8 @@ impl ServerHost for RecordingHost {
         self.sent.push((session, last.clone()));
     }
 
-    fn prepare(&mut self, _: SessionId, _: TaskId) -> f32 {
-        0.1
+    fn prepare(&mut self, _: SessionId, _: TaskId) -> RunPosition {
+        RunPosition::default()
     }
 
     fn assign(&mut self, session: SessionId, _: TaskId, message: ToWorker) -> Result<(), Infallible> {
@@ -45,7 +45,7 @@ impl ServerHost for RecordingHost {
 
     fn release(&mut self, _: SessionId, _: TaskId) {}
 
-    fn keep(&mut self, _: SessionId, _: TaskId, _: f64, _: GradientLocation) -> bool {
+    fn keep(&mut self, _: SessionId, _: TaskId, _: ReportedUpdate) -> bool {
         true
     }
 
@@ -200,7 +200,7 @@ impl TestServer {
     fn report(&mut self, session: SessionId, seconds: f64) {
         let report = WireReport { compute: Span::from_seconds(seconds), ..WireReport::default() };
         let (number, gradient) = (self.tasks, GradientLocation::InPlace);
-        self.message(session, ToServer::Report { number, report, loss: 1.0, gradient });
+        self.message(session, ToServer::Report { number, report, loss: 1.0, gradient, rates: vec![] });
     }
 
     /// The last refusal that was sent, and whether the worker may rejoin.

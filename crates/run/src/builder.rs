@@ -142,7 +142,7 @@ impl<'a> RunBuilder<'a> {
 
     /// Creates the folder, or continues it, and takes its checkpoints.
     fn open_folder(&self, resumed: Option<(FolderLock, ResumePoint)>) -> Result<OpenFolder, RunError> {
-        let (job, layout) = (self.job, self.job.workload.layout());
+        let (job, layout) = (self.job, self.job.model.layout());
         let header = EventLogHeader::new(job.scheme.clone(), &job.setup);
         let (mut folder, point) = match (&self.folder, resumed) {
             (FolderChoice::New(path), _) => {
@@ -161,7 +161,7 @@ impl<'a> RunBuilder<'a> {
             (_, None) => return Ok((None, None)),
         };
         folder.keep_events(self.keep_events);
-        let mut checkpointer = Checkpointer::new(folder.path(), job.workload.clone(), self.checkpoint_every)?;
+        let mut checkpointer = Checkpointer::new(folder.path(), Arc::new(layout.clone()), self.checkpoint_every)?;
         if let Some(point) = &point {
             checkpointer.resumed(point.checkpoint.version);
         }

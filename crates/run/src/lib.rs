@@ -10,15 +10,16 @@
 //! use paceline_net::Worker;
 //! use paceline_run::RunBuilder;
 //! use paceline_runtime::Job;
-//! use paceline_workload::{Order, Partition, Sampler, SoftmaxRegression, synthetic_digits};
+//! use paceline_workload::{Order, Partition, Sampler, SoftmaxRegression, Workload, synthetic_digits};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("run");
 //! let splits = synthetic_digits(1, 600, 200)?;
 //! let sampler = Sampler::new(splits.train().labels(), Partition::Iid, Order::Epochs, 2, 1)?;
-//! let workload = Arc::new(SoftmaxRegression::new(splits, sampler, 0.0));
-//! let job = Job { scheme: "backup:k=1".parse()?, goals: "iterations=50".parse()?, ..Job::new(workload, Setup::new(2, 16)) };
+//! let workload: Arc<dyn Workload> = Arc::new(SoftmaxRegression::new(splits, sampler, 0.0));
+//! let job = Job::new(workload.clone(), Setup::new(2, 16));
+//! let job = Job { scheme: "backup:k=1".parse()?, goals: "iterations=50".parse()?, ..job };
 //!
 //! let run = RunBuilder::new(&job, ["127.0.0.1:0".parse()?]);
 //! let run = run.folder(path).checkpoint_every(Duration::from_secs(60)).prepare()?;
@@ -26,7 +27,7 @@
 //! let outcome = std::thread::scope(|scope| {
 //!     // Workers can be threads, processes, or on other machines.
 //!     for _ in 0..2 {
-//!         scope.spawn(|| Worker::new(address.clone()).run(|_| Ok(job.workload.clone()), &mut |_| {}));
+//!         scope.spawn(|| Worker::new(address.clone()).run(|_| Ok(workload.clone()), &mut |_| {}));
 //!     }
 //!     run.run()?.save()
 //! })?;

@@ -28,8 +28,10 @@ fn run(job: &Job, run: RunBuilder<'_>) -> Result<RunOutcome, RunError> {
     let run = run.prepare()?;
     let address = run.addresses()[0].clone();
     std::thread::scope(|scope| {
+        let workload = job.model.workload().unwrap();
         for _ in 0..2 {
-            scope.spawn(|| Worker::new(address.clone()).run(|_| Ok(job.workload.clone()), &mut |_| {}));
+            let worker = Worker::new(address.clone());
+            scope.spawn(move || worker.run(|_| Ok(workload.clone()), &mut |_| {}));
         }
         run.run()?.save()
     })

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use paceline_store::CheckpointFolder;
-use paceline_workload::Workload;
+use paceline_store::{CheckpointFolder, Layout};
 
 use crate::folder_writer::PendingCheckpoint;
 use crate::{RunFolder, RunFolderError, RunState};
@@ -20,7 +19,7 @@ pub(crate) const CHECKPOINTS: &str = "checkpoints";
 /// Takes the checkpoints of one run. The thread of the run folder writes them.
 pub struct Checkpointer {
     folder: CheckpointFolder,
-    workload: Arc<dyn Workload>,
+    layout: Arc<Layout>,
     interval: Duration,
     last: Instant,
     /// The version of the last checkpoint that was taken.
@@ -38,12 +37,12 @@ impl Checkpointer {
     ///
     /// # Errors
     /// If the folder can't be written.
-    pub fn new(path: &Path, workload: Arc<dyn Workload>, interval: Duration) -> Result<Self, RunFolderError> {
+    pub fn new(path: &Path, layout: Arc<Layout>, interval: Duration) -> Result<Self, RunFolderError> {
         let folder = CheckpointFolder::create(path.join(CHECKPOINTS), KEPT)?;
         let (report, outcomes) = channel();
         Ok(Checkpointer {
             folder,
-            workload,
+            layout,
             interval,
             last: Instant::now(),
             taken: 0,
@@ -78,7 +77,7 @@ impl Checkpointer {
         }
         folder.checkpoint(PendingCheckpoint {
             folder: self.folder.clone(),
-            workload: self.workload.clone(),
+            layout: self.layout.clone(),
             version: state.version,
             parameters: state.parameters.to_vec(),
             optimizer: state.optimizer.clone(),
@@ -136,20 +135,20 @@ mod tests {
     use crate::{EventLogHeader, Monitor, RateState};
     use paceline_core::{Ledger, Setup};
     use paceline_store::Optimizer;
-    use paceline_workload::{Order, Partition, Sampler, SoftmaxRegression, synthetic_digits};
+    use paceline_workload::{Order, Partition, Sampler, SoftmaxRegression, Workload, synthetic_digits};
 
     #[test]
     fn the_last_state_is_written_however_quickly_they_follow() {
         let folder = tempfile::tempdir().unwrap();
         let splits = synthetic_digits(1, 100, 10).unwrap();
         let sampler = Sampler::new(splits.train().labels(), Partition::Iid, Order::Epochs, 1, 1).unwrap();
-        let workload: Arc<dyn Workload> = Arc::new(SoftmaxRegression::new(splits, sampler, 0.0));
-        let (parameters, layout) = (workload.initial(1), workload.layout().clone());
+        let workload = SoftmaxRegression::new(splits, sampler, 0.0);
+        let (parameters, layout) = (workload.initial(1), Arc::new(workload.layout().clone()));
         let optimizer = Optimizer::new("sgd".parse().unwrap(), workload.layout());
         let setup = Setup::new(2, 4);
         let header = EventLogHeader::new("bsp".parse().unwrap(), &setup);
         let mut run_folder = RunFolder::create(folder.path(), "", &header, None).unwrap();
-        let mut checkpointer = Checkpointer::new(folder.path(), workload, Duration::ZERO).unwrap();
+        let mut checkpointer = Checkpointer::new(folder.path(), layout.clone(), Duration::ZERO).unwrap();
         let ledger = Ledger::new(header.scheme.build(&setup).unwrap());
         for version in 1..=20 {
             let state = RunState {

@@ -11,8 +11,7 @@ use std::sync::mpsc::Sender;
 use std::thread::{self, JoinHandle};
 
 use paceline_core::SavedLedger;
-use paceline_store::{CheckpointFolder, CheckpointView, Optimizer};
-use paceline_workload::Workload;
+use paceline_store::{CheckpointFolder, CheckpointView, Layout, Optimizer};
 
 use crate::byte_queue::ByteQueue;
 use crate::event_segments::{EVENTS, EventSegments, KeepEvents};
@@ -36,7 +35,7 @@ pub(crate) enum FolderFile {
 /// A copy of a run's state, to be written to disk.
 pub(crate) struct PendingCheckpoint {
     pub(crate) folder: CheckpointFolder,
-    pub(crate) workload: Arc<dyn Workload>,
+    pub(crate) layout: Arc<Layout>,
     pub(crate) version: u64,
     pub(crate) parameters: Vec<f32>,
     pub(crate) optimizer: Optimizer,
@@ -135,19 +134,13 @@ impl FolderFiles {
     }
 
     fn checkpoint(&mut self, copy: &PendingCheckpoint) -> Result<u64, String> {
-        let PendingCheckpoint { folder, workload, version, parameters, optimizer, rate, ledger, monitor, .. } = copy;
+        let PendingCheckpoint { folder, layout, version, parameters, optimizer, rate, ledger, monitor, .. } = copy;
         let position = self.events.sync().map_err(|error| format!("the event log can't be written: {error}"))?;
         let run = SavedRun { ledger: ledger.clone(), monitor: monitor.clone(), position };
         let run = serde_json::to_string(&run).map_err(|error| error.to_string())?;
         let rate = serde_json::to_string(rate).map_err(|error| error.to_string())?;
-        let view = CheckpointView {
-            version: *version,
-            layout: workload.layout(),
-            parameters,
-            optimizer,
-            run_state: &run,
-            rate_state: &rate,
-        };
+        let view =
+            CheckpointView { version: *version, layout, parameters, optimizer, run_state: &run, rate_state: &rate };
         folder.save(&view).map_err(|error| error.to_string())?;
         // If the segment can't be cut now, it is at a later checkpoint.
         let _ = self.events.cut_if_large(ledger);

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use paceline_core::{SchemeSpec, Setup, Span};
+use paceline_protocol::OfferedTraining;
 use paceline_store::{OptimizerKind, OptimizerSpec, Schedule};
 use paceline_workload::Workload;
 
-use crate::{Goals, RateSpec};
+use crate::{Goals, JobModel, OfferedModel, RateSpec};
 
 /// What is trained, how, and until when.
 #[derive(Clone)]
@@ -15,9 +16,9 @@ pub struct Job {
     pub scheme: SchemeSpec,
     /// What the scheme is built for. The run starts when this many workers are ready.
     pub setup: Setup,
-    /// The model with its data.
-    pub workload: Arc<dyn Workload>,
-    /// The parameters to start from; `None` for the workload's own.
+    /// The model.
+    pub model: JobModel,
+    /// The parameters to start from; `None` for the model's own.
     pub initial: Option<Arc<[f32]>>,
     /// Describes the workload. The server sends it to every worker, which builds the same workload from it.
     pub workload_spec: String,
@@ -47,11 +48,21 @@ impl Job {
     /// A job of a workload under `bsp` for 1000 iterations, with plain SGD at a rate of 0.1, and no evaluation before the
     /// end.
     pub fn new(workload: Arc<dyn Workload>, setup: Setup) -> Self {
+        Job::of_model(JobModel::Workload(workload), setup)
+    }
+
+    /// The same of a model that the workers bring, with their optimizer and learning rate.
+    pub fn offered(model: OfferedModel, setup: Setup) -> Self {
+        let OfferedTraining { optimizer, rate, .. } = model.training.clone();
+        Job { optimizer, rate, ..Job::of_model(JobModel::Offered(Arc::new(model)), setup) }
+    }
+
+    fn of_model(model: JobModel, setup: Setup) -> Self {
         let valid = "the defaults parse";
         Job {
             scheme: "bsp".parse().expect(valid),
             setup,
-            workload,
+            model,
             initial: None,
             workload_spec: String::new(),
             optimizer: OptimizerKind::Sgd { decay: 0.0 }.into(),
@@ -68,7 +79,7 @@ impl Job {
 
     /// The parameters to start from.
     pub fn initial(&self) -> Vec<f32> {
-        self.initial.as_ref().map_or_else(|| self.workload.initial(self.seed), |initial| initial.to_vec())
+        self.initial.as_ref().map_or_else(|| self.model.initial(self.seed), |initial| initial.to_vec())
     }
 
     /// What sets the learning rate.

@@ -15,6 +15,13 @@ pub struct RateSpec {
     pub rule: RateRule,
 }
 
+impl RateState {
+    /// How far the schedule has advanced, in steps.
+    pub fn progress(&self) -> f64 {
+        self.progress
+    }
+}
+
 impl RateSpec {
     /// A constant rate.
     pub fn constant(base: f32) -> Self {
@@ -54,8 +61,12 @@ impl RateControl {
     /// The rate of a step of `k` gradients of `workers` workers, with a factor of the scheme.
     pub(crate) fn of_step(&self, k: usize, workers: usize, factor: f32) -> f32 {
         let RateSpec { base, schedule, .. } = self.spec;
-        let share = schedule.share(self.state.progress);
-        (f64::from(base) * share * self.factor(k, workers) * f64::from(factor)) as f32
+        (f64::from(base) * schedule.share(self.state.progress) * self.factor_of_step(k, workers, factor)) as f32
+    }
+
+    /// What a rate is multiplied by in such a step.
+    pub(crate) fn factor_of_step(&self, k: usize, workers: usize, factor: f32) -> f64 {
+        self.factor(k, workers) * f64::from(factor)
     }
 
     fn factor(&self, k: usize, workers: usize) -> f64 {

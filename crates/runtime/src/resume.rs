@@ -60,7 +60,7 @@ impl ResumePoint {
             return Err(RunFolderError::OtherRun { path, header: header.into() });
         }
         let LatestCheckpoint { checkpoint, skipped } =
-            CheckpointFolder::create(folder.join(CHECKPOINTS), 1)?.latest(job.workload.layout())?;
+            CheckpointFolder::create(folder.join(CHECKPOINTS), 1)?.latest(job.model.layout())?;
         let skipped: Vec<String> = skipped.iter().map(ToString::to_string).collect();
         if checkpoint.is_none() && !skipped.is_empty() {
             return Err(RunFolderError::NoGoodCheckpoint { problems: skipped.join("; ") });
@@ -135,7 +135,7 @@ fn initial(job: &Job) -> Checkpoint {
     Checkpoint {
         version: 0,
         parameters: job.initial(),
-        optimizer: Optimizer::new(job.optimizer.clone(), job.workload.layout()),
+        optimizer: Optimizer::new(job.optimizer.clone(), job.model.layout()),
         run_state: String::new(),
         rate_state: String::new(),
     }

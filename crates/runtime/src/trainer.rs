@@ -23,6 +23,9 @@ pub struct Contribution<'a> {
     pub weight: f32,
     /// The mean loss of its samples.
     pub loss: f64,
+    /// The learning rates that its worker asks for: of the tensors outside all parameter groups, then of every group.
+    /// Empty if the schedule is the stepper's.
+    pub rates: &'a [f64],
 }
 
 /// Steps a model whose parameters are stored elsewhere: sums gradients and applies the sum.
@@ -121,14 +124,22 @@ impl Stepper {
     ) -> Result<Aggregate, Vec<usize>> {
         let (mut plain, mut no_state);
         let mut scale = 1.0;
+        let mut asked = None;
         let (optimizer, next, scheduled_rate, rate) = match commit.step {
             CommitStep::Optimizer | CommitStep::Compensated { .. } => {
                 if let Some(limit) = self.clip {
                     let norms = measure(self.trainable, old.len(), contributions, self.shards);
                     scale = (f64::from(limit) / norms.mean.sqrt()).min(1.0) as f32;
                 }
-                let rate = self.rate.of_step(contributions.len(), workers, commit.rate_factor);
-                (&mut self.optimizer, &mut self.next_state, self.rate.scheduled(), rate)
+                let k = contributions.len();
+                let (mut scheduled, mut rate) =
+                    (self.rate.scheduled(), self.rate.of_step(k, workers, commit.rate_factor));
+                if let Some(rates) = asked_rates(contributions, self.optimizer.spec().groups.len() + 1) {
+                    let factor = self.rate.factor_of_step(k, workers, commit.rate_factor);
+                    (scheduled, rate) = (rates[0] as f32, (rates[0] * factor) as f32);
+                    asked = Some(rates.into_iter().map(|rate| rate * factor).collect::<Vec<f64>>());
+                }
+                (&mut self.optimizer, &mut self.next_state, scheduled, rate)
             }
             // The model moves against the sum of the differences by the share `rate` (ESync (8)), statistics all the
             // way. Plain SGD does that.
@@ -138,7 +149,10 @@ impl Stepper {
                 (&mut plain, &mut no_state, rate, rate * commit.rate_factor)
             }
         };
-        let step = optimizer.begin(rate, next).scaled(scale);
+        let mut step = optimizer.begin(f64::from(rate), next).scaled(scale);
+        if let Some(rates) = &asked {
+            step = step.group_rates(rates);
+        }
         let norms = apply(step, self.trainable, old, new, contributions, self.shards);
         if !norms.broken.is_empty() {
             return Err(norms.broken);
@@ -166,6 +180,19 @@ pub fn compensate(gradient: &mut [f32], lambda: f32, now: &[f32], then: &[f32]) 
     for ((g, now), then) in gradient.iter_mut().zip(now).zip(then) {
         *g += lambda * *g * *g * (now - then);
     }
+}
+
+/// The weighted means of the learning rates that the contributions ask for, if they ask for `count` valid ones each.
+fn asked_rates(contributions: &[Contribution<'_>], count: usize) -> Option<Vec<f64>> {
+    let is_valid = |one: &Contribution<'_>| {
+        one.rates.len() == count && one.rates.iter().all(|rate| rate.is_finite() && *rate >= 0.0)
+    };
+    if !contributions.iter().all(is_valid) {
+        return None;
+    }
+    let sum: f64 = contributions.iter().map(|one| f64::from(one.weight)).sum();
+    let mean = |group: usize| contributions.iter().map(|one| f64::from(one.weight) / sum * one.rates[group]).sum();
+    Some((0..count).map(mean).collect())
 }
 
 /// The contributions at the positions `good`, their weights raised to the sum of all.
@@ -317,7 +344,7 @@ impl Trainer {
         let task = TaskId { worker: WorkerId(0), number: 0 };
         let updates = [Share { task, weight: 1.0 }].into();
         let commit = Commit { version: Version(0), updates, step: CommitStep::Optimizer, rate_factor: 1.0 };
-        self.commit(&commit, &[Contribution { task, gradient, weight: 1.0, loss }], 1)
+        self.commit(&commit, &[Contribution { task, gradient, weight: 1.0, loss, rates: &[] }], 1)
     }
 
     /// The learning rate of a worker's local iterations on the newest model.

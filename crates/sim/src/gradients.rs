@@ -98,6 +98,7 @@ impl Gradients {
                 gradient,
                 weight: *weight,
                 loss: *loss,
+                rates: &[],
             })
             .collect()
     }

@@ -179,7 +179,7 @@ fn the_model_is_the_one_without_the_broken_update_bit_for_bit() {
         let contribution = |worker: &u32| {
             let (gradient, loss) = &computed[&(*worker, number)];
             let task = TaskId { worker: WorkerId(*worker), number };
-            Contribution { task, gradient, weight, loss: *loss }
+            Contribution { task, gradient, weight, loss: *loss, rates: &[] }
         };
         let contributions: Vec<_> = workers.iter().map(contribution).collect();
         stepper.commit(&commit, &old, &mut new, &contributions, 4);

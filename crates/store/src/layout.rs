@@ -41,6 +41,16 @@ impl Layout {
         layout
     }
 
+    /// The same, or `None` if it would have more values than memory has bytes.
+    pub fn checked(trainable: Vec<(String, Vec<usize>)>, statistics: Vec<(String, Vec<usize>)>) -> Option<Self> {
+        let length = |shape: &[usize]| shape.iter().try_fold(1_usize, |length, &side| length.checked_mul(side));
+        let mut shapes = trainable.iter().chain(&statistics).map(|(_, shape)| shape);
+        shapes
+            .try_fold(0_usize, |sum, shape| sum.checked_add(length(shape)?))
+            .filter(|&sum| sum <= isize::MAX as usize / 4)?;
+        Some(Layout::new(trainable, statistics))
+    }
+
     fn push(&mut self, name: String, shape: Vec<usize>) {
         let start = self.len();
         let range = start..start + shape.iter().product::<usize>();

@@ -6,7 +6,7 @@ use paceline_core::{
     Assignment, LocalLength, LocalWork, ReplicaStart, Setup, Span, TaskId, Time, Version, Work, WorkerId,
 };
 use paceline_protocol::{
-    Fingerprint, GradientLocation, PeerTrust, ReplicaSettings, SessionId, SharedBuffers, ToServer, ToWorker,
+    Fingerprint, GradientLocation, PeerTrust, RunPosition, SessionId, SharedBuffers, TaskSettings, ToServer, ToWorker,
     WireReport, WorkerProtocol,
 };
 
@@ -49,7 +49,14 @@ impl Choices<'_> {
     fn report(&mut self) -> WireReport {
         let span = |choices: &mut Self| Span([0, 1, 1_000_000_000, u64::MAX][choices.below(4) as usize]);
         let load = |choices: &mut Self| choices.flag().then_some(choices.float() as f32);
-        WireReport { compute: span(self), querying: span(self), cpu: load(self), memory: load(self) }
+        WireReport {
+            compute: span(self),
+            querying: span(self),
+            cpu: load(self),
+            memory: load(self),
+            loading: span(self),
+            samples: Some(self.number() as u32),
+        }
     }
 
     fn message_to_server(&mut self) -> ToServer {
@@ -66,7 +73,8 @@ impl Choices<'_> {
             5 | 6 => {
                 let gradient = [GradientLocation::InPlace, GradientLocation::Follows, GradientLocation::Withheld]
                     [self.below(3) as usize];
-                ToServer::Report { number: self.number(), report: self.report(), loss: self.float(), gradient }
+                let rates = (0..self.number() % 4).map(|_| self.float()).collect();
+                ToServer::Report { number: self.number(), report: self.report(), loss: self.float(), gradient, rates }
             }
             _ => ToServer::Dropped { number: self.number() },
         }
@@ -85,7 +93,10 @@ impl Choices<'_> {
                 let assignment = Assignment { task, version, work, samples: 1, offset: 0, queued: self.flag() };
                 let after = self.flag().then_some(self.number());
                 let buffers = self.flag().then_some(SharedBuffers { parameters: 0, gradient: 0 });
-                let settings = ReplicaSettings { rate: self.float() as f32, committed: None };
+                let settings = TaskSettings {
+                    run: RunPosition { rate: self.float() as f32, ..RunPosition::default() },
+                    committed: None,
+                };
                 ToWorker::Assign { assignment, after, buffers, settings }
             }
             1 => ToWorker::Continue { number },
@@ -93,7 +104,7 @@ impl Choices<'_> {
             3 => ToWorker::Interrupt { number },
             4 => ToWorker::Model { version: Version(number) },
             5 => ToWorker::Refuse { reason: "refused".into(), may_rejoin: self.flag() },
-            _ => ToWorker::Finished { reason: "finished".into() },
+            _ => ToWorker::Finished { reason: "finished".into(), version: Version(number), buffer: None },
         }
     }
 }

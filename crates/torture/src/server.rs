@@ -7,8 +7,8 @@ use paceline_core::{
     Share, Span, TaskId, Time, WorkerId,
 };
 use paceline_protocol::{
-    Fingerprint, GradientLocation, Notice, PayloadFormat, PeerTrust, ServerConfig, ServerHost, ServerProtocol,
-    SessionId, ToServer, ToWorker,
+    Fingerprint, Notice, PayloadFormat, PeerTrust, ReportedUpdate, RunPosition, ServerConfig, ServerHost,
+    ServerProtocol, SessionId, ToServer, ToWorker,
 };
 use paceline_store::OptimizerKind;
 
@@ -85,9 +85,9 @@ impl ServerHost for TortureHost {
         self.buffers.retain(|&(owner, _)| owner != session);
     }
 
-    fn prepare(&mut self, session: SessionId, task: TaskId) -> f32 {
+    fn prepare(&mut self, session: SessionId, task: TaskId) -> RunPosition {
         self.buffers.insert((session, task));
-        0.1
+        RunPosition::default()
     }
 
     fn assign(&mut self, session: SessionId, task: TaskId, message: ToWorker) -> Result<(), TortureFailure> {
@@ -109,7 +109,7 @@ impl ServerHost for TortureHost {
         self.buffers.remove(&(session, task));
     }
 
-    fn keep(&mut self, session: SessionId, task: TaskId, _: f64, _: GradientLocation) -> bool {
+    fn keep(&mut self, session: SessionId, task: TaskId, _: ReportedUpdate) -> bool {
         self.arrived.insert(task);
         self.buffers.remove(&(session, task))
     }

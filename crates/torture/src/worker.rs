@@ -109,7 +109,7 @@ impl WorkerProcess {
         }
         let model = (self.trust == PeerTrust::SameUser).then_some(());
         let mut effects = match self.protocol.on_message(message, model) {
-            Reaction::None => Vec::new(),
+            Reaction::None | Reaction::SendModel => Vec::new(),
             Reaction::Join(_) => vec![Effect::Send(fingerprint.clone())],
             Reaction::Drop(messages) => messages.into_iter().map(Effect::Send).collect(),
             Reaction::End(end) => return self.on_end(end),
@@ -193,7 +193,7 @@ impl WorkerProcess {
         let report = WireReport { compute: now.since(since), ..WireReport::default() };
         let message = match gradient {
             None => ToServer::Dropped { number },
-            Some(gradient) => ToServer::Report { number, report, loss: 1.0, gradient },
+            Some(gradient) => ToServer::Report { number, report, loss: 1.0, gradient, rates: vec![] },
         };
         self.protocol.finish_task();
         let mut effects = vec![Effect::Send(message)];
@@ -210,8 +210,8 @@ pub(crate) fn falsified(message: &ToServer, random: u64) -> ToServer {
         WireReport { compute: times[(random / 4) as usize % 4], cpu: load, memory: load, ..report }
     };
     match message.clone() {
-        ToServer::Report { number, report, loss, gradient } => {
-            ToServer::Report { number: number + random % 3, report: absurd(report), loss, gradient }
+        ToServer::Report { number, report, loss, gradient, rates } => {
+            ToServer::Report { number: number + random % 3, report: absurd(report), loss, gradient, rates }
         }
         ToServer::Asked { number, iterations, report } => ToServer::Asked {
             number: number + random % 3,

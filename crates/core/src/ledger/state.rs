@@ -244,13 +244,17 @@ impl LedgerState {
         let RunningTask { assignment, since, assigned, .. } = *running;
         let iterations = if running.asks() { running.done } else { assigned };
         let Assignment { version, work, samples, .. } = assignment;
+        let samples = report.samples.unwrap_or(samples);
         let update = Update { task, version, work, samples, iterations, started: since, report };
         // The iteration started after the last question was dropped: its samples are used again.
         let unused = samples_of(&assignment, assigned - iterations);
-        self.samples.outstanding -= unused;
+        // What the worker used counts, not what it was assigned.
+        let (expected, found) = (samples_of(&assignment, iterations), update_samples(&update));
+        self.samples.outstanding = self.samples.outstanding - unused - expected + found;
+        self.samples.issued = self.samples.issued - expected + found;
         self.samples.reissued += unused;
         let state = self.worker_mut(task.worker);
-        state.drawn -= unused;
+        state.drawn = state.drawn - unused - expected + found;
         let withheld = state.queued.is_some_and(|queued| queued.version > version);
         state.arrived.push(ArrivedUpdate { update, withheld });
         self.end_running(now, task.worker);

@@ -5,7 +5,7 @@ use std::thread::Scope;
 use std::time::{Duration, Instant};
 
 use paceline_core::{DriveError, Ledger, Time, WorkerId};
-use paceline_protocol::{Fingerprint, Notice, ServerConfig, ServerProtocol, ToServer, Token};
+use paceline_protocol::{Notice, ServerConfig, ServerProtocol, ToServer, Token};
 use paceline_runtime::{Goal, Job, Monitor, ResumePoint, ServerObserver, Stepper, StopReason};
 use paceline_store::Checkpoint;
 
@@ -38,7 +38,7 @@ impl<'a> Coordinator<'a> {
         observer: &'a mut dyn ServerObserver,
         from: Option<ResumePoint>,
     ) -> Result<Self, ServerError> {
-        let layout = job.workload.layout();
+        let layout = job.model.layout();
         let (rate, shards) = (job.rate_spec(), job.shards);
         let (ledger, monitor, stepper, parameters, resumed) = match from {
             None => {
@@ -57,16 +57,16 @@ impl<'a> Coordinator<'a> {
         let config = ServerConfig {
             workers: job.setup.workers,
             workload_spec: job.workload_spec.clone(),
-            fingerprint: Fingerprint::of(job.workload.as_ref(), job.seed),
+            fingerprint: job.model.fingerprint(job.seed),
             seed: job.seed,
             payload: context.payload,
             optimizer: job.optimizer.clone(),
             token,
             timeout: job.timeout,
         };
-        let keeps_models = ledger.compensates();
+        let (keeps_models, used) = (ledger.compensates(), ledger.samples().used);
         let ring = ParameterRing::new(&parameters, shared).map_err(no_memory(parameters.len()))?;
-        let host = NetHost::new(job, context, observer, monitor, stepper, ring, keeps_models);
+        let host = NetHost::new(job, context, observer, monitor, stepper, ring, keeps_models, used);
         Ok(Coordinator {
             protocol: ServerProtocol::new(config, ledger),
             host,

@@ -3,6 +3,7 @@
 use std::io;
 
 use paceline_core::{LedgerError, SchemeError, TaskId};
+use paceline_runtime::StopReason;
 use thiserror::Error;
 
 use crate::address::Address;
@@ -48,6 +49,9 @@ pub enum ServerError {
     /// A system call that the server needs fails.
     #[error("a system call of the server failed: {0}")]
     System(io::Error),
+    /// The server was stopped before a worker had sent the model.
+    #[error("{0}")]
+    NoModel(StopReason),
     /// The scheme committed an update after it had queued newer work behind the task. The gradient of such a task is
     /// late and is never sent.
     #[error("the scheme committed {0}, whose gradient was not sent: newer work had been queued behind it")]

@@ -141,7 +141,7 @@ mod tests {
             pool: GradientPool::default(),
             traffic: Traffic::default(),
             payload: PayloadFormat::F32,
-            length: 1,
+            length: Some(1),
             open: AtomicUsize::new(0),
         };
         let waker = event_source.local_sessions.waker();

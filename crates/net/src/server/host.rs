@@ -9,7 +9,7 @@ use std::thread::Scope;
 use paceline_core::{
     Commit, CommitOutcome, CommitStep, Decision, Event, Ledger, SampleCounts, Share, Span, TaskId, Time, WorkerId,
 };
-use paceline_protocol::{GradientLocation, Notice, ServerHost, SessionId, ToWorker};
+use paceline_protocol::{GradientLocation, Notice, ReportedUpdate, RunPosition, ServerHost, SessionId, ToWorker};
 use paceline_runtime::{
     Contribution, Job, Monitor, RunInfo, RunState, RunTracker, ServerObserver, Stepper, StopReason, compensate,
 };
@@ -43,6 +43,8 @@ impl StoredGradient {
 struct UncommittedUpdate {
     gradient: StoredGradient,
     loss: f64,
+    /// The learning rates that the worker asks for.
+    rates: Vec<f64>,
     /// The model that the update was computed from, if it is kept.
     parameters: Option<Arc<ParameterBuffer>>,
 }
@@ -57,6 +59,8 @@ pub(super) struct NetHost<'a> {
     parameter_ring: ParameterRing,
     /// Whether the models that updates are computed from must be kept until they are committed.
     keeps_models: bool,
+    /// The samples in committed updates.
+    used: u64,
     links: HashMap<SessionId, Link>,
     /// Links of dismissed workers, which may still use their buffers.
     closing: HashMap<SessionId, Link>,
@@ -81,6 +85,7 @@ impl<'a> NetHost<'a> {
         stepper: Stepper,
         parameter_ring: ParameterRing,
         keeps_models: bool,
+        used: u64,
     ) -> Self {
         NetHost {
             job,
@@ -90,6 +95,7 @@ impl<'a> NetHost<'a> {
             stepper,
             parameter_ring,
             keeps_models,
+            used,
             links: HashMap::new(),
             closing: HashMap::new(),
             arrived: HashMap::new(),
@@ -132,13 +138,10 @@ impl<'a> NetHost<'a> {
     where
         'a: 'scope,
     {
-        if self.job.evaluate_every == 0 {
-            return;
-        }
+        let Some(workload) = self.job.model.workload().filter(|_| self.job.evaluate_every > 0) else { return };
         // One model is being evaluated, one is queued. If the queue is full, the next evaluation is skipped.
         let (sender, receiver) = sync_channel::<(Time, Arc<ParameterBuffer>)>(1);
         self.evaluation_sender = Some(sender);
-        let workload = &self.job.workload;
         scope.spawn(move || {
             let mut replica = workload.replica();
             for (at, parameters) in receiver {
@@ -169,7 +172,7 @@ impl<'a> NetHost<'a> {
     pub(super) fn outcome(&mut self, now: Time, stop: &StopReason, samples: &SampleCounts) -> RunOutcome {
         self.evaluation_sender = None;
         let parameters = self.parameter_ring.newest().region.values();
-        let last = Some(self.job.workload.replica().evaluate(parameters));
+        let last = self.job.model.workload().map(|workload| workload.replica().evaluate(parameters));
         let Job { scheme, seed, setup, goals, .. } = self.job;
         let scheme = scheme.to_string();
         let run = RunInfo { scheme: &scheme, seed: *seed, workers: setup.workers, goals };
@@ -192,24 +195,31 @@ impl ServerHost for NetHost<'_> {
     }
 
     fn close(&mut self, session: SessionId, last: &ToWorker) {
-        if let Some(link) = self.links.remove(&session) {
-            link.close(last);
+        if let Some(mut link) = self.links.remove(&session) {
+            match last {
+                // Whoever brought the model gets it back.
+                ToWorker::Finished { .. } if self.job.model.workload().is_none() => {
+                    link.close_with_model(last.clone(), self.parameter_ring.newest());
+                }
+                _ => link.close(last),
+            }
             self.closing.insert(session, link);
         }
     }
 
-    fn prepare(&mut self, session: SessionId, task: TaskId) -> f32 {
+    fn prepare(&mut self, session: SessionId, task: TaskId) -> RunPosition {
         if let Some(link) = self.links.get_mut(&session) {
             link.prepare(task.number, self.parameter_ring.newest().clone());
         }
-        self.stepper.local_rate()
+        let progress = self.stepper.rate_state().progress();
+        RunPosition { rate: self.stepper.local_rate(), progress, used: self.used }
     }
 
     fn assign(&mut self, session: SessionId, task: TaskId, message: ToWorker) -> Result<(), ServerError> {
         let (Some(link), ToWorker::Assign { assignment, .. }) = (self.links.get_mut(&session), &message) else {
             return Ok(());
         };
-        link.assign(task.number, assignment.version, message).map_err(no_memory(self.context.length))
+        link.assign(task.number, assignment.version, message).map_err(no_memory(self.job.model.layout().len()))
     }
 
     fn cancel(&mut self, session: SessionId, task: TaskId) {
@@ -224,9 +234,10 @@ impl ServerHost for NetHost<'_> {
         }
     }
 
-    fn keep(&mut self, session: SessionId, task: TaskId, loss: f64, location: GradientLocation) -> bool {
+    fn keep(&mut self, session: SessionId, task: TaskId, update: ReportedUpdate) -> bool {
         let buffers = self.links.get_mut(&session).and_then(|link| link.release(task.number));
         let Some(TaskBuffers { parameters, gradient }) = buffers else { return false };
+        let ReportedUpdate { loss, rates, gradient: location } = update;
         let gradient = match location {
             GradientLocation::InPlace => gradient.map(StoredGradient::Shared),
             GradientLocation::Follows => self.received.take().map(StoredGradient::Received),
@@ -234,7 +245,7 @@ impl ServerHost for NetHost<'_> {
         };
         let Some(gradient) = gradient else { return false };
         let parameters = self.keeps_models.then_some(parameters);
-        self.arrived.insert(task, UncommittedUpdate { gradient, loss, parameters });
+        self.arrived.insert(task, UncommittedUpdate { gradient, loss, rates, parameters });
         true
     }
 
@@ -255,27 +266,27 @@ impl ServerHost for NetHost<'_> {
         let mut corrected = Vec::new();
         for Share { task, .. } in updates {
             // This releases the model that the update was computed from, so that its buffer can be reused.
-            let UncommittedUpdate { gradient, loss, parameters } =
+            let UncommittedUpdate { gradient, loss, rates, parameters } =
                 self.arrived.remove(task).ok_or(ServerError::GradientNotSent(*task))?;
             if let CommitStep::Compensated { lambda } = commit.step {
                 let mut values = gradient.values().ok_or(ServerError::GradientNotSent(*task))?.to_vec();
                 let then = parameters.ok_or(ServerError::ModelNotKept(*task))?;
                 let (now, then) = (self.parameter_ring.newest().region.values(), then.region.values());
-                compensate(&mut values[..self.job.workload.layout().trainable()], lambda, now, then);
+                compensate(&mut values[..self.job.model.layout().trainable()], lambda, now, then);
                 corrected.push(values);
             }
-            gradients.push((gradient, loss));
+            gradients.push((gradient, loss, rates));
         }
-        let contributions = (0..).zip(updates).zip(&gradients).map(|((index, share), (gradient, loss))| {
+        let contributions = (0..).zip(updates).zip(&gradients).map(|((index, share), (gradient, loss, rates))| {
             let corrected = corrected.get(index).map(Vec::as_slice);
             let gradient = corrected.or(gradient.values()).ok_or(ServerError::GradientNotSent(share.task))?;
-            Ok(Contribution { task: share.task, gradient, weight: share.weight, loss: *loss })
+            Ok(Contribution { task: share.task, gradient, weight: share.weight, loss: *loss, rates })
         });
         let contributions = contributions.collect::<Result<Vec<_>, ServerError>>()?;
         let step = |old: &[f32], new: &mut [f32]| self.stepper.commit(commit, old, new, &contributions, live);
-        let outcome = self.parameter_ring.advance(step).map_err(no_memory(self.context.length))?;
+        let outcome = self.parameter_ring.advance(step).map_err(no_memory(self.job.model.layout().len()))?;
         drop(contributions);
-        gradients.into_iter().for_each(|(gradient, _)| self.recycle(gradient));
+        gradients.into_iter().for_each(|(gradient, ..)| self.recycle(gradient));
         self.tracker.committed(commit, &outcome, live);
         Ok(outcome)
     }
@@ -286,6 +297,7 @@ impl ServerHost for NetHost<'_> {
     }
 
     fn end_turn(&mut self, now: Time, _: &Event, ledger: &Ledger) -> Result<(), ServerError> {
+        self.used = ledger.samples().used;
         let (sender, newest) = (self.evaluation_sender.as_ref(), self.parameter_ring.newest());
         let evaluate = || {
             // If the queue is full, this evaluation is skipped.

@@ -87,6 +87,29 @@ impl Link {
         self.outbox.close(frame::encode(last).ok());
     }
 
+    /// The same with the model at the end of the run, which `last` tells of: in shared memory or sent before.
+    pub(super) fn close_with_model(&mut self, mut last: ToWorker, model: &Arc<ParameterBuffer>) {
+        if let ToWorker::Finished { version, buffer, .. } = &mut last {
+            if self.outbox.is_local() {
+                // If it can't be mapped, the worker has to do without.
+                *buffer = self.map_parameters(model).is_ok().then_some(model.index);
+            } else if let Ok(announcement) = frame::encode(&ToWorker::Model { version: *version }) {
+                let (version, payload) = (Some(*version), self.payload);
+                let (number, frame, values) = (u64::MAX, Vec::new(), model.clone());
+                let transfer = Transfer { number, frame, version, announcement, values, payload };
+                self.outbox.transfer(transfer, MAX_DIRECT_BYTES);
+            }
+        }
+        self.close(&last);
+    }
+
+    fn map_parameters(&mut self, parameters: &Arc<ParameterBuffer>) -> io::Result<()> {
+        if self.mapped.insert(parameters.index) {
+            self.map(SharedBuffer::Parameters(parameters.index), &parameters.region)?;
+        }
+        Ok(())
+    }
+
     /// Keeps a model for a task that is sent now or later.
     pub(super) fn prepare(&mut self, number: u64, parameters: Arc<ParameterBuffer>) {
         self.buffers.insert(number, TaskBuffers { parameters, gradient: None });
@@ -107,9 +130,7 @@ impl Link {
             return Ok(());
         }
         let (index, gradient) = self.free_gradient(parameters.region.values().len())?;
-        if self.mapped.insert(parameters.index) {
-            self.map(SharedBuffer::Parameters(parameters.index), &parameters.region)?;
-        }
+        self.map_parameters(&parameters)?;
         if let ToWorker::Assign { buffers, .. } = &mut message {
             *buffers = Some(SharedBuffers { parameters: parameters.index, gradient: index });
         }
@@ -171,7 +192,7 @@ mod tests {
     use crate::server::parameter_ring::ParameterRing;
     use crate::socket::{Socket, Stream, Traffic};
     use paceline_core::{Assignment, TaskId, Work, WorkerId};
-    use paceline_protocol::ReplicaSettings;
+    use paceline_protocol::{RunPosition, TaskSettings};
     use std::os::unix::net::UnixStream;
 
     /// The link of a worker that shares memory, and the other end of its connection.
@@ -186,7 +207,7 @@ mod tests {
         let task = TaskId { worker: WorkerId(0), number };
         let version = Version(number);
         let assignment = Assignment { task, version, work: Work::Gradient, samples: 1, offset: 0, queued: false };
-        let settings = ReplicaSettings { rate: 0.1, committed: None };
+        let settings = TaskSettings { run: RunPosition::default(), committed: None };
         link.prepare(number, ring.newest().clone());
         link.assign(number, version, ToWorker::Assign { assignment, after: None, buffers: None, settings }).unwrap();
     }

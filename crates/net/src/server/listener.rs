@@ -144,16 +144,26 @@ impl Acceptor {
         options: TcpOptions,
         context: Arc<SessionContext>,
         io_threads: Vec<IoThreadHandle>,
+        next_session: u64,
         poller: &Poller,
     ) -> io::Result<Self> {
         let socket = |listener| ListeningSocket { listener, interest: Interest::default(), paused: None };
         let sockets = listeners.into_iter().map(socket).collect();
-        let mut acceptor = Acceptor { sockets, options, context, io_threads, next_session: 0, has_failed: false };
+        let mut acceptor = Acceptor { sockets, options, context, io_threads, next_session, has_failed: false };
         for (token, socket) in (FIRST_LISTENER..).zip(&mut acceptor.sockets) {
             socket.listener.set_nonblocking()?;
             socket.wait_for(poller, token, Interest::READABLE)?;
         }
         Ok(acceptor)
+    }
+
+    /// Accepts no more. Returns the listeners, their options, and the number of the next session.
+    pub(super) fn stop(self, poller: &Poller) -> io::Result<(Vec<Listener>, TcpOptions, u64)> {
+        let listeners = (FIRST_LISTENER..).zip(self.sockets).map(|(token, mut socket)| {
+            socket.wait_for(poller, token, Interest::default())?;
+            Ok(socket.listener)
+        });
+        Ok((listeners.collect::<io::Result<_>>()?, self.options, self.next_session))
     }
 
     /// When a paused listener accepts again.

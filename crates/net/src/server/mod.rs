@@ -4,7 +4,7 @@
 //! through the `host`, which has the model and a `link` to every connection. The other end of a link is a `session`,
 //! which reads and writes the connection and never blocks. The sessions of a thread are a `session_set`: the coordinator
 //! itself has those that share memory, and a few `io_thread`s have those over TCP. The `listener` accepts connections.
-//! `parameter_ring` holds the versions of the model.
+//! `parameter_ring` holds the versions of the model. If the workers bring the model, a `model_intake` takes it before the run.
 
 mod coordinator;
 mod error;
@@ -13,6 +13,7 @@ mod host;
 mod io_thread;
 mod link;
 mod listener;
+mod model_intake;
 mod parameter_ring;
 mod session;
 mod session_set;
@@ -35,7 +36,7 @@ use crate::keys::Keys;
 use crate::socket::Traffic;
 use coordinator::Coordinator;
 use event_source::{CoordinatorHandle, EventSource, ServerInput};
-use io_thread::{IoThread, thread_count};
+use io_thread::{IoThread, IoThreadHandle, thread_count};
 use listener::{Acceptor, Listener, TcpOptions, raise_file_limit};
 use session::{GradientPool, SessionContext};
 
@@ -75,6 +76,8 @@ pub struct Server {
     tcp_options: TcpOptions,
     handle: CoordinatorHandle,
     event_source: EventSource,
+    /// The number of the next connection.
+    next_session: u64,
 }
 
 /// Stops a run from another thread, e.g. on Ctrl-C.
@@ -113,7 +116,7 @@ impl Server {
         let bound = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
         let (listeners, addresses) = bound.into_iter().unzip();
         let (handle, event_source) = EventSource::new().map_err(ServerError::System)?;
-        Ok(Server { listeners, addresses, transport, tcp_options, handle, event_source })
+        Ok(Server { listeners, addresses, transport, tcp_options, handle, event_source, next_session: 0 })
     }
 
     /// The addresses the server listens on. Port 0 is replaced by the port that the system chose.
@@ -147,28 +150,32 @@ impl Server {
         self.run_from(job, Some(from), observer)
     }
 
+    /// Whether workers can join over TCP.
+    fn is_over_tcp(&self) -> bool {
+        self.addresses.iter().any(|address| matches!(address, Address::Tcp { .. }))
+    }
+
     fn run_from(
         self,
         job: &Job,
         from: Option<ResumePoint>,
         observer: &mut dyn ServerObserver,
     ) -> Result<RunOutcome, ServerError> {
-        let Server { listeners, addresses, transport, tcp_options, handle, mut event_source } = self;
+        let over_tcp = self.is_over_tcp();
+        let Server { listeners, addresses, transport, tcp_options, handle, mut event_source, next_session } = self;
         let shared = addresses.iter().any(|address| matches!(address, Address::Local { .. }));
-        let over_tcp = addresses.iter().any(|address| matches!(address, Address::Tcp { .. }));
         let context = Arc::new(SessionContext {
             pool: GradientPool::default(),
             traffic: Traffic::default(),
             payload: transport.payload,
-            length: job.workload.layout().len(),
+            length: Some(job.model.layout().len()),
             open: AtomicUsize::new(0),
         });
         let token = transport.keys.as_ref().map(Keys::token);
         let coordinator = Coordinator::new(job, &context, token, shared, observer, from)?;
-        let threads = (0..if over_tcp { thread_count() } else { 0 }).map(|_| IoThread::new(handle.clone()));
-        let (io_threads, io_handles): (Vec<_>, Vec<_>) =
-            threads.collect::<io::Result<Vec<_>>>().map_err(ServerError::System)?.into_iter().unzip();
-        let acceptor = Acceptor::new(listeners, tcp_options, context.clone(), io_handles, event_source.poller());
+        let (io_threads, io_handles) = io_threads(over_tcp, &handle).map_err(ServerError::System)?;
+        let (poller, context) = (event_source.poller(), context.clone());
+        let acceptor = Acceptor::new(listeners, tcp_options, context, io_handles, next_session, poller);
         event_source.acceptor = Some(acceptor.map_err(ServerError::System)?);
         thread::scope(|scope| {
             for io_thread in io_threads {
@@ -180,4 +187,10 @@ impl Server {
             coordinator.run(scope, &mut event_source, handle)
         })
     }
+}
+
+/// The threads for TCP connections, if there may be any.
+fn io_threads(over_tcp: bool, handle: &CoordinatorHandle) -> io::Result<(Vec<IoThread>, Vec<IoThreadHandle>)> {
+    let threads = (0..if over_tcp { thread_count() } else { 0 }).map(|_| IoThread::new(handle.clone()));
+    Ok(threads.collect::<io::Result<Vec<_>>>()?.into_iter().unzip())
 }

@@ -47,8 +47,8 @@ pub(super) struct SessionContext {
     pub(super) pool: GradientPool,
     pub(super) traffic: Traffic,
     pub(super) payload: PayloadFormat,
-    /// The length of the parameter vector.
-    pub(super) length: usize,
+    /// The length of the parameter vector; `None` until a worker has sent the model.
+    pub(super) length: Option<usize>,
     /// The number of open connections.
     pub(super) open: AtomicUsize,
 }
@@ -82,7 +82,7 @@ pub(super) struct Session {
     is_reported: bool,
     /// Whether a message has arrived.
     has_greeted: bool,
-    /// The message of the gradient that is arriving.
+    /// The message of the gradient or model that is arriving.
     report: Option<ToServer>,
     /// The bytes at the last notification about a gradient, and its time.
     notified: (u64, Instant),
@@ -261,20 +261,24 @@ impl Session {
 
     fn handle(&mut self, message: ToServer, on_input: &mut dyn FnMut(ServerInput)) -> io::Result<()> {
         self.has_greeted = true;
+        let is_arriving = self.report.is_some();
         let arriving = match &self.report {
             Some(ToServer::Report { number, .. }) => Some(*number),
             _ => None,
         };
         match message {
-            ToServer::Report { number, gradient: GradientLocation::Follows, .. } if arriving.is_none() => {
+            ToServer::Report { number, gradient: GradientLocation::Follows, .. } if !is_arriving => {
                 return self.expect_gradient(number, message);
+            }
+            ToServer::Offer { values, .. } if !is_arriving && self.context.length.is_none() => {
+                return self.expect_model(values, message);
             }
             ToServer::Dropped { number } if arriving == Some(number) => {
                 self.report = None;
                 self.connection.reader().abandon().into_iter().for_each(|region| self.context.pool.give(region));
             }
             ToServer::Dropped { .. } | ToServer::Heartbeat { .. } => {}
-            _ if arriving.is_some() => return Err(invalid("message in the middle of a gradient")),
+            _ if is_arriving => return Err(invalid("message in the middle of a gradient or model")),
             _ => {}
         }
         on_input(ServerInput::Message { session: self.id, message, gradient: None });
@@ -287,8 +291,18 @@ impl Session {
             return Err(invalid("gradient sent over a shared-memory connection"));
         }
         let SessionContext { length, payload, ref pool, .. } = *self.context;
+        let length = length.ok_or_else(|| invalid("gradient before there is a model"))?;
         let region = self.permits.take(number).then(|| pool.take(length)).transpose()?;
         self.connection.reader().expect(region, length, payload);
+        self.report = Some(message);
+        self.notified.1 = Instant::now();
+        Ok(())
+    }
+
+    /// The values of a model follow.
+    fn expect_model(&mut self, values: u64, message: ToServer) -> io::Result<()> {
+        let length = usize::try_from(values).map_err(|_| invalid(format!("a model of {values} values")))?;
+        self.connection.reader().expect(Some(Region::private(length)?), length, PayloadFormat::F32);
         self.report = Some(message);
         self.notified.1 = Instant::now();
         Ok(())
@@ -348,7 +362,7 @@ mod tests {
             pool: GradientPool::default(),
             traffic: Traffic::default(),
             payload: PayloadFormat::F32,
-            length: LENGTH,
+            length: Some(LENGTH),
             open: AtomicUsize::new(0),
         };
         let mut set = SessionSet::new().unwrap();
@@ -368,7 +382,13 @@ mod tests {
     }
 
     fn report(number: u64) -> ToServer {
-        ToServer::Report { number, report: WireReport::default(), loss: 1.0, gradient: GradientLocation::Follows }
+        ToServer::Report {
+            number,
+            report: WireReport::default(),
+            loss: 1.0,
+            gradient: GradientLocation::Follows,
+            rates: vec![],
+        }
     }
 
     #[test]

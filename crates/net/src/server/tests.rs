@@ -104,12 +104,12 @@ impl ScriptedWorker {
         let mut worker = ScriptedWorker::connected(connect(address), job);
         worker.send(&ToServer::Hello { rank: Some(rank), emulated: None, token: None });
         assert!(matches!(worker.peer.message(), ToWorker::Welcome { .. }));
-        worker.send(&ToServer::Ready { fingerprint: Fingerprint::of(job.workload.as_ref(), job.seed) });
+        worker.send(&ToServer::Ready { fingerprint: job.model.fingerprint(job.seed) });
         worker
     }
 
     fn connected(stream: TcpStream, job: &Job) -> Self {
-        ScriptedWorker { peer: ScriptedPeer::new(stream), length: job.workload.layout().len() }
+        ScriptedWorker { peer: ScriptedPeer::new(stream), length: job.model.layout().len() }
     }
 
     fn send(&mut self, message: &ToServer) {
@@ -125,7 +125,7 @@ impl ScriptedWorker {
     }
 
     fn report(&mut self, number: u64, loss: f64, gradient: GradientLocation) {
-        self.send(&ToServer::Report { number, report: WireReport::default(), loss, gradient });
+        self.send(&ToServer::Report { number, report: WireReport::default(), loss, gradient, rates: vec![] });
     }
 
     fn ask(&mut self, number: u64, iterations: u32) {
@@ -187,7 +187,7 @@ fn peers_with_an_invalid_handshake_are_refused_with_the_reason() {
         assert!(ScriptedWorker::connected(huge, &job).refusal().contains("frame of 4294967295 bytes"));
 
         await_refusals(notices, &["does not speak", "version 7", "expected a hello", "4294967295"]);
-        work(address, 0, job.workload.clone()).unwrap();
+        work(address, 0, job.model.workload().unwrap().clone()).unwrap();
     });
     assert_eq!(outcome.summary.iterations, 3);
     assert_eq!(notices.len(), 1, "the worker joined: {notices:?}");
@@ -246,7 +246,7 @@ fn a_worker_that_breaks_the_protocol_is_dismissed_and_the_others_continue() {
         let job = job(scheme, 2, 20);
         let (outcome, notices) = serve(&job, |address, _, _| {
             thread::scope(|scope| {
-                let healthy = scope.spawn(|| work(address, 0, job.workload.clone()));
+                let healthy = scope.spawn(|| work(address, 0, job.model.workload().unwrap().clone()));
                 let mut worker = ScriptedWorker::join(address, &job, 1);
                 assert_eq!(worker.task(), 0);
                 violation(&mut worker);
@@ -274,7 +274,7 @@ fn stale_gradients_are_compensated_for_later_steps() {
         }
     });
     // All gradients are 1: the first step is −0.01, the second's gradient 1 + 2·1·1·(−0.01).
-    for (initial, trained) in job.workload.initial(job.seed).iter().zip(outcome.parameters) {
+    for (initial, trained) in job.initial().iter().zip(outcome.parameters) {
         assert!((initial - 0.01 - 0.0098 - trained).abs() < 1e-6, "{initial} became {trained}");
     }
 }
@@ -296,7 +296,7 @@ fn a_worker_with_another_workload_is_refused_and_both_are_named() {
         let error = failed.run(|_| Err("no such data".into()), &mut |_| {}).unwrap_err();
         assert_eq!(error.to_string(), "can't build the workload of the server: no such data");
         await_refusals(notices, &["different workload", "no such data"]);
-        work(address, 0, job.workload.clone()).unwrap();
+        work(address, 0, job.model.workload().unwrap().clone()).unwrap();
     });
 }
 
@@ -305,13 +305,13 @@ fn every_rank_is_assigned_once() {
     let job = job("bsp", 2, 2);
     let (outcome, _) = serve(&job, |address, notices, _| {
         thread::scope(|scope| {
-            let first = scope.spawn(|| work(address, 1, job.workload.clone()));
+            let first = scope.spawn(|| work(address, 1, job.model.workload().unwrap().clone()));
             assert!(notices.recv().unwrap().starts_with("worker 1 joined"));
-            let taken = work(address, 1, job.workload.clone()).unwrap_err().to_string();
+            let taken = work(address, 1, job.model.workload().unwrap().clone()).unwrap_err().to_string();
             assert!(taken.ends_with("rank 1 is taken"), "{taken}");
-            let high = work(address, 10, job.workload.clone()).unwrap_err().to_string();
+            let high = work(address, 10, job.model.workload().unwrap().clone()).unwrap_err().to_string();
             assert!(high.ends_with("rank 10: expected 0 to 9 in a run for 2 workers"), "{high}");
-            assert_eq!(work(address, 0, job.workload.clone()).unwrap().worker, WorkerId(0));
+            assert_eq!(work(address, 0, job.model.workload().unwrap().clone()).unwrap().worker, WorkerId(0));
             first.join().unwrap().unwrap();
         });
     });
@@ -329,14 +329,14 @@ fn a_worker_that_dies_while_sending_is_replaced() {
         let job = job(scheme, 2, u64::MAX);
         let (outcome, _) = serve(&job, |address, notices, stopper| {
             thread::scope(|scope| {
-                let healthy = scope.spawn(|| work(address, 0, job.workload.clone()));
+                let healthy = scope.spawn(|| work(address, 0, job.model.workload().unwrap().clone()));
                 let mut dying = ScriptedWorker::join(address, &job, 1);
                 let number = dying.task();
                 dying.report(number, 1.0, GradientLocation::Follows);
                 dying.values(dying.length / 2);
                 dying.peer.stream.shutdown(Shutdown::Both).unwrap();
                 await_notice(notices, "worker 1 left: ");
-                let successor = scope.spawn(|| work(address, 1, job.workload.clone()));
+                let successor = scope.spawn(|| work(address, 1, job.model.workload().unwrap().clone()));
                 await_notice(notices, "worker 1 joined");
                 stopper.stop("the test is done");
                 for worker in [healthy, successor] {
@@ -370,7 +370,7 @@ fn an_evaluation_is_reported_with_the_next_iteration() {
     let address = server.addresses()[0].clone();
     let mut observer = StopOnEvaluation(server.stopper(), None);
     thread::scope(|scope| {
-        scope.spawn(|| work(&address, 0, job.workload.clone()));
+        scope.spawn(|| work(&address, 0, job.model.workload().unwrap().clone()));
         server.run(&job, &mut observer).unwrap();
     });
     assert!(observer.1.is_some());
@@ -382,7 +382,7 @@ fn a_worker_refused_in_the_middle_of_a_model_does_not_rejoin() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string().parse().unwrap();
     let refused = thread::scope(|scope| {
-        let worker = scope.spawn(|| work(&address, 0, job.workload.clone()));
+        let worker = scope.spawn(|| work(&address, 0, job.model.workload().unwrap().clone()));
         let mut server = ScriptedPeer::new(listener.accept().unwrap().0);
         server.message::<ToServer>();
         let Job { workload_spec, seed, optimizer, .. } = job.clone();
@@ -408,7 +408,7 @@ fn a_silent_worker_is_dismissed_and_may_rejoin() {
         serve(&job, |address, notices, stopper| {
             thread::scope(|scope| {
                 let workers = [0, 1].map(|rank| rejoining_worker(address, rank));
-                let run = |worker: Worker| worker.run(|_| Ok(job.workload.clone()), &mut |_| {});
+                let run = |worker: Worker| worker.run(|_| Ok(job.model.workload().unwrap().clone()), &mut |_| {});
                 let [healthy, successor] = workers;
                 let healthy = scope.spawn(move || run(healthy));
                 let mut frozen = ScriptedWorker::join(address, &job, 1);
@@ -441,7 +441,7 @@ fn a_worker_rejoins_a_restarted_server() {
                     lost.push(reason.to_string());
                 }
             };
-            (worker.run(|_| Ok(job.workload.clone()), &mut on_notice), lost)
+            (worker.run(|_| Ok(job.model.workload().unwrap().clone()), &mut on_notice), lost)
         });
         // The first server disappears during the handshake.
         let Listener::Tcp(listener) = &server.listeners[0] else { unreachable!("the server listens on TCP") };

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use paceline_core::{Assignment, LocalWork, ReplicaStart, Span, Work};
-use paceline_protocol::{AfterIteration, ReplicaSettings, SessionEnd, after_iteration};
+use paceline_protocol::{AfterIteration, RunPosition, SessionEnd, TaskSettings, after_iteration};
 use paceline_runtime::{LocalReplica, local_optimizer, pulled_replica, replica_at};
 use paceline_store::{Layout, Optimizer, OptimizerSpec};
 use paceline_workload::{Draw, Replica};
 
 use super::emulation::Emulation;
-use super::session::{ResultBuffer, TakenTask, TimeSpent, WorkerSession};
+use super::session::{TakenTask, TaskReport, TimeSpent, WorkerSession};
 
 /// Runs the tasks of one session.
 pub(super) struct Computer<'a> {
@@ -38,43 +38,36 @@ impl Computer<'_> {
     /// Runs one task after another until the session ends. Returns also how many are done.
     pub(super) fn compute(mut self) -> (u64, SessionEnd) {
         loop {
-            let task = self.session.next_task();
-            if let Err(end) = task.and_then(|task| self.run_task(task)) {
-                return (self.session.tasks(), end);
+            match self.session.next_task(None).and_then(|task| task.map_or(Ok(()), |task| self.run_task(task))) {
+                Ok(()) => {}
+                Err(end) => return (self.session.tasks(), end),
             }
         }
     }
 
     fn run_task(&mut self, mut task: TakenTask) -> WhileOpen<()> {
-        let TakenTask { assignment, settings, parameters, result } = &mut task;
-        let (loss, times) = match assignment.work {
-            Work::Gradient => self.gradient(assignment, parameters.values(), result),
-            Work::Local(local) => self.iterate(assignment, local, *settings, parameters.values(), result)?,
+        let (loss, times) = match task.assignment().work {
+            Work::Gradient => self.gradient(&mut task),
+            Work::Local(local) => self.iterate(&mut task, local)?,
         };
-        self.session.report(task, loss, times)
+        self.session.report(task, TaskReport { loss, times, ..TaskReport::default() })
     }
 
-    fn gradient(&mut self, assignment: &Assignment, model: &[f32], result: &mut ResultBuffer) -> (f64, TimeSpent) {
-        let started = Instant::now();
-        let loss = result.with(|gradient| self.replica.gradient(model, draw(assignment, 0), gradient));
+    fn gradient(&mut self, task: &mut TakenTask) -> (f64, TimeSpent) {
+        let (started, draw) = (Instant::now(), draw(task.assignment(), 0));
+        let loss = task.with_values(|model, gradient| self.replica.gradient(model, draw, gradient));
         self.emulate_delay(started);
-        (loss, TimeSpent { compute: elapsed(started), querying: Span::ZERO })
+        (loss, TimeSpent { compute: elapsed(started), ..TimeSpent::default() })
     }
 
     /// Runs local iterations on a replica until they are complete, and writes the model difference to `result`.
-    fn iterate(
-        &mut self,
-        assignment: &Assignment,
-        local: LocalWork,
-        settings: ReplicaSettings,
-        model: &[f32],
-        result: &mut ResultBuffer,
-    ) -> WhileOpen<(f64, TimeSpent)> {
-        let mut replica = self.start(local.start, settings, model);
+    fn iterate(&mut self, task: &mut TakenTask, local: LocalWork) -> WhileOpen<(f64, TimeSpent)> {
+        let (assignment, settings) = (*task.assignment(), task.settings());
+        let mut replica = task.with_values(|model, _| self.start(local.start, settings, model));
         let mut times = TimeSpent::default();
         while !self.session.is_cancelled() {
             let started = Instant::now();
-            let loss = replica.begin(self.replica.as_mut(), draw(assignment, replica.iterations()));
+            let loss = replica.begin(self.replica.as_mut(), draw(&assignment, replica.iterations()));
             if !self.emulate_delay(started) {
                 times.querying += elapsed(started);
                 break;
@@ -88,23 +81,27 @@ impl Computer<'_> {
                 AfterIteration::Ask { wait } => wait,
             };
             let asked = Instant::now();
-            let continues = self.session.ask(assignment, replica.iterations(), std::mem::take(&mut times), wait)?;
+            self.session.ask(task, replica.iterations(), std::mem::take(&mut times))?;
+            let continues = match wait {
+                true => self.session.wait_for_answer(None).unwrap_or_default(),
+                false => !self.session.is_collected(),
+            };
             times.querying += elapsed(asked);
             if !continues {
                 break;
             }
         }
-        let (loss, optimizer) = result.with(|difference| replica.finish(model, difference));
+        let (loss, optimizer) = task.with_values(|model, difference| replica.finish(model, difference));
         let continues = matches!(local.start, ReplicaStart::Replica { .. });
-        let parameters = continues.then(|| result.with(|difference| replica_at(model, difference)));
+        let parameters = continues.then(|| task.with_values(|model, difference| replica_at(model, difference)));
         self.kept.insert(assignment.task.number, KeptReplica { parameters, optimizer });
         Ok((loss, times))
     }
 
     /// The replica for the next local iterations. It continues from the last committed update; what no task can continue
     /// from any more is forgotten.
-    fn start(&mut self, start: ReplicaStart, settings: ReplicaSettings, model: &[f32]) -> LocalReplica {
-        let ReplicaSettings { rate, committed } = settings;
+    fn start(&mut self, start: ReplicaStart, settings: TaskSettings, model: &[f32]) -> LocalReplica {
+        let TaskSettings { run: RunPosition { rate, .. }, committed } = settings;
         if let Some(committed) = committed {
             self.kept = self.kept.split_off(&committed);
         }

@@ -28,7 +28,7 @@ impl Emulation {
     }
 
     /// The time to sleep after a task that computed for `computed`.
-    pub(super) fn pause(&mut self, computed: Duration) -> Duration {
+    pub fn pause(&mut self, computed: Duration) -> Duration {
         match &mut self.kind {
             // The limit, 136 years, also replaces values that `Duration` can't hold.
             DelayKind::Factor(factor) => Duration::try_from_secs_f64(computed.as_secs_f64() * (*factor - 1.0))

@@ -4,19 +4,26 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use paceline_protocol::{HEARTBEAT_INTERVAL, SessionEnd, ToServer, ToWorker};
+use paceline_protocol::{HEARTBEAT_INTERVAL, PayloadFormat, SessionEnd, ToServer, ToWorker};
+use paceline_runtime::OfferedModel;
+use paceline_store::TensorEntry;
 
 use super::lost;
 use super::server_messages::ServerMessages;
 use crate::connection::{CLOSE_TIMEOUT, Connection};
+use crate::frame;
 use crate::frame_reader::{Received, invalid};
-use crate::outbox::{Outbox, Rest};
+use crate::outbox::{Outbox, Rest, Transfer};
 use crate::poller::{Interest, Waker};
+use crate::shared_memory::Region;
 use crate::socket::{Socket, Traffic};
 use crate::tls::Tls;
 
 /// The token of the connection, the only one that is waited for.
 const TOKEN: u64 = 0;
+
+/// How long a model may take to be sent.
+const OFFER_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The connection to the server.
 pub(super) struct WorkerLink {
@@ -43,6 +50,11 @@ impl WorkerLink {
     /// Sends the first message and waits for the answer until `deadline`.
     pub(super) fn ask(&mut self, message: &ToServer, deadline: Instant) -> io::Result<ToWorker> {
         self.outbox().send(message)?;
+        self.answer(deadline)
+    }
+
+    /// Sends what is in the outbox, and waits for a message until `deadline`.
+    fn answer(&mut self, deadline: Instant) -> io::Result<ToWorker> {
         loop {
             let rest = self.connection.send_pending()?;
             self.wait(rest, deadline)?;
@@ -55,6 +67,31 @@ impl WorkerLink {
                 None => {}
             }
         }
+    }
+
+    /// Sends a model to a server that asked for it. Returns the answer.
+    pub(super) fn offer(mut self, model: &OfferedModel) -> io::Result<ToWorker> {
+        let OfferedModel { layout, initial, training } = model;
+        for TensorEntry { name, shape, range } in layout.entries() {
+            let shape = shape.iter().map(|&side| side as u64).collect();
+            let trainable = range.end <= layout.trainable();
+            self.outbox().send(&ToServer::Tensor { name: name.clone(), shape, trainable })?;
+        }
+        let mut values = Region::private(initial.len())?;
+        values.values_mut().copy_from_slice(initial);
+        let offer = ToServer::Offer { values: initial.len() as u64, training: training.clone() };
+        self.outbox().transfer(
+            Transfer {
+                number: 0,
+                frame: frame::encode(&offer)?,
+                version: None,
+                announcement: Vec::new(),
+                values: Arc::new(values),
+                payload: PayloadFormat::F32,
+            },
+            usize::MAX,
+        );
+        self.answer(Instant::now() + OFFER_TIMEOUT)
     }
 
     /// Waits until the connection can be read, or written if something is left, a wake-up or the deadline.

@@ -16,7 +16,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use paceline_core::WorkerId;
-use paceline_protocol::{Fingerprint, SessionEnd, ToServer, Welcome};
+use paceline_protocol::{Fingerprint, SessionEnd, ToServer, ToWorker, Welcome};
+use paceline_runtime::OfferedModel;
 use paceline_workload::Workload;
 use thiserror::Error;
 
@@ -27,7 +28,8 @@ use crate::keys::Keys;
 use computer::Computer;
 use connect::connect;
 use link::WorkerLink;
-use session::WorkerSession;
+use session::HelloAnswer;
+pub use session::{TakenTask, TaskReport, TimeSpent, WorkerSession};
 
 /// A worker and how it joins its server.
 #[derive(Debug)]
@@ -106,9 +108,12 @@ pub enum WorkerError {
         /// The reason.
         reason: String,
     },
-    /// Memory for gradients can't be allocated.
-    #[error("can't allocate memory for a gradient: {0}")]
-    Memory(io::Error),
+    /// The run is over.
+    #[error("the run is over: {reason}")]
+    Finished {
+        /// Why it ended.
+        reason: String,
+    },
     /// The workload can't be built here.
     #[error("can't build the workload of the server: {reason}")]
     Workload {
@@ -196,14 +201,51 @@ impl Worker {
         }
     }
 
-    /// Joins the server and works for it until the session ends.
-    fn run_session(
+    /// Joins a server whose workers bring the model. Sends it if the server has none yet; if the server has one, it must have
+    /// the same tensors. If the server can't be reached or has no place now, tries again up to the join timeout.
+    ///
+    /// # Errors
+    /// If the server can't be reached, has another model, or refuses this worker.
+    pub fn join(
+        &mut self,
+        model: &OfferedModel,
+        on_notice: &mut dyn FnMut(WorkerNotice<'_>),
+    ) -> Result<(WorkerSession, Welcome), WorkerError> {
+        let started = Instant::now();
+        loop {
+            let left = self.join_timeout.saturating_sub(started.elapsed());
+            let end = match self.say_hello(left, on_notice)? {
+                Ok(HelloAnswer::Welcome(session, welcome)) => {
+                    let training = &model.training;
+                    session.ready(Fingerprint::of_layout(&model.layout, training.frozen), model.layout.len());
+                    return Ok((session, welcome));
+                }
+                Ok(HelloAnswer::SendModel(link)) => match link.offer(model) {
+                    Ok(ToWorker::Refuse { reason, may_rejoin: false }) => SessionEnd::Refused(reason),
+                    Ok(_) => continue,
+                    Err(error) => lost(&error),
+                },
+                Err(end) => end,
+            };
+            let address = self.address.clone();
+            let reason = match end {
+                SessionEnd::Refused(reason) => return Err(WorkerError::Refused { address, reason }),
+                SessionEnd::Finished(reason) => return Err(WorkerError::Finished { reason }),
+                SessionEnd::Lost(reason) | SessionEnd::RetryLater(reason) => reason,
+            };
+            if started.elapsed() >= self.join_timeout {
+                return Err(WorkerError::Lost { address, reason });
+            }
+            thread::sleep(MIN_RETRY_DELAY);
+        }
+    }
+
+    /// Connects to the server and says hello.
+    fn say_hello(
         &mut self,
         join_timeout: Duration,
-        state: &mut RejoinState,
-        build: &mut BuildWorkload<'_>,
         on_notice: &mut dyn FnMut(WorkerNotice<'_>),
-    ) -> Result<SessionEnd, WorkerError> {
+    ) -> Result<Result<HelloAnswer, SessionEnd>, WorkerError> {
         let mut on_waiting = |error: &io::Error| on_notice(WorkerNotice::Waiting { error });
         let (socket, tls) =
             connect(&self.address, self.congestion.as_deref(), self.keys.as_ref(), join_timeout, &mut on_waiting)?;
@@ -213,13 +255,30 @@ impl Worker {
         // The token is for a server on a network, and only readable for it: TLS is on with keys.
         let token = self.keys.as_ref().filter(|_| !link.is_shared()).map(Keys::token);
         let hello = ToServer::Hello { rank: self.rank, emulated, token };
-        let (session, welcome) = match WorkerSession::join(link, &hello, self.keys.is_some()) {
-            Ok(joined) => joined,
+        let answer = WorkerSession::join(link, &hello, self.keys.is_some());
+        if let Ok(HelloAnswer::Welcome(_, welcome)) = &answer {
+            self.rank = Some(welcome.rank);
+            on_notice(WorkerNotice::Joined { worker: WorkerId(welcome.rank) });
+        }
+        Ok(answer)
+    }
+
+    /// Joins the server and works for it until the session ends.
+    fn run_session(
+        &mut self,
+        join_timeout: Duration,
+        state: &mut RejoinState,
+        build: &mut BuildWorkload<'_>,
+        on_notice: &mut dyn FnMut(WorkerNotice<'_>),
+    ) -> Result<SessionEnd, WorkerError> {
+        let (session, welcome) = match self.say_hello(join_timeout, on_notice)? {
+            Ok(HelloAnswer::Welcome(session, welcome)) => (session, welcome),
+            Ok(HelloAnswer::SendModel(_)) => {
+                return Ok(SessionEnd::Refused("its workers bring the model; this one computes the server's".into()));
+            }
             Err(end) => return Ok(end),
         };
-        let Welcome { rank, workload_spec, seed, optimizer, .. } = welcome;
-        self.rank = Some(rank);
-        on_notice(WorkerNotice::Joined { worker: WorkerId(rank) });
+        let Welcome { workload_spec, seed, optimizer, .. } = welcome;
         let built = state.workload.take().filter(|(spec, _)| *spec == workload_spec);
         let workload = match built.map_or_else(|| build(&workload_spec), |(_, workload)| Ok(workload)) {
             Ok(workload) => workload,

@@ -82,6 +82,10 @@ impl ServerMessages {
                 return Err(SessionEnd::Lost("message in the middle of a model".into()));
             }
             ToWorker::Assign { buffers: Some(buffers), .. } => Some(self.shared(*buffers)?),
+            ToWorker::Finished { buffer: Some(index), .. } => {
+                let parameters = self.parameters.get(index).cloned();
+                parameters.map(|parameters| TaskModel { parameters, gradient: None })
+            }
             ToWorker::Map { buffer, length } => {
                 self.map(*buffer, *length, connection)?;
                 None
@@ -99,7 +103,7 @@ impl ServerMessages {
                 let sent = messages.iter().try_for_each(|message| connection.outbox().send(message));
                 sent.map_err(|error| lost(&error))
             }
-            Reaction::Join(_) => Err(SessionEnd::Lost("second welcome".into())),
+            Reaction::Join(_) | Reaction::SendModel => Err(SessionEnd::Lost("second welcome".into())),
             Reaction::End(end) => Err(end),
         }
     }

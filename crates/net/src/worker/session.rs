@@ -1,14 +1,17 @@
 //! A worker's session with its server: it takes tasks, and reports their results.
+//!
+//! [`Worker::run`](super::Worker::run) has a loop of its own. A program with another loop, e.g. a PyTorch script, holds the
+//! session itself.
 
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use paceline_core::{Assignment, Span};
+use paceline_core::{Assignment, Span, Version};
 use paceline_protocol::{
-    Fingerprint, GradientLocation, HANDSHAKE_TIMEOUT, NextTask, PayloadFormat, Reaction, ReplicaSettings, ResultStatus,
-    SessionEnd, ToServer, Welcome, WireReport,
+    Fingerprint, GradientLocation, HANDSHAKE_TIMEOUT, NextTask, PayloadFormat, Reaction, ResultStatus, SessionEnd,
+    TaskSettings, ToServer, Welcome, WireReport,
 };
 use paceline_workload::Progress;
 
@@ -19,46 +22,95 @@ use super::task_queue::{TaskModel, TaskQueue};
 use crate::frame;
 use crate::frame_reader::invalid;
 use crate::outbox::{Outbox, Transfer, TransferEnd};
-use crate::shared_memory::Region;
+use crate::shared_memory::{Region, ValueMemory};
 
 /// Where the result of a task goes: a gradient, or a model difference.
-pub(super) enum ResultBuffer {
+enum ResultBuffer {
     /// Memory that the server shares.
     Shared(Arc<Mutex<Region>>),
     /// Own memory, to be sent.
     Own(Region),
 }
 
-impl ResultBuffer {
-    /// Calls `write` with the values.
-    pub(super) fn with<T>(&mut self, write: impl FnOnce(&mut [f32]) -> T) -> T {
-        match self {
-            ResultBuffer::Shared(region) => write(region.lock().unwrap_or_else(PoisonError::into_inner).values_mut()),
-            ResultBuffer::Own(region) => write(region.values_mut()),
+/// A task that the worker has taken. It is reported with [`WorkerSession::report`].
+pub struct TakenTask {
+    assignment: Assignment,
+    settings: TaskSettings,
+    /// The model to compute from.
+    parameters: Arc<Region>,
+    result: ResultBuffer,
+}
+
+impl TakenTask {
+    /// What to do.
+    pub fn assignment(&self) -> &Assignment {
+        &self.assignment
+    }
+
+    /// What else the worker may need to know.
+    pub fn settings(&self) -> TaskSettings {
+        self.settings
+    }
+
+    /// The model, and a place for the result: the gradient, or the difference of the model and the replica.
+    pub fn with_values<T>(&mut self, compute: impl FnOnce(&[f32], &mut [f32]) -> T) -> T {
+        let model = self.parameters.values();
+        match &mut self.result {
+            ResultBuffer::Shared(region) => {
+                compute(model, region.lock().unwrap_or_else(PoisonError::into_inner).values_mut())
+            }
+            ResultBuffer::Own(region) => compute(model, region.values_mut()),
+        }
+    }
+
+    /// The memory of the model.
+    pub fn model_memory(&self) -> ValueMemory {
+        self.parameters.memory()
+    }
+
+    /// The memory of the result.
+    pub fn result_memory(&self) -> ValueMemory {
+        match &self.result {
+            ResultBuffer::Shared(region) => region.lock().unwrap_or_else(PoisonError::into_inner).memory(),
+            ResultBuffer::Own(region) => region.memory(),
         }
     }
 }
 
-/// A task that the worker has taken.
-pub(super) struct TakenTask {
-    pub(super) assignment: Assignment,
-    pub(super) settings: ReplicaSettings,
-    /// The model to compute from.
-    pub(super) parameters: Arc<Region>,
-    pub(super) result: ResultBuffer,
+/// What a worker reports of a task, beside the values.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct TaskReport {
+    /// The mean loss of the samples.
+    pub loss: f64,
+    /// Times since the last message about the task.
+    pub times: TimeSpent,
+    /// The samples of each iteration, if they were not as many as assigned.
+    pub samples: Option<u32>,
+    /// The learning rates that the worker's own schedule asks for: of the tensors outside all parameter groups, then of
+    /// every group. Empty if the server has the schedule.
+    pub rates: Vec<f64>,
 }
 
 /// How long a worker has spent on a task since its last message about it.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct TimeSpent {
-    /// Computing.
-    pub(super) compute: Span,
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TimeSpent {
+    /// Computing, waiting for data included.
+    pub compute: Span,
     /// Waiting for the server's answers.
-    pub(super) querying: Span,
+    pub querying: Span,
+    /// Waiting for data.
+    pub loading: Span,
+}
+
+/// The server's answer to a hello.
+pub(super) enum HelloAnswer {
+    Welcome(WorkerSession, Welcome),
+    /// The server has no model: it takes that of this worker over this connection.
+    SendModel(WorkerLink),
 }
 
 /// A session. A thread of its own exchanges messages with the server.
-pub(super) struct WorkerSession {
+pub struct WorkerSession {
     task_queue: Arc<TaskQueue>,
     outbox: Arc<Outbox>,
     /// Counts the steps of this worker, for the heartbeats.
@@ -77,9 +129,11 @@ pub(super) struct WorkerSession {
 
 impl WorkerSession {
     /// Sends the hello, and waits for the answer up to [`HANDSHAKE_TIMEOUT`].
-    pub(super) fn join(mut link: WorkerLink, hello: &ToServer, has_keys: bool) -> Result<(Self, Welcome), SessionEnd> {
+    pub(super) fn join(mut link: WorkerLink, hello: &ToServer, has_keys: bool) -> Result<HelloAnswer, SessionEnd> {
         let task_queue = Arc::new(TaskQueue::default());
-        let welcome = shake_hands(&mut link, hello, has_keys, &task_queue)?;
+        let Some(welcome) = shake_hands(&mut link, hello, has_keys, &task_queue)? else {
+            return Ok(HelloAnswer::SendModel(link));
+        };
         let (progress, length) = (Progress::default(), Arc::new(OnceLock::new()));
         let messages = ServerMessages::new(task_queue.clone(), progress.clone(), welcome.payload, length.clone());
         let (outbox, is_shared) = (link.outbox().clone(), link.is_shared());
@@ -97,16 +151,16 @@ impl WorkerSession {
             tasks: 0,
             thread: Some(thread.map_err(|error| SessionEnd::Lost(error.to_string()))?),
         };
-        Ok((session, welcome))
+        Ok(HelloAnswer::Welcome(session, welcome))
     }
 
-    /// Counts the steps of this worker.
-    pub(super) fn progress(&self) -> &Progress {
+    /// Counts the steps of this worker: as long as it moves, the worker is not stuck.
+    pub fn progress(&self) -> &Progress {
         &self.progress
     }
 
     /// How many tasks are done.
-    pub(super) fn tasks(&self) -> u64 {
+    pub fn tasks(&self) -> u64 {
         self.tasks
     }
 
@@ -118,15 +172,21 @@ impl WorkerSession {
     }
 
     /// Leaves for this reason.
-    pub(super) fn leave(&self, reason: String) {
+    pub fn leave(&self, reason: String) {
         // It fails only if the server has closed the connection.
         let _ = self.outbox.send(&ToServer::Leave { reason });
     }
 
-    /// Waits for the next task. The one before must be reported.
-    pub(super) fn next_task(&mut self) -> Result<TakenTask, SessionEnd> {
-        let (NextTask { assignment, settings, .. }, TaskModel { parameters, gradient }) =
-            self.task_queue.start_next()?;
+    /// Waits for the next task. The one before must be reported. `None` if there is none by the deadline.
+    ///
+    /// # Errors
+    /// If the session has ended.
+    pub fn next_task(&mut self, deadline: Option<Instant>) -> Result<Option<TakenTask>, SessionEnd> {
+        let Some((NextTask { assignment, settings, .. }, TaskModel { parameters, gradient })) =
+            self.task_queue.start_next(deadline)?
+        else {
+            return Ok(None);
+        };
         self.progress.step();
         let length = parameters.values().len();
         let result = match gradient {
@@ -137,40 +197,53 @@ impl WorkerSession {
                 ResultBuffer::Own(own.map_err(|error| self.failed(&error))?)
             }
         };
-        Ok(TakenTask { assignment, settings, parameters, result })
+        Ok(Some(TakenTask { assignment, settings, parameters, result }))
+    }
+
+    /// The version and the memory of the model at the end of the run, if the server sent it to its workers.
+    pub fn last_model(&self) -> Option<(Version, ValueMemory)> {
+        self.task_queue.last_model().map(|(version, model)| (version, model.parameters.memory()))
     }
 
     /// Whether the running task is cancelled.
-    pub(super) fn is_cancelled(&self) -> bool {
+    pub fn is_cancelled(&self) -> bool {
         self.task_queue.result_status() == ResultStatus::Cancelled
     }
 
     /// Sleeps, unless the running task is cancelled or its result is collected. Returns whether it slept to the end.
-    pub(super) fn sleep(&self, duration: Duration) -> bool {
+    pub fn sleep(&self, duration: Duration) -> bool {
         self.task_queue.sleep(duration)
     }
 
-    /// Asks how to continue after `iterations` local iterations, and waits for the answer if `wait`. Returns whether to
-    /// continue. Without waiting, an iteration that is complete when the result is collected is part of it.
-    pub(super) fn ask(
-        &mut self,
-        assignment: &Assignment,
-        iterations: u32,
-        times: TimeSpent,
-        wait: bool,
-    ) -> Result<bool, SessionEnd> {
-        let report = self.wire_report(times);
-        let asked = ToServer::Asked { number: assignment.task.number, iterations, report };
-        self.outbox.send(&asked).map_err(|error| self.failed(&error))?;
-        Ok(if wait { self.task_queue.wait_for_answer() } else { !self.task_queue.is_collected() })
+    /// Asks how to continue after `iterations` local iterations.
+    ///
+    /// # Errors
+    /// If the session has ended.
+    pub fn ask(&mut self, task: &TakenTask, iterations: u32, times: TimeSpent) -> Result<(), SessionEnd> {
+        let report = self.wire_report(times, None);
+        let asked = ToServer::Asked { number: task.assignment.task.number, iterations, report };
+        self.outbox.send(&asked).map_err(|error| self.failed(&error))
+    }
+
+    /// Waits for the answer: whether to continue. `None` if there is none by the deadline.
+    pub fn wait_for_answer(&self, deadline: Option<Instant>) -> Option<bool> {
+        self.task_queue.wait_for_answer(deadline)
+    }
+
+    /// Whether the server has asked for the result of the running task. An iteration that is complete by then is part of it.
+    pub fn is_collected(&self) -> bool {
+        self.task_queue.is_collected()
     }
 
     /// Reports the result of a task, as far as it is still needed. Returns when it is sent.
-    pub(super) fn report(&mut self, task: TakenTask, loss: f64, times: TimeSpent) -> Result<(), SessionEnd> {
+    ///
+    /// # Errors
+    /// If the session has ended.
+    pub fn report(&mut self, task: TakenTask, report: TaskReport) -> Result<(), SessionEnd> {
         let number = task.assignment.task.number;
         let sent = match task.result {
-            ResultBuffer::Shared(_) => self.report_in_place(number, loss, times),
-            ResultBuffer::Own(values) => self.upload(number, loss, times, values),
+            ResultBuffer::Shared(_) => self.report_in_place(number, report),
+            ResultBuffer::Own(values) => self.upload(number, report, values),
         };
         sent.map_err(|error| self.failed(&error))?;
         self.task_queue.finish();
@@ -186,25 +259,31 @@ impl WorkerSession {
         }
     }
 
-    fn wire_report(&mut self, TimeSpent { compute, querying }: TimeSpent) -> WireReport {
+    fn wire_report(&mut self, TimeSpent { compute, querying, loading }: TimeSpent, samples: Option<u32>) -> WireReport {
         let (cpu, memory) = self.system_load.shares();
-        WireReport { compute, querying, cpu, memory }
+        WireReport { compute, querying, cpu, memory, loading, samples }
     }
 
-    fn report_in_place(&mut self, number: u64, loss: f64, times: TimeSpent) -> io::Result<()> {
-        let report = self.wire_report(times);
+    /// The message that reports a task.
+    fn report_message(&mut self, number: u64, report: TaskReport, gradient: GradientLocation) -> ToServer {
+        let TaskReport { loss, times, samples, rates } = report;
+        ToServer::Report { number, report: self.wire_report(times, samples), loss, gradient, rates }
+    }
+
+    fn report_in_place(&mut self, number: u64, report: TaskReport) -> io::Result<()> {
+        let message = self.report_message(number, report, GradientLocation::InPlace);
         if self.is_cancelled() {
             return self.outbox.send(&ToServer::Dropped { number });
         }
         self.tasks += 1;
-        self.outbox.send(&ToServer::Report { number, report, loss, gradient: GradientLocation::InPlace })
+        self.outbox.send(&message)
     }
 
-    fn upload(&mut self, number: u64, loss: f64, times: TimeSpent, values: Region) -> io::Result<()> {
+    fn upload(&mut self, number: u64, report: TaskReport, values: Region) -> io::Result<()> {
         let status = self.task_queue.result_status();
         let gradient =
             if status == ResultStatus::Late { GradientLocation::Withheld } else { GradientLocation::Follows };
-        let report = ToServer::Report { number, report: self.wire_report(times), loss, gradient };
+        let report = self.report_message(number, report, gradient);
         let end = match status {
             ResultStatus::Cancelled => TransferEnd::Withdrawn,
             ResultStatus::Late => {
@@ -243,17 +322,19 @@ impl Drop for WorkerSession {
     }
 }
 
+/// Sends the hello. Returns the welcome, or `None` if the server asks for a model.
 fn shake_hands(
     link: &mut WorkerLink,
     hello: &ToServer,
     has_keys: bool,
     task_queue: &TaskQueue,
-) -> Result<Welcome, SessionEnd> {
+) -> Result<Option<Welcome>, SessionEnd> {
     let deadline = Instant::now() + Duration::from_nanos(HANDSHAKE_TIMEOUT.0);
     let error = match link.ask(hello, deadline) {
         Ok(message) => {
             return match task_queue.on_message(message, None) {
-                Reaction::Join(welcome) => Ok(welcome),
+                Reaction::Join(welcome) => Ok(Some(welcome)),
+                Reaction::SendModel => Ok(None),
                 Reaction::End(end) => Err(end),
                 Reaction::None | Reaction::Drop(_) => Err(SessionEnd::Lost("no welcome".into())),
             };

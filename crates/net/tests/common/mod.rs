@@ -68,7 +68,7 @@ pub fn worker(address: Address, rank: u32) -> Worker {
 
 /// Runs `worker` on the workload of `job`.
 pub fn work(worker: Worker, job: &Job) -> Result<WorkerOutcome, WorkerError> {
-    let workload = job.workload.clone();
+    let workload = job.model.workload().unwrap().clone();
     worker.run(|_| Ok(workload.clone()), &mut |_| {})
 }
 

@@ -1,0 +1,135 @@
+//! Workers that bring the model: the server takes it from the first, and they train it with loops of their own.
+
+use std::thread;
+
+use paceline_core::{LocalWork, Setup, Work};
+use paceline_net::{
+    Address, AfterIteration, Server, ServerError, SessionEnd, TaskReport, TransportOptions, Worker, WorkerError,
+    after_iteration,
+};
+use paceline_protocol::OfferedTraining;
+use paceline_runtime::{Job, OfferedModel, StopReason};
+use paceline_store::{Layout, OptimizerKind};
+
+/// Two trainable values and a statistic. The gradient is the distance from 3.
+fn model() -> OfferedModel {
+    let optimizer = OptimizerKind::Sgd { decay: 0.0 }.into();
+    OfferedModel {
+        layout: Layout::new([("w", vec![2])], [("mean", vec![1])]),
+        initial: vec![1.0, 2.0, 0.5],
+        training: OfferedTraining { optimizer, rate: 0.5, batch: 4, epoch: Some(80), frozen: 7 },
+    }
+}
+
+fn addresses() -> Vec<Address> {
+    static COUNT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+    let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let name = format!("paceline-offered-{}-{number}", std::process::id());
+    vec![Address::Local { name }, Address::Tcp { host: "127.0.0.1".into(), port: 0 }]
+}
+
+fn job(scheme: &str, model: OfferedModel, workers: usize) -> Job {
+    let (scheme, goals) = (scheme.parse().unwrap(), "iterations=20".parse().unwrap());
+    let batch = model.training.batch;
+    Job { scheme, goals, ..Job::offered(model, Setup::new(workers, batch)) }
+}
+
+/// A worker with a loop of its own. Returns the last model and the used samples that it was told of.
+fn work(address: &Address) -> Result<(Vec<f32>, Vec<u64>), WorkerError> {
+    let mut worker = Worker::new(address.clone());
+    let mut used = Vec::new();
+    'session: loop {
+        let (mut session, _) = worker.join(&model(), &mut |_| {})?;
+        loop {
+            let mut task = match session.next_task(None) {
+                Ok(task) => task.unwrap(),
+                Err(SessionEnd::Finished(_)) => {
+                    let (_, memory) = session.last_model().unwrap();
+                    // SAFETY: the run is over, so nobody writes it.
+                    let values = unsafe { std::slice::from_raw_parts(memory.address(), memory.len()) };
+                    return Ok((values.to_vec(), used));
+                }
+                Err(_) => continue 'session,
+            };
+            used.push(task.settings().run.used);
+            let mut iterations = 0;
+            if let Work::Local(LocalWork { length, .. }) = task.assignment().work {
+                loop {
+                    iterations += 1;
+                    let wait = match after_iteration(length, iterations) {
+                        AfterIteration::Continue => continue,
+                        AfterIteration::Finish => break,
+                        AfterIteration::Ask { wait } => wait,
+                    };
+                    session.ask(&task, iterations, Default::default()).unwrap();
+                    let goes_on = if wait { session.wait_for_answer(None).unwrap() } else { !session.is_collected() };
+                    if !goes_on {
+                        break;
+                    }
+                }
+            }
+            let share = 0.5_f32.powi(iterations as i32);
+            task.with_values(|model, result| {
+                let step = if iterations == 0 { 1.0 } else { 1.0 - share };
+                result[0] = (model[0] - 3.0) * step;
+                result[1] = (model[1] - 3.0) * step;
+                result[2] = model[2] - 1.0;
+            });
+            let rates = if iterations == 0 { vec![0.25] } else { vec![] };
+            session.report(task, TaskReport { samples: Some(3), rates, loss: 1.0, ..TaskReport::default() }).unwrap();
+        }
+    }
+}
+
+#[test]
+fn workers_bring_the_model_and_get_it_back_trained() {
+    for scheme in ["bsp", "backup:k=1", "asp", "local-sgd:tau=3", "esync"] {
+        let mut server = Server::bind(&addresses(), TransportOptions::default()).unwrap();
+        let addresses = server.addresses().to_vec();
+        thread::scope(|scope| {
+            let workers: Vec<_> = addresses.iter().map(|address| scope.spawn(|| work(address))).collect();
+            let offered = server.receive_model().unwrap();
+            assert_eq!(offered, model());
+            let outcome = server.run(&job(scheme, offered, 2), &mut ()).unwrap();
+            assert_eq!(outcome.summary.iterations, 20, "{scheme}");
+            for worker in workers {
+                let (last, used) = worker.join().unwrap().unwrap();
+                assert_eq!(last, outcome.parameters, "{scheme}");
+                assert!(used.is_sorted() && used.iter().all(|used| used.is_multiple_of(3)), "{scheme}: {used:?}");
+            }
+            if scheme == "bsp" {
+                // The rate is the workers', not the job's: each step leaves three quarters of the distance.
+                let expected = 3.0 - 2.0 * 0.75_f32.powi(20);
+                assert!((outcome.parameters[0] - expected).abs() < 1e-5, "{:?}", outcome.parameters);
+                assert_eq!(outcome.parameters[2], 1.0, "statistics are averaged");
+                assert_eq!(outcome.summary.samples_used, 20 * 2 * 3, "the samples are those that were used");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_worker_with_another_model_is_refused_and_the_others_train() {
+    let mut server = Server::bind(&addresses(), TransportOptions::default()).unwrap();
+    let address = server.addresses()[0].clone();
+    let good = thread::spawn({
+        let address = address.clone();
+        move || work(&address)
+    });
+    let job = job("bsp", server.receive_model().unwrap(), 2);
+    let run = thread::spawn(move || server.run(&job, &mut ()).unwrap());
+    let other = OfferedModel { layout: Layout::new([("v", vec![3])], []), ..model() };
+    let (mut session, _) = Worker::new(address.clone()).join(&other, &mut |_| {}).unwrap();
+    let SessionEnd::Refused(reason) = session.next_task(None).map(|_| ()).unwrap_err() else { panic!() };
+    assert!(reason.contains("different workload: the server has 3 parameters (layout"), "{reason}");
+    work(&address).unwrap();
+    assert_eq!(run.join().unwrap().summary.iterations, 20);
+    good.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_server_that_is_stopped_before_it_has_a_model_says_why() {
+    let mut server = Server::bind(&addresses(), TransportOptions::default()).unwrap();
+    server.stopper().stop(StopReason::Interrupted);
+    assert!(matches!(server.receive_model(), Err(ServerError::NoModel(StopReason::Interrupted))));
+}
