@@ -36,8 +36,10 @@ fn main() {
     for optimizer in ["sgd", "momentum:0.9", "adam"] {
         for count in [1, 4, 8] {
             let weight = 1.0 / count as f32;
-            let contributions: Vec<_> =
-                gradients[..count].iter().map(|gradient| Contribution { task, gradient, weight, loss: 1.0 }).collect();
+            let contributions: Vec<_> = gradients[..count]
+                .iter()
+                .map(|gradient| Contribution { task, gradient, weight, loss: 1.0, rates: &[] })
+                .collect();
             let spec = optimizer.parse().expect("valid");
             let mut stepper = Stepper::new(&layout, spec, RateSpec::constant(1e-6), SHARDS);
             let seconds = median(|| {

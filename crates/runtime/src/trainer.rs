@@ -374,7 +374,8 @@ mod tests {
         let layout = Layout::new([("weight", vec![trainable])], [("mean", vec![statistics])]);
         let gradients: Vec<Vec<f32>> =
             (0..5).map(|j| (0..layout.len()).map(|index| ((index * 7 + j * 13) as f32).sin()).collect()).collect();
-        let one = |(worker, gradient)| Contribution { task: task(worker), gradient, weight: 0.2, loss: 1.5 };
+        let one =
+            |(worker, gradient)| Contribution { task: task(worker), gradient, weight: 0.2, loss: 1.5, rates: &[] };
         let contributions: Vec<Contribution<'_>> = (0..).zip(gradients.iter().map(Vec::as_slice)).map(one).collect();
         let sources: Vec<(&[f32], f32)> = gradients.iter().map(|gradient| (&gradient[..], 0.2)).collect();
 
@@ -404,8 +405,13 @@ mod tests {
         let layout = Layout::new([("weight", vec![1])], [("mean", vec![1])]);
         let replicas = [[3.0, 8.0], [5.0, 4.0]];
         let differences = replicas.map(|replica: [f32; 2]| [2.0 - replica[0], 2.0 - replica[1]]);
-        let contributions =
-            differences.each_ref().map(|gradient| Contribution { task: task(0), gradient, weight: 0.5, loss: 1.0 });
+        let contributions = differences.each_ref().map(|gradient| Contribution {
+            task: task(0),
+            gradient,
+            weight: 0.5,
+            loss: 1.0,
+            rates: &[],
+        });
         let spec: OptimizerSpec = "adam".parse().unwrap();
         let mut stepper = Stepper::new(&layout, spec, RateSpec::constant(0.1), 1);
         for (rate, expected) in [(1.0, [4.0, 6.0]), (2.0, [6.0, 6.0])] {
@@ -429,6 +435,7 @@ mod tests {
             gradient: &gradients[worker as usize],
             weight: 0.5,
             loss: 1.0,
+            rates: &[],
         };
         for (limit, scale) in [(None, 1.0), (Some(10.0), 1.0), (Some(5.0), 1.0), (Some(2.5), 0.5)] {
             for shards in [1, 2] {
@@ -466,6 +473,7 @@ mod tests {
             gradient: &gradients[index],
             weight,
             loss: losses[index],
+            rates: &[],
         };
         let all: Vec<_> = (0..6).map(|index| one(index, weights[index])).collect();
         let total: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
@@ -499,7 +507,7 @@ mod tests {
     fn a_commit_of_broken_contributions_changes_nothing_but_the_version() {
         let layout = Layout::new([("w", vec![BLOCK + 3])], []);
         let bad = gradients(layout.len(), 2, &[(0, 0, f32::NAN), (1, BLOCK, f32::INFINITY)]);
-        let one = |worker, gradient| Contribution { task: task(worker), gradient, weight: 0.5, loss: 1.0 };
+        let one = |worker, gradient| Contribution { task: task(worker), gradient, weight: 0.5, loss: 1.0, rates: &[] };
         let rate = RateSpec { schedule: "cosine:10".parse().unwrap(), ..RateSpec::constant(1.0) };
         let mut stepper = Stepper::new(&layout, "momentum:0.9".parse().unwrap(), rate, 2);
         let (old, mut new) = (vec![0.25; layout.len()], vec![0.0; layout.len()]);
