@@ -43,8 +43,10 @@ mod interrupt;
 mod logs;
 mod options;
 mod output;
+mod program;
 mod serving;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -105,7 +107,24 @@ enum Command {
 ///
 /// `train` starts this same program as its workers, so add models and schemes before.
 pub fn main() -> ExitCode {
-    let outcome = parse().and_then(|(cli, configuration)| match cli.command {
+    run_command(std::env::args_os().collect()).into()
+}
+
+/// Runs a command for a program whose process has arguments of its own, such as an interpreter's, and returns its exit
+/// code. `start` is how that program is started, which `train` does for its workers: an executable and its first
+/// arguments. `arguments` are those of the command, without a program's name.
+///
+/// # Panics
+/// If `start` is empty.
+pub fn main_from(start: Vec<OsString>, arguments: Vec<OsString>) -> u8 {
+    assert!(!start.is_empty(), "a program is started by an executable");
+    program::set_start(start);
+    run_command(std::iter::once("paceline".into()).chain(arguments).collect())
+}
+
+/// The first argument is the program's name.
+fn run_command(arguments: Vec<OsString>) -> u8 {
+    let outcome = parse(arguments).and_then(|(cli, configuration)| match cli.command {
         Command::Train(command) => command.run(&configuration),
         Command::Serve(command) => command.run(&configuration),
         Command::Work(command) => command.run(),
@@ -124,19 +143,19 @@ pub fn main() -> ExitCode {
         Command::Keys(command) => command.run(),
     });
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => 0,
         Err(failure) => report(&failure),
     }
 }
 
 /// Prints why a command failed, and returns the exit code.
-fn report(failure: &Failure) -> ExitCode {
+fn report(failure: &Failure) -> u8 {
     match failure {
         Failure::Help(text) => output::exit_unless_written(text.print()),
         Failure::Ended(_) => eprintln!("{failure}"),
         Failure::Input(_) | Failure::Run(_) => eprintln!("error: {failure}"),
     }
-    ExitCode::from(failure.exit_code())
+    failure.exit_code()
 }
 
 /// Accepts negative numbers as values, so that the flag refuses them by name instead of clap by an unknown flag.
@@ -169,9 +188,9 @@ fn with_added_models(command: clap::Command) -> clap::Command {
 }
 
 /// Reads the arguments, after those of a configuration file, and returns the command and its full configuration.
-fn parse() -> Result<(Cli, Configuration), Failure> {
+fn parse(arguments: Vec<OsString>) -> Result<(Cli, Configuration), Failure> {
     let command = with_negative_numbers(with_exit_codes(with_added_models(Cli::command())));
-    let matches = file::matches(command.clone(), std::env::args_os().collect())?;
+    let matches = file::matches(command.clone(), arguments)?;
     let configuration = Configuration::of(&command, &matches);
     let cli = Cli::from_arg_matches(&matches).map_err(Failure::from)?;
     Ok((cli, configuration))

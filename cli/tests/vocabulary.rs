@@ -29,7 +29,7 @@ fn files(folder: &Path, extension: &str, found: &mut Vec<PathBuf>) {
 
 fn sources() -> Vec<PathBuf> {
     let mut found = Vec::new();
-    for folder in ["crates", "cli", "examples", "fuzz"] {
+    for folder in ["crates", "cli", "examples", "fuzz", "python"] {
         files(&root().join(folder), "rs", &mut found);
     }
     found

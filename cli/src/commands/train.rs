@@ -1,9 +1,8 @@
 //! `paceline train`: a server and worker processes on this machine.
 
-use std::path::Path;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::{Args, ValueEnum};
 use paceline_config::Failure;
 use paceline_config::file::Configuration;
@@ -12,6 +11,7 @@ use paceline_net::Address;
 use paceline_sim::RankSet;
 
 use crate::options::{JobOptions, StragglerSpec};
+use crate::program::ProgramStart;
 use crate::serving::{ServedRun, ServingOutput};
 
 /// How values travel between the server and its workers.
@@ -60,7 +60,7 @@ impl TrainArgs {
         };
         let traces = self.emulate.iter().filter_map(|straggler| straggler.delay.file());
         let inputs = self.job.inputs().into_iter().chain(traces).collect();
-        let program = std::env::current_exe().context("path of this program").map_err(Failure::Run)?;
+        let program = ProgramStart::find().map_err(Failure::Run)?;
         let command = |server: &Address, worker| self.command(&program, server, worker);
         let run = ServedRun {
             job: &job,
@@ -92,8 +92,8 @@ impl TrainArgs {
     }
 
     /// The command that starts a worker.
-    fn command(&self, program: &Path, server: &Address, worker: WorkerId) -> Command {
-        let mut command = Command::new(program);
+    fn command(&self, program: &ProgramStart, server: &Address, worker: WorkerId) -> Command {
+        let mut command = program.command();
         command.args(["work", "--quiet", "--join", &server.to_string(), "--rank", &worker.0.to_string()]);
         // A lost server does not come back, and a full one has a free rank soon: a few seconds are enough.
         let pid = std::process::id().to_string();

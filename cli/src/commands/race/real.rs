@@ -22,6 +22,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::{Heat, RaceArgs, baselines, folder_name, tuning};
 use crate::comparison;
 use crate::destination::make_folder;
+use crate::program::ProgramStart;
 
 /// How often the live table is updated.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
@@ -188,7 +189,7 @@ impl RealRun<'_> {
     fn command(&self) -> anyhow::Result<Command> {
         let RealTrack { race, setup, config, .. } = self.track;
         let Contestant { scheme, ranks, rate } = self.contestant;
-        let mut command = Command::new(std::env::current_exe().context("path of this program")?);
+        let mut command = ProgramStart::find()?.command();
         command.arg("train").arg("--json").arg("--config").arg(config).arg("--out").arg(&self.folder);
         command.args(["--scheme", &scheme.to_string(), "--seed", &self.seed.to_string(), "--lr", &rate.0.to_string()]);
         if let Some(until) = &self.until {
