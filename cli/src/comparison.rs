@@ -48,20 +48,19 @@ pub fn check_target(scenario: &Scenario) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Simulates every contestant with every seed, several runs at once. `names` are shown while they run. `folder` creates a
+/// Simulates every contestant with every seed, several runs at once. `live` shows them while they run. `folder` creates a
 /// run's folder, for the runs that get one. After an interrupt, the results are those of the complete runs.
 pub fn simulate(
     prepared: &PreparedScenario<'_>,
     contestants: &[Contestant],
     seeds: &[u64],
     threads: usize,
-    names: &[String],
+    live: &LiveTable,
     folder: impl Fn(&Contestant, &Simulation) -> anyhow::Result<Option<RunFolder>> + Sync,
 ) -> anyhow::Result<Vec<ContestantRuns>> {
     let jobs: Vec<(usize, u64)> =
         (0..contestants.len()).flat_map(|contestant| seeds.iter().map(move |&seed| (contestant, seed))).collect();
     let at_once = threads.min(jobs.len()).max(1);
-    let live = LiveTable::new(names, seeds.len());
     let mut results: Vec<ContestantRuns> = contestants.iter().map(without_runs).collect();
     let work = |&(index, seed): &(usize, u64)| {
         let contestant = &contestants[index];

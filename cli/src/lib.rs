@@ -36,6 +36,7 @@ mod library {}
 #[doc = include_str!("../../docs/write-a-scheme.md")]
 mod write_a_scheme {}
 
+pub mod analysis;
 mod commands;
 mod comparison;
 mod destination;
@@ -50,10 +51,10 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use paceline_config::Failure;
 use paceline_config::file::{self, Configuration};
 use paceline_models::Model;
 
+pub use paceline_config::Failure;
 pub use {
     paceline_core as core, paceline_models as models, paceline_net as net, paceline_run as run,
     paceline_runtime as runtime, paceline_sim as sim, paceline_store as store, paceline_workload as workload,
@@ -124,7 +125,7 @@ pub fn main_from(start: Vec<OsString>, arguments: Vec<OsString>) -> u8 {
 
 /// The first argument is the program's name.
 fn run_command(arguments: Vec<OsString>) -> u8 {
-    let outcome = parse(arguments).and_then(|(cli, configuration)| match cli.command {
+    let outcome = parse(arguments).and_then(|(command, configuration)| match command {
         Command::Train(command) => command.run(&configuration),
         Command::Serve(command) => command.run(&configuration),
         Command::Work(command) => command.run(),
@@ -188,12 +189,12 @@ fn with_added_models(command: clap::Command) -> clap::Command {
 }
 
 /// Reads the arguments, after those of a configuration file, and returns the command and its full configuration.
-fn parse(arguments: Vec<OsString>) -> Result<(Cli, Configuration), Failure> {
+fn parse(arguments: Vec<OsString>) -> Result<(Command, Configuration), Failure> {
     let command = with_negative_numbers(with_exit_codes(with_added_models(Cli::command())));
     let matches = file::matches(command.clone(), arguments)?;
     let configuration = Configuration::of(&command, &matches);
     let cli = Cli::from_arg_matches(&matches).map_err(Failure::from)?;
-    Ok((cli, configuration))
+    Ok((cli.command, configuration))
 }
 
 #[cfg(test)]

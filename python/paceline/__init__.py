@@ -2,5 +2,35 @@
 
 from importlib.metadata import version
 
+from paceline import trace
+from paceline._paceline import Aggregate, Assignment, Question, Setup, Turn, Update
+from paceline.analysis import simulate, whatif
+from paceline.errors import Error, InputError, RunError
+from paceline.results import Columns, ComparedScheme, Run, Summary, TracedWorker, WhatIf, WorkerTimes, read_run
+from paceline.scheme import Scheme
+
 __version__ = version("paceline")
-__all__ = ["__version__"]
+__all__ = [
+    "Aggregate",
+    "Assignment",
+    "Columns",
+    "ComparedScheme",
+    "Error",
+    "InputError",
+    "Question",
+    "Run",
+    "RunError",
+    "Scheme",
+    "Setup",
+    "Summary",
+    "TracedWorker",
+    "Turn",
+    "Update",
+    "WhatIf",
+    "WorkerTimes",
+    "__version__",
+    "read_run",
+    "simulate",
+    "trace",
+    "whatif",
+]

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
-use indicatif::MultiProgress;
+use indicatif::{MultiProgress, ProgressDrawTarget};
 use paceline_config::file::Configuration;
 use paceline_config::{Cluster, Failure, ForceOption, PreparedScenario, Scenario, Seeds, parallel, scheme, whole};
 use paceline_core::{SchemeSpec, catalogue};
@@ -133,7 +133,7 @@ impl SimulateArgs {
         let outcome = parallel::run(
             &self.seeds.0,
             at_once,
-            |&seed| self.run_seed(&prepared, configuration, seed, threads / at_once, &bars).map(Some),
+            |&seed| self.run_seed(&prepared, configuration, seed, threads / at_once, &bars, &mut ()).map(Some),
             |SeedOutcome { lines, summary, files }| {
                 if self.output.json {
                     say(lines + &serde_json::to_string(&summary).unwrap_or_default());
@@ -154,6 +154,19 @@ impl SimulateArgs {
         }
         let endings = summaries.iter().map(|summary| summary.ending);
         Failure::unless_reached(endings.max_by_key(|ending| ending.exit_code()).unwrap_or(RunEnding::Interrupted))
+    }
+
+    /// Simulates one seed, prints nothing, and returns the summary.
+    pub fn run_observed(&self, configuration: &Configuration, observer: &mut dyn Observer) -> Result<Summary, Failure> {
+        let [seed] = self.seeds.0[..] else {
+            return Err(Failure::Input(anyhow!("--seeds gives {} runs; expected one seed", self.seeds.0.len())));
+        };
+        let prepared = self.prepare().map_err(Failure::Input)?;
+        let bars = MultiProgress::with_draw_target(ProgressDrawTarget::hidden());
+        let threads = parallel::threads(self.threads);
+        let outcome = self.run_seed(&prepared, configuration, seed, threads, &bars, observer).map_err(Failure::Run)?;
+        outcome.files.map_err(Failure::Run)?;
+        Ok(outcome.summary)
     }
 
     /// The files that are read.
@@ -193,6 +206,7 @@ impl SimulateArgs {
         seed: u64,
         threads: usize,
         bars: &MultiProgress,
+        observer: &mut dyn Observer,
     ) -> anyhow::Result<SeedOutcome> {
         let simulation = prepared.simulation(&self.scheme, seed, threads)?;
         let workers = simulation.setup.workers;
@@ -209,7 +223,7 @@ impl SimulateArgs {
         let mut recorder = self.output.record.is_some().then(Recorder::default);
         let mut progress = RunBar::new(bars, format!("{} seed {seed}", self.scheme), &simulation.goals);
         let mut log = NoticeLogger;
-        let mut observers: Vec<&mut dyn Observer> = vec![&mut progress, &mut log];
+        let mut observers: Vec<&mut dyn Observer> = vec![&mut progress, &mut log, observer];
         observers.extend(folder.as_mut().map(|folder| folder as &mut dyn Observer));
         observers.extend(lines.as_mut().map(|lines| lines as &mut dyn Observer));
         observers.extend(recorder.as_mut().map(|recorder| recorder as &mut dyn Observer));

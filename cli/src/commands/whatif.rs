@@ -7,11 +7,12 @@ use anyhow::bail;
 use clap::Args;
 use paceline_config::{Contestant, Failure, Scenario, SchemeList, Seeds, parallel, whole};
 use paceline_report::comparison::Ranking;
+use paceline_report::live_table::LiveTable;
 use paceline_report::numbers::counted;
 use paceline_report::stragglers::Analysis;
 use paceline_sim::Times;
 use paceline_trace::{PROFILER_STEP, Trace};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::comparison;
 use crate::interrupt;
@@ -67,27 +68,58 @@ pub struct WhatifArgs {
     json: bool,
 }
 
+/// What a trace shows, and how the schemes compare on it.
+pub struct ComparedSchemes {
+    analysis: Analysis,
+    ranking: Ranking,
+    /// The workers that are used.
+    workers: usize,
+}
+
+impl ComparedSchemes {
+    /// An object with the recommendation and the workers, then one per scheme.
+    pub fn json_lines(&self) -> Vec<Value> {
+        let ComparedSchemes { analysis, ranking, .. } = self;
+        let recommended = ranking.recommended().map(|best| best.name.as_str());
+        let head = json!({ "recommended": recommended, "why": ranking.explanation(), "trace": analysis });
+        std::iter::once(head).chain(ranking.places.iter().map(|place| json!(place))).collect()
+    }
+}
+
 impl WhatifArgs {
     pub fn run(self) -> Result<(), Failure> {
+        let compared = self.compare(|names, runs| {
+            interrupt::listen_for_result()?;
+            Ok(LiveTable::new(names, runs))
+        })?;
+        if self.json {
+            compared.json_lines().into_iter().for_each(say);
+        } else {
+            self.print(&compared);
+        }
+        interrupt::check()
+    }
+
+    /// Compares the schemes. `start` is called when all input is read, and returns what shows the progress. After an
+    /// interrupt, the complete runs count.
+    pub fn compare(
+        &self,
+        start: impl FnOnce(&[String], usize) -> Result<LiveTable, Failure>,
+    ) -> Result<ComparedSchemes, Failure> {
         self.check().map_err(Failure::Input)?;
         let trace = Trace::read_all(&self.trace, &self.span).map_err(Failure::input)?;
         let analysis = Analysis::new(&trace);
         let prepared = self.scenario.prepare_with(Times::of_trace(trace)).map_err(Failure::Input)?;
         let schemes = self.schemes.specs(prepared.setup(), true).map_err(Failure::Input)?;
         let threads = parallel::threads(self.threads);
-        interrupt::listen_for_result()?;
         let contestants: Vec<Contestant> = schemes.iter().map(|scheme| prepared.contestant(scheme)).collect();
         let names = comparison::names(&contestants);
-        let results = comparison::simulate(&prepared, &contestants, &self.seeds.0, threads, &names, |_, _| Ok(None));
+        let live = start(&names, self.seeds.0.len())?;
+        let results = comparison::simulate(&prepared, &contestants, &self.seeds.0, threads, &live, |_, _| Ok(None));
         let results = results.map_err(Failure::Run)?;
         let results = comparison::complete(results, self.seeds.0.len())?;
         let ranking = Ranking::new(&results, prepared.goals());
-        if self.json {
-            self.print_json(&analysis, &ranking)
-        } else {
-            self.print(&analysis, &ranking, prepared.setup().workers)
-        }
-        interrupt::check()
+        Ok(ComparedSchemes { analysis, ranking, workers: prepared.setup().workers })
     }
 
     fn check(&self) -> anyhow::Result<()> {
@@ -111,9 +143,9 @@ impl WhatifArgs {
         options + &format!(" --lr-rule {}", training.lr_rule)
     }
 
-    fn print(&self, analysis: &Analysis, ranking: &Ranking, workers: usize) {
+    fn print(&self, ComparedSchemes { analysis, ranking, workers }: &ComparedSchemes) {
         if let Some(best) = ranking.recommended() {
-            say(format_args!("Recommended: {} (paceline train {})", best.name, self.options(&best.name, workers)));
+            say(format_args!("Recommended: {} (paceline train {})", best.name, self.options(&best.name, *workers)));
         }
         say(ranking.explanation());
         say(analysis.explanation());
@@ -129,13 +161,5 @@ impl WhatifArgs {
             "\nSimulated on these times: {model} on {data}, {seeds}; the time of a task is proportional to its samples\n{}",
             ranking.table()
         ));
-    }
-
-    fn print_json(&self, analysis: &Analysis, ranking: &Ranking) {
-        let recommended = ranking.recommended().map(|best| best.name.as_str());
-        say(json!({ "recommended": recommended, "why": ranking.explanation(), "trace": analysis }));
-        for place in &ranking.places {
-            say(json!(place));
-        }
     }
 }

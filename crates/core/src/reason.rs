@@ -154,17 +154,22 @@ pub enum Reason {
 pub struct ReasonText(&'static str);
 
 impl<'de> Deserialize<'de> for ReasonText {
-    /// Equal texts are kept once, for as long as the process runs: a scheme has few.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer).map(|text| ReasonText::kept(&text))
+    }
+}
+
+impl ReasonText {
+    /// Equal texts are kept once, for as long as the process runs: a scheme has few.
+    fn kept(text: &str) -> Self {
         static TEXTS: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
-        let text = String::deserialize(deserializer)?;
         let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = texts.get(text.as_str()).copied();
-        Ok(ReasonText(known.unwrap_or_else(|| {
-            let text = text.leak();
+        let known = texts.get(text).copied();
+        ReasonText(known.unwrap_or_else(|| {
+            let text = String::from(text).leak();
             texts.insert(text);
             text
-        })))
+        }))
     }
 }
 
@@ -213,6 +218,12 @@ impl Reason {
     /// A reason with a number, such as "weighted by staleness" with 3. A number that is not finite is left out.
     pub const fn own_value(text: &'static str, value: f64) -> Self {
         Reason::Own { text: ReasonText(text), value: if value.is_finite() { Some(value) } else { None } }
+    }
+
+    /// A reason in words that are known only when the program runs. Each text is kept for as long as the process runs, so
+    /// what varies belongs into the number. One that is not finite is left out.
+    pub fn in_words(text: &str, value: Option<f64>) -> Self {
+        Reason::Own { text: ReasonText::kept(text), value: value.filter(|value| value.is_finite()) }
     }
 
     /// The estimate that a quorum was chosen by; `None` for schemes without one.

@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::numbers::{self, number};
 use crate::progress::bars;
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use paceline_runtime::{Iteration, Monitor, Observer, Summary};
 
 /// Iterations between two updates of a line.
@@ -14,6 +14,8 @@ const REFRESH_EVERY: u64 = 8;
 /// contestant's runs are done.
 pub struct LiveTable {
     bars: MultiProgress,
+    /// Whether a line is printed when a contestant's runs are done.
+    prints: bool,
     /// Kept because dropping the bar removes its line.
     _head: ProgressBar,
     lines: Vec<Mutex<ContestantLine>>,
@@ -32,6 +34,16 @@ impl LiveTable {
     /// A table of these contestants, each with this number of runs. Those of the same name share a line.
     pub fn new(names: &[String], runs: usize) -> Self {
         let bars = bars();
+        let prints = bars.is_hidden();
+        LiveTable::with(bars, prints, names, runs)
+    }
+
+    /// A table that shows nothing.
+    pub fn silent(names: &[String], runs: usize) -> Self {
+        LiveTable::with(MultiProgress::with_draw_target(ProgressDrawTarget::hidden()), false, names, runs)
+    }
+
+    fn with(bars: MultiProgress, prints: bool, names: &[String], runs: usize) -> Self {
         let mut unique: Vec<&String> = Vec::new();
         names.iter().for_each(|name| {
             if !unique.contains(&name) {
@@ -57,7 +69,7 @@ impl LiveTable {
             let bar = line(format!("{name}  {:>5}", format!("0/{runs}")));
             Mutex::new(ContestantLine { bar, name, done: 0, runs })
         });
-        LiveTable { lines: lines.collect(), line_of, _head: head, bars }
+        LiveTable { lines: lines.collect(), line_of, _head: head, bars, prints }
     }
 
     /// An observer that shows the progress of one run.
@@ -82,7 +94,7 @@ impl LiveTable {
             accuracy: summary.accuracy,
         };
         let text = line.text(&row);
-        if self.bars.is_hidden() && line.done == line.runs {
+        if self.prints && line.done == line.runs {
             eprintln!("{text}");
         }
         line.bar.set_message(text);

@@ -9,6 +9,11 @@ pub fn request_interrupt() -> bool {
     REQUESTED.swap(true, Ordering::Relaxed)
 }
 
+/// Takes the request back, when everything that it was meant for has ended.
+pub fn withdraw_interrupt() {
+    REQUESTED.store(false, Ordering::Relaxed);
+}
+
 /// Whether everything that computes is to end soon.
 pub fn is_interrupted() -> bool {
     REQUESTED.load(Ordering::Relaxed)

@@ -54,7 +54,7 @@ pub use event_segments::{EVENTS, KeepEvents, open_events};
 pub use folder_lock::FolderLock;
 pub use goal::{Goal, GoalProgress, Goals};
 pub use http::StatusServer;
-pub use interrupt::{is_interrupted, request_interrupt};
+pub use interrupt::{is_interrupted, request_interrupt, withdraw_interrupt};
 pub use job::Job;
 pub use job_model::{JobModel, OfferedModel};
 pub use metrics::{MetricsRow, read_metrics};

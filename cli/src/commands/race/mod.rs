@@ -11,6 +11,7 @@ use paceline_config::file::Configuration;
 use paceline_config::{Contestant, Failure, PreparedScenario, Scenario, SchemeList, Seeds, parallel, whole};
 use paceline_core::Setup;
 use paceline_report::comparison::{ContestantRuns, Ranking, panels};
+use paceline_report::live_table::LiveTable;
 use paceline_report::{page, plot};
 use paceline_runtime::{EventLogHeader, Goals, RunFolder, check_free, is_interrupted, next_free, set_aside};
 use paceline_sim::Simulation;
@@ -183,7 +184,8 @@ impl RaceArgs {
             Ok(Some(RunFolder::create(&folder, &configuration.to_string(), &header, layout)?))
         };
         let threads = parallel::threads(self.threads);
-        comparison::simulate(prepared, heat.contestants, heat.seeds, threads, &heat.names(), folder)
+        let live = LiveTable::new(&heat.names(), heat.seeds.len());
+        comparison::simulate(prepared, heat.contestants, heat.seeds, threads, &live, folder)
     }
 
     /// The setup that schemes are built for with `--real`.

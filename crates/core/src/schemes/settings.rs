@@ -34,6 +34,14 @@ pub enum SchemeError {
         /// How many there may be.
         limit: usize,
     },
+    /// A scheme from outside can't be built.
+    #[error("scheme '{scheme}' can't be built: {why}")]
+    Refused {
+        /// The scheme.
+        scheme: String,
+        /// Why not.
+        why: String,
+    },
     /// The scheme does not wait for k of n workers.
     #[error("scheme '{scheme}' does not wait for k of n workers, so dispatch {dispatch} has no effect; leave it out")]
     NoDispatch {
@@ -167,6 +175,11 @@ impl Settings<'_> {
     /// The value or the default.
     fn or_default<T>(&self, setting: &Setting, given: Option<T>, default: Option<T>) -> Result<T, SchemeError> {
         given.or(default).ok_or_else(|| self.missing(setting.key, &setting.allowed(self.setup)))
+    }
+
+    /// The scheme's name.
+    pub fn scheme(&self) -> &str {
+        self.scheme.name()
     }
 
     /// A whole number, or its default.
