@@ -104,6 +104,15 @@ enum Command {
     Keys(commands::keys::KeysArgs),
 }
 
+/// The emulated delays of a worker: a factor, or times such as `lognormal:-2,0.5`, drawn by its rank.
+///
+/// # Errors
+/// If the text is neither, or its trace can't be read.
+pub fn emulation(text: &str, rank: Option<u32>) -> anyhow::Result<net::Emulation> {
+    // Without a rank, the process number makes workers differ.
+    text.parse::<options::DelaySpec>()?.load(core::WorkerId(rank.unwrap_or_else(std::process::id)), 0)
+}
+
 /// Runs the command that the arguments of this process name, and returns its exit code.
 ///
 /// `train` starts this same program as its workers, so add models and schemes before.

@@ -3,6 +3,7 @@
 //! - `command`: the command `paceline`.
 //! - `analysis`: simulations and `whatif` as calls.
 //! - `scheme`, `turn`: schemes written in Python.
+//! - `session`: a worker's session, for a training loop in Python; `memory`: the values that it shares with its server.
 //! - `interruptible`: long work without the interpreter's lock that ends at Ctrl-C.
 //! - `errors`: failures as the package's exceptions.
 
@@ -10,7 +11,9 @@ mod analysis;
 mod command;
 mod errors;
 mod interruptible;
+mod memory;
 mod scheme;
+mod session;
 mod turn;
 
 /// The native half of the package `paceline`.
@@ -21,7 +24,11 @@ mod _paceline {
     #[pymodule_export]
     use crate::command::main;
     #[pymodule_export]
+    use crate::memory::PyMemory;
+    #[pymodule_export]
     use crate::scheme::{PyAggregate, PyAssignment, PyQuestion, PySetup, PyUpdate};
+    #[pymodule_export]
+    use crate::session::{PySession, PyTask};
     #[pymodule_export]
     use crate::turn::PyTurn;
 }

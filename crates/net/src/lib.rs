@@ -55,7 +55,7 @@ pub use frame::PROTOCOL_VERSION;
 pub use keys::{Keys, KeysError};
 pub use local_workers::LocalWorkers;
 pub use paceline_protocol::{
-    AfterIteration, PayloadFormat, RunPosition, SessionEnd, TaskSettings, Welcome, after_iteration,
+    AfterIteration, OfferedTraining, PayloadFormat, RunPosition, SessionEnd, TaskSettings, Welcome, after_iteration,
 };
 pub use server::{MAX_CONNECTIONS, RunOutcome, Server, ServerError, Stopper, TransportOptions};
 pub use shared_memory::ValueMemory;

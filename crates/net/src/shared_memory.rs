@@ -27,6 +27,8 @@ pub(crate) struct Region {
     map: Arc<MmapRaw>,
     length: usize,
     file: Option<OwnedFd>,
+    /// Whether this process reads what another one writes. Its own writes are then its own.
+    is_foreign: bool,
 }
 
 /// The memory of a vector of values, for code that can't borrow it: a tensor of another library. It stays mapped while a
@@ -38,6 +40,7 @@ pub(crate) struct Region {
 pub struct ValueMemory {
     map: Arc<MmapRaw>,
     length: usize,
+    is_foreign: bool,
 }
 
 impl ValueMemory {
@@ -57,11 +60,14 @@ impl ValueMemory {
     }
 
     /// Forgets what this process has written to a model in shared memory. Its pages are private from the first write on, and
-    /// would no longer follow the server's. To be called when a task begins that uses them again.
+    /// would no longer follow the server's. To be called when a task begins that uses them again. Other memory stays as it is.
     ///
     /// # Errors
     /// If the system can't say which pages those are.
     pub fn forget_writes(&self) -> io::Result<()> {
+        if !self.is_foreign {
+            return Ok(());
+        }
         let page = rustix::param::page_size();
         let (first, count) = (self.map.as_ptr() as usize / page, (self.length * size_of::<f32>()).div_ceil(page));
         let mut entries = vec![0_u8; count * size_of::<u64>()];
@@ -98,7 +104,7 @@ impl Region {
         let map = MmapMut::map_anon(bytes(length)?)?;
         // Only a hint: without huge pages it is a little slower.
         let _ = map.advise(Advice::HugePage);
-        Ok(Region { map: Arc::new(map.into()), length, file: None })
+        Ok(Region { map: Arc::new(map.into()), length, file: None, is_foreign: false })
     }
 
     /// Allocates `length` zeros that can be shared with another process.
@@ -107,7 +113,7 @@ impl Region {
         ftruncate(&file, bytes(length)? as u64)?;
         let map = MmapOptions::new().len(bytes(length)?).map_raw(&file)?;
         fcntl_add_seals(&file, seals(writer))?;
-        Ok(Region { map: Arc::new(map), length, file: Some(file) })
+        Ok(Region { map: Arc::new(map), length, file: Some(file), is_foreign: false })
     }
 
     /// Opens the region of `length` values behind a file descriptor that another process sent.
@@ -130,12 +136,12 @@ impl Region {
             RegionWriter::Owner => MmapRaw::from(unsafe { options.len(size).map_copy(&file) }?),
             RegionWriter::Peer => options.len(size).map_raw(&file)?,
         };
-        Ok(Region { map: Arc::new(map), length, file: None })
+        Ok(Region { map: Arc::new(map), length, file: None, is_foreign: writer == RegionWriter::Owner })
     }
 
     /// A handle to its memory.
     pub(crate) fn memory(&self) -> ValueMemory {
-        ValueMemory { map: self.map.clone(), length: self.length }
+        ValueMemory { map: self.map.clone(), length: self.length, is_foreign: self.is_foreign }
     }
 
     /// Closes the file descriptor after it was sent; the memory stays mapped.

@@ -1,6 +1,7 @@
 //! The worker's connection to its server, and the thread that waits for it.
 
 use std::io;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -40,6 +41,11 @@ impl WorkerLink {
 
     pub(super) fn outbox(&self) -> &Arc<Outbox> {
         self.connection.outbox()
+    }
+
+    /// The file descriptor of the connection.
+    pub(super) fn socket(&self) -> RawFd {
+        self.connection.socket().as_fd().as_raw_fd()
     }
 
     /// Whether the server is on this machine and shares memory.

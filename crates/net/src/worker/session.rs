@@ -3,7 +3,9 @@
 //! [`Worker::run`](super::Worker::run) has a loop of its own. A program with another loop, e.g. a PyTorch script, holds the
 //! session itself.
 
+use std::fs::File;
 use std::io;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -118,6 +120,8 @@ pub struct WorkerSession {
     payload: PayloadFormat,
     /// Whether the server shares memory with this worker.
     is_shared: bool,
+    /// The file descriptor of the connection.
+    socket: RawFd,
     /// The length of the parameter vector, once it is known.
     length: Arc<OnceLock<usize>>,
     /// A buffer for results that are sent. It is allocated for the first, and while another is still being read.
@@ -136,7 +140,7 @@ impl WorkerSession {
         };
         let (progress, length) = (Progress::default(), Arc::new(OnceLock::new()));
         let messages = ServerMessages::new(task_queue.clone(), progress.clone(), welcome.payload, length.clone());
-        let (outbox, is_shared) = (link.outbox().clone(), link.is_shared());
+        let (outbox, is_shared, socket) = (link.outbox().clone(), link.is_shared(), link.socket());
         let exchange = move || link.run(messages);
         let thread = thread::Builder::new().name("connection".into()).spawn(exchange);
         let session = WorkerSession {
@@ -145,6 +149,7 @@ impl WorkerSession {
             progress,
             payload: welcome.payload,
             is_shared,
+            socket,
             length,
             buffer: None,
             system_load: SystemLoad::default(),
@@ -203,6 +208,20 @@ impl WorkerSession {
     /// The version and the memory of the model at the end of the run, if the server sent it to its workers.
     pub fn last_model(&self) -> Option<(Version, ValueMemory)> {
         self.task_queue.last_model().map(|(version, model)| (version, model.parameters.memory()))
+    }
+
+    /// In a process that was forked from this one: replaces its copy of the connection, so that the connection ends with the
+    /// process that joined. That process's session stays as it is.
+    ///
+    /// # Errors
+    /// If the system can't do it.
+    pub fn let_go(&self) -> io::Result<()> {
+        let nothing = File::open("/dev/null")?;
+        // SAFETY: both are open. This process never uses the connection, so what it finds there instead does not matter.
+        match unsafe { libc::dup2(nothing.as_raw_fd(), self.socket) } {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
     }
 
     /// Whether the running task is cancelled.

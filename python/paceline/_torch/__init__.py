@@ -1,0 +1,1 @@
+"""What needs PyTorch. Nothing here is imported before `Run.prepare`."""

@@ -1,0 +1,230 @@
+"""A loader whose batches have the sizes that the scheme assigns."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+
+from paceline.errors import InputError
+
+if TYPE_CHECKING:
+    from paceline._torch.training import Training
+
+
+class ShardSampler(Sampler[int]):
+    """One worker's share of the indices, the same number for every worker, in an order that all workers agree on."""
+
+    def __init__(self, length: int, rank: int, workers: int, seed: int, *, shuffled: bool) -> None:
+        """Take every `workers`-th index of `length`, from `rank` on. The last ones may be repeated to fill the shares."""
+        self.length, self.rank, self.workers, self.seed, self.shuffled = length, rank, workers, seed, shuffled
+        #: The pass through the data, which gives the order, and where in it the next iteration starts.
+        self.number, self.start = 0, 0
+
+    def __len__(self) -> int:
+        """The indices of a pass."""
+        return -(-self.length // self.workers)
+
+    def __iter__(self) -> Iterator[int]:
+        """The indices of the next pass."""
+        start, self.start = self.start, 0
+        if self.shuffled:
+            generator = torch.Generator().manual_seed(self.seed + self.number)
+            order: Sequence[int] = torch.randperm(self.length, generator=generator).tolist()
+        else:
+            order = range(self.length)
+        self.number += 1
+        return (order[(position * self.workers + self.rank) % self.length] for position in range(start, len(self)))
+
+
+class PreparedLoader:
+    """Batches for one worker, as large as its tasks say.
+
+    One pass is an epoch of all workers: it ends when they have used as many samples as the data has. Whatever else the
+    loader has, such as `dataset`, this one has too.
+    """
+
+    def __init__(self, loader: Iterable[Any], training: "Training") -> None:
+        """Share the data among the workers if the loader draws from all of it."""
+        self._training = training
+        self._sampler: ShardSampler | None = None
+        self._epochs = 0
+        self._batches: Rebatched | None = None
+        batch_size = getattr(loader, "batch_size", None)
+        self.batch_size = int(batch_size) if batch_size else 1
+        if isinstance(loader, DataLoader):
+            loader = self._shared(loader)
+        self._loader = loader
+        #: The samples of an epoch of all workers, if they can be counted.
+        self.epoch_samples = self._count_samples()
+
+    def _shared(self, loader: "DataLoader[Any]") -> "DataLoader[Any]":
+        """The same loader for this worker's share of the data."""
+        if loader.batch_size is None and loader.batch_sampler is None:
+            message = "the loader has batch_size=None, so that its samples can't be counted: give it a batch size"
+            raise InputError(message)
+        training = self._training
+        kind = type(loader.sampler)
+        if training.workers == 1 or isinstance(loader.dataset, IterableDataset):
+            return loader
+        if kind not in {RandomSampler, SequentialSampler} or getattr(loader.sampler, "replacement", False):
+            return loader
+        length = len(loader.dataset)  # type: ignore[arg-type] # a sampler of these kinds needs a length
+        if length == 0:
+            message = "the loader's data set is empty"
+            raise InputError(message)
+        shuffled = kind is RandomSampler
+        self._sampler = ShardSampler(length, training.rank, training.workers, training.seed, shuffled=shuffled)
+        return DataLoader(
+            loader.dataset,
+            batch_size=loader.batch_size,
+            sampler=self._sampler,
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            drop_last=loader.drop_last,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=loader.generator,
+            prefetch_factor=loader.prefetch_factor,
+            persistent_workers=loader.persistent_workers,
+        )
+
+    def _count_samples(self) -> int | None:
+        """The samples of an epoch of all workers."""
+        loader, workers = self._loader, self._training.workers
+        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+            return None
+        try:
+            share = len(loader.sampler)
+        except TypeError:
+            return None
+        if loader.drop_last:
+            share -= share % self.batch_size
+        if share == 0:
+            message = "a worker's share of the data is empty, or smaller than a batch that drop_last drops"
+            raise InputError(message)
+        return share * workers
+
+    def __len__(self) -> int:
+        """The batches of a pass, if all have the loader's batch size."""
+        return len(self._loader)  # type: ignore[arg-type] # an error there is an error here
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 whatever the loader has
+        """What the loader has."""
+        return getattr(self._loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches until the epoch ends, or the run."""
+        training = self._training
+        self._epochs += 1
+        if not training.has_task():
+            return
+        if self._batches is None:
+            self._batches = self._begin(training.offset)
+        end = None if self.epoch_samples is None else self._epochs * self.epoch_samples
+        while training.has_task() and (end is None or training.used < end):
+            asked = perf_counter()
+            batch, count = self._batches.take(training.samples)
+            training.loaded(count, perf_counter() - asked)
+            if count == 0:
+                # A pass ends. Without a known length that is the end of the epoch.
+                self._batches = Rebatched(self._loader)
+                if end is None:
+                    return
+                continue
+            yield batch
+
+    def _begin(self, offset: int) -> "Rebatched":
+        """The first batches, from a position in this worker's samples on."""
+        if self._sampler is not None and self.epoch_samples is not None:
+            share = self.epoch_samples // self._training.workers
+            self._sampler.number, self._sampler.start = divmod(offset, share)
+            return Rebatched(self._loader)
+        batches = Rebatched(self._loader)
+        if self.epoch_samples is not None:
+            batches.take(offset % self.epoch_samples)
+        return batches
+
+
+class Rebatched:
+    """One pass through a loader, in batches of any size: in order, nothing lost, nothing twice."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        """Begin a pass."""
+        self._iterator = iter(loader)
+        self._rest: Any = None
+
+    def take(self, count: int) -> tuple[Any, int]:
+        """The next `count` samples as one batch; fewer at the end of the pass."""
+        parts: list[Any] = []
+        taken = 0
+        while taken < count:
+            batch = self._rest if self._rest is not None else next(self._iterator, None)
+            self._rest = None
+            if batch is None:
+                break
+            size = batch_size(batch)
+            if size > count - taken:
+                self._rest = cut(batch, slice(count - taken, size))
+                batch, size = cut(batch, slice(count - taken)), count - taken
+            if size:
+                parts.append(batch)
+                taken += size
+        if not parts:
+            return None, 0
+        return (parts[0] if len(parts) == 1 else joined(parts)), taken
+
+
+def batch_size(batch: Any) -> int:  # noqa: ANN401 a batch is what the user's loader gives
+    """The samples in a batch: the length of its first tensor or list."""
+    if isinstance(batch, Tensor):
+        if batch.ndim == 0:
+            message = "the loader gives a tensor without dimensions: expected batches whose first dimension counts samples"
+            raise InputError(message)
+        return len(batch)
+    if isinstance(batch, Mapping):
+        return batch_size(next(iter(batch.values())))
+    if isinstance(batch, tuple) or (isinstance(batch, list) and batch and isinstance(batch[0], (Tensor, Mapping, list, tuple))):
+        return batch_size(batch[0])
+    if isinstance(batch, (list, str)):
+        return len(batch)
+    message = f"the loader gives batches of type {type(batch).__name__}, which can't be cut: expected tensors, or tuples, lists or dicts of them"
+    raise InputError(message)
+
+
+def cut(batch: Any, section: slice) -> Any:  # noqa: ANN401 a batch is what the user's loader gives
+    """Some samples of a batch."""
+    if isinstance(batch, Tensor):
+        return batch[section]
+    if isinstance(batch, Mapping):
+        return _same_mapping(batch, {key: cut(value, section) for key, value in batch.items()})
+    if isinstance(batch, tuple):
+        parts = (cut(value, section) for value in batch)
+        return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
+    if isinstance(batch, list) and batch and isinstance(batch[0], (Tensor, Mapping, list, tuple)):
+        return [cut(value, section) for value in batch]
+    return batch[section]
+
+
+def joined(parts: Sequence[Any]) -> Any:  # noqa: ANN401 a batch is what the user's loader gives
+    """Several batches as one."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(parts))
+    if isinstance(first, Mapping):
+        return _same_mapping(first, {key: joined([part[key] for part in parts]) for key in first})
+    if isinstance(first, tuple):
+        columns = (joined(column) for column in zip(*parts, strict=True))
+        return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
+    if isinstance(first, list) and first and isinstance(first[0], (Tensor, Mapping, list, tuple)):
+        return [joined(column) for column in zip(*parts, strict=True)]
+    return [sample for part in parts for sample in part]
+
+
+def _same_mapping(like: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
+    """The values as the same kind of mapping, such as the batches of Hugging Face."""
+    return values if type(like) is dict else type(like)(values)  # type: ignore[call-arg] # by convention

@@ -1,0 +1,154 @@
+"""The tensors of a model as one vector of values, the way server and workers exchange them."""
+
+import ctypes
+import zlib
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from paceline._paceline import Memory
+from paceline.errors import InputError
+
+
+class Entry(NamedTuple):
+    """A tensor of the model and its place in the vector."""
+
+    name: str
+    tensor: Tensor
+    start: int
+    end: int
+
+
+class ModelTensors:
+    """The trained parameters of a model, then its statistics, in one vector.
+
+    On a processor, parameters of 32 bits are views of the memory that the server writes: no value is copied. Others are
+    copied from it and converted.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """Find the tensors. Tied parameters are one tensor, under their first name."""
+        trained = [(name, tensor) for name, tensor in model.named_parameters() if tensor.requires_grad]
+        if not trained:
+            message = "the model has no parameter with requires_grad: there is nothing to train"
+            raise InputError(message)
+        for name, tensor in trained:
+            if tensor.is_complex() or not tensor.is_floating_point():
+                message = f"parameter '{name}' is {tensor.dtype}: expected real numbers"
+                raise InputError(message)
+        devices = {str(tensor.device) for _, tensor in trained}
+        if len(devices) > 1:
+            message = f"the model is on several devices ({', '.join(sorted(devices))}): expected one per worker"
+            raise InputError(message)
+        self.device = trained[0][1].device
+        self.trained: list[Entry] = []
+        self.statistics: list[Entry] = []
+        end = 0
+        for entries, tensors in ((self.trained, trained), (self.statistics, _statistics(model))):
+            for name, tensor in tensors:
+                start, end = end, end + tensor.numel()
+                entries.append(Entry(name, tensor, start, end))
+        self.length = end
+        self.frozen = _checksum([tensor for tensor in model.parameters() if not tensor.requires_grad])
+        self._views: dict[int, tuple[Tensor, list[Tensor]]] = {}
+        # On another device, the vector is there too, and parameters are views of that one.
+        self._placed = None if self.device.type == "cpu" else torch.empty(end, device=self.device)
+        self._current: list[Tensor] = []
+
+    def values(self) -> Tensor:
+        """All values, in one vector."""
+        tensors = [entry.tensor.detach().flatten().float().cpu() for entry in (*self.trained, *self.statistics)]
+        return torch.cat(tensors)
+
+    def views(self, memory: Memory) -> tuple[Tensor, list[Tensor]]:
+        """The vector in a memory, and the tensors in it."""
+        known = self._views.get(memory.address)
+        if known is None or len(known[0]) != self.length:
+            vector = torch.frombuffer(memory, dtype=torch.float32)
+            known = self._views[memory.address] = (vector, self.split(vector))
+        return known
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        """The tensors in a vector."""
+        entries = (*self.trained, *self.statistics)
+        return [vector[entry.start : entry.end].view(entry.tensor.shape) for entry in entries]
+
+    def use(self, memory: Memory, *, private: bool) -> None:
+        """Give the model the parameters in a memory: as views, or as copies of its own if it changes them."""
+        memory.forget_writes()
+        vector, views = self.views(memory)
+        if self._placed is not None:
+            self._placed.copy_(vector)
+            views = self.split(self._placed)
+        elif private:
+            views = self.split(vector.clone())
+        self._current = views
+        with torch.no_grad():
+            for entry, view in zip(self.trained, views, strict=False):
+                if entry.tensor.dtype == torch.float32:
+                    entry.tensor.data = view
+                else:
+                    entry.tensor.data.copy_(view)
+            for entry, view in zip(self.statistics, views[len(self.trained) :], strict=True):
+                entry.tensor.copy_(view)
+
+    def check_unchanged(self) -> None:
+        """Raise an error if the model's parameters are no longer those that the run gave it."""
+        for entry, view in zip(self.trained, self._current, strict=False):
+            if entry.tensor.dtype == torch.float32 and entry.tensor.data_ptr() != view.data_ptr() and view.numel():
+                message = (
+                    f"parameter '{entry.name}' was replaced after run.prepare (by model.to(), .data = or load_state_dict"
+                    "(assign=True)); change the model before run.prepare"
+                )
+                raise InputError(message)
+
+    def write_statistics(self, model: Memory, result: Memory) -> None:
+        """Write how the statistics have changed since the task began."""
+        if self.statistics:
+            first = len(self.trained)
+            before, changes = self.views(model)[1][first:], self.views(result)[1][first:]
+            for entry, old, change in zip(self.statistics, before, changes, strict=True):
+                torch.sub(old, entry.tensor.float().cpu(), out=change)
+
+    def write_difference(self, model: Memory, result: Memory) -> None:
+        """Write the difference of the model and the replica that was trained from it."""
+        before, changes = self.views(model)[1], self.views(result)[1]
+        with torch.no_grad():
+            for entry, old, change in zip((*self.trained, *self.statistics), before, changes, strict=True):
+                torch.sub(old, entry.tensor.detach().float().cpu(), out=change)
+
+    def pull(self, memory: Memory, replica: Tensor, share: float) -> None:
+        """Go on from a replica, moved towards the model by a share. One that is not finite starts over."""
+        vector, _ = self.views(memory)
+        pulled = replica + share * (vector - replica)
+        if not torch.isfinite(pulled).all():
+            return
+        with torch.no_grad():
+            for entry, value in zip((*self.trained, *self.statistics), self.split(pulled), strict=True):
+                entry.tensor.copy_(value)
+
+
+def _statistics(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """The buffers that training changes and checkpoints keep: running means and variances."""
+    transient = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        for name in module._non_persistent_buffers_set  # noqa: SLF001 there is no other way to ask
+    }
+    return [
+        (name, buffer)
+        for name, buffer in model.named_buffers()
+        if buffer.is_floating_point() and name not in transient
+    ]
+
+
+def _checksum(tensors: list[Tensor]) -> int:
+    """A checksum of all bytes."""
+    checksum = 0
+    for tensor in tensors:
+        values = tensor.detach().cpu().contiguous()
+        size = values.numel() * values.element_size()
+        if size:
+            checksum = zlib.crc32((ctypes.c_char * size).from_address(values.data_ptr()), checksum)
+    return checksum

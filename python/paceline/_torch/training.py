@@ -1,0 +1,345 @@
+"""What a worker does between two tasks: hooks on the user's model and optimizer."""
+
+import json
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paceline._paceline import Session, Task
+from paceline._torch import optimizers
+from paceline._torch.loader import PreparedLoader
+from paceline._torch.tensors import ModelTensors
+from paceline.errors import InputError, Interrupted
+
+
+class Training:
+    """The model, the optimizer and the session of one worker.
+
+    The user's objects stay what they are. Gradients are copied by hooks as the backward pass makes them. A hook before the
+    optimizer's step reports them and takes the next task; the step itself then finds no gradients and does nothing. With local
+    iterations the optimizer steps, and a hook after it sends the difference when the scheme asks for it.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, *, rank: int | None, workers: int, seed: int) -> None:
+        """Find out what the server has to know of the model and the optimizer."""
+        self.rank = rank or 0
+        self.workers = workers
+        self.seed = seed
+        self.model = model
+        self.optimizer = optimizer
+        self.tensors = ModelTensors(model)
+        optimizers.check(optimizer, self.tensors)
+        self.specification = optimizers.specification(optimizer, self.tensors)
+        self.session: Session | None = None
+        self.task: Task | None = None
+        self.over = False
+        self.version = 0
+        #: Whether the body of a loop can be interrupted.
+        self.interruptible = False
+        self._versions = [entry.tensor._version for entry in self.tensors.trained]  # noqa: SLF001 counts changes
+        self._parameters = sum(len(group["params"]) for group in optimizer.param_groups)
+        self._results: list[Tensor] = []
+        self._arrived: set[int] = set()
+        self._kept: dict[int, Tensor] = {}
+        self._schedulers: list[FollowedScheduler] = []
+        self._begin_counts()
+        self._iterations = 0
+        self._is_dropped = False
+
+    def join(self, session: Session) -> None:
+        """Take part in the run: from now on the hooks act."""
+        self.session = session
+        self.rank = session.rank
+        for index, entry in enumerate(self.tensors.trained):
+            entry.tensor.register_post_accumulate_grad_hook(self._gradient_hook(index, entry.name))
+        for module in self.model.modules():
+            if not any(module.children()):
+                module.register_forward_pre_hook(self._interruption_hook)
+        self.optimizer.register_step_pre_hook(self._before_step)
+        self.optimizer.register_step_post_hook(self._after_step)
+
+    def description(self) -> dict[str, Any]:
+        """What the server says of the run."""
+        text = self.session.description if self.session else ""
+        described: dict[str, Any] = json.loads(text) if text.startswith("{") else {}
+        return described
+
+    # --- tasks ---
+
+    def has_task(self) -> bool:
+        """Whether there is work. Waits for the first task; later ones are taken as soon as the last is reported."""
+        if self.task is None and not self.over:
+            self._check_untouched()
+            self._begin_task()
+        return self.task is not None
+
+    @property
+    def samples(self) -> int:
+        """The samples of an iteration of the task."""
+        return self.task.samples if self.task else 0
+
+    @property
+    def offset(self) -> int:
+        """How many samples of this worker come before the task."""
+        return self.task.offset if self.task else 0
+
+    @property
+    def used(self) -> int:
+        """The samples that all workers have used."""
+        return self.task.used if self.task else 0
+
+    @property
+    def progress(self) -> int:
+        """How far the schedules of learning rates are, in steps."""
+        return int(self.task.progress) if self.task else 0
+
+    def loaded(self, samples: int, seconds: float) -> None:
+        """A batch was loaded."""
+        self._samples += samples
+        self._loading += seconds
+
+    @property
+    def _steps_here(self) -> bool:
+        """Whether the optimizer steps in this process."""
+        return self.specification is None or (self.task is not None and self.task.local)
+
+    def _begin_counts(self) -> None:
+        self._began = perf_counter()
+        self._samples = 0
+        self._losses: list[Tensor] = []
+        self._loading = 0.0
+        self._querying = 0.0
+
+    def _begin_task(self) -> None:
+        assert self.session is not None  # noqa: S101 hooks act after joining
+        self.task = task = self.session.next_task()
+        if task is None:
+            self._end()
+            return
+        self.version = task.version
+        self.tensors.use(task.model, private=self._steps_here)
+        if task.pull is not None and (replica := self._kept.get(task.committed or -1)) is not None:
+            self.tensors.pull(task.model, replica, task.pull)
+        self._kept = {number: kept for number, kept in self._kept.items() if number >= (task.committed or 0)}
+        self._results = self.tensors.views(task.result)[1]
+        self._arrived.clear()
+        self._iterations = 0
+        self._total = 0
+        self._loss = 0.0
+        self._begin_counts()
+
+    def _end(self) -> None:
+        """The run is over: the model gets its last parameters."""
+        self.over = True
+        last = self.session.last_model() if self.session else None
+        if last is not None:
+            self.version, memory = last
+            self.tensors.use(memory, private=True)
+
+    def _check_untouched(self) -> None:
+        """Raise an error if the model was changed between `prepare` and the loop: the server has the old values."""
+        if self.version == 0 and self.session is not None and self._versions:
+            versions = [entry.tensor._version for entry in self.tensors.trained]  # noqa: SLF001 counts changes
+            for entry, before, now in zip(self.tensors.trained, self._versions, versions, strict=True):
+                if before != now:
+                    message = f"parameter '{entry.name}' was changed after run.prepare: load weights before run.prepare"
+                    raise InputError(message)
+            self._versions = []
+
+    # --- gradients ---
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients of a loss."""
+        if loss.ndim != 0:
+            message = f"run.backward takes one number, not a tensor of shape {tuple(loss.shape)}: use loss.mean()"
+            raise InputError(message)
+        self._losses.append(loss.detach())
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def _gradient_hook(self, index: int, name: str) -> Callable[[Tensor], None]:
+        def copy(parameter: Tensor) -> None:
+            gradient = parameter.grad
+            if self.task is None or gradient is None:
+                return
+            if gradient.layout != torch.strided:
+                message = f"the gradient of '{name}' is sparse, which is not supported: use sparse=False in nn.Embedding"
+                raise InputError(message)
+            self._check_interruption()
+            assert self.session is not None  # noqa: S101 hooks act after joining
+            self.session.progressed()
+            if self._steps_here or gradient.dtype != torch.float32 or gradient.device.type != "cpu":
+                return
+            result = self._results[index]
+            if gradient.data_ptr() != result.data_ptr():
+                result.copy_(gradient)
+                parameter.grad = result
+            self._arrived.add(index)
+
+        return copy
+
+    def _interruption_hook(self, *_: object) -> None:
+        self._check_interruption()
+
+    def _check_interruption(self) -> None:
+        if self.interruptible and self.task is not None and self.session is not None and self.session.is_cancelled():
+            raise Interrupted
+
+    def drop(self) -> None:
+        """Leave the interrupted task, and take the next."""
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.task is not None and self.session is not None:
+            self.session.report(0.0, perf_counter() - self._began, 0.0, self._loading, None, [])
+            self._begin_task()
+
+    # --- steps ---
+
+    def _before_step(self, optimizer: Optimizer, *_: object) -> None:
+        if self.task is None or self.session is None:
+            # The run is over, or has not begun: the model is not to be changed.
+            self._clear_gradients()
+            return
+        if not self._losses:
+            message = "optimizer.step() without run.backward(loss): replace loss.backward() by run.backward(loss)"
+            raise InputError(message)
+        if sum(len(group["params"]) for group in optimizer.param_groups) != self._parameters:
+            message = "the optimizer got new parameters after run.prepare: add them before"
+            raise InputError(message)
+        self.tensors.check_unchanged()
+        if self._overflowed(optimizer):
+            self._clear_gradients()
+            self._losses.clear()
+            return
+        for scheduler in self._schedulers:
+            scheduler.stepped()
+        self._loss += float(torch.stack(self._losses).sum())
+        self._losses.clear()
+        self._total += self._samples
+        self._samples = 0
+        self._is_dropped = not self.session.emulate_delay(perf_counter() - self._began)
+        if self._steps_here:
+            if self._is_dropped:
+                self._clear_gradients()
+            return
+        self._write_gradients()
+        self.tensors.write_statistics(self.task.model, self.task.result)
+        samples = self._total if self._total not in {0, self.task.samples} else None
+        self._report(samples, optimizers.rates(optimizer))
+
+    def _write_gradients(self) -> None:
+        """Write the gradients that no hook could write where they belong, and zeros where there are none."""
+        with torch.no_grad():
+            for index, entry in enumerate(self.tensors.trained):
+                if index not in self._arrived:
+                    gradient = entry.tensor.grad
+                    if gradient is None:
+                        self._results[index].zero_()
+                    else:
+                        self._results[index].copy_(gradient)
+                elif (gradient := entry.tensor.grad) is not None and gradient.data_ptr() != self._results[index].data_ptr():
+                    # The user's code replaced it, e.g. to clip it.
+                    self._results[index].copy_(gradient)
+        self._clear_gradients()
+
+    def _overflowed(self, optimizer: Optimizer) -> bool:
+        """Undo the scale of a GradScaler that leaves this to a fused optimizer. Returns whether the gradients overflowed."""
+        scale = getattr(optimizer, "grad_scale", None)
+        if scale is None:
+            return False
+        found = getattr(optimizer, "found_inf", None)
+        if found is not None and bool(found):
+            return True
+        with torch.no_grad():
+            for entry in self.tensors.trained:
+                if entry.tensor.grad is not None:
+                    entry.tensor.grad.div_(scale)
+        return False
+
+    def _clear_gradients(self) -> None:
+        for entry in self.tensors.trained:
+            entry.tensor.grad = None
+
+    def _after_step(self, *_: object) -> None:
+        if self.task is None or self.session is None or not self._steps_here:
+            return
+        if self._is_dropped:
+            self._querying += perf_counter() - self._began
+            self._finish_replica()
+            return
+        self._iterations += 1
+        if not self.task.local:
+            # An optimizer that the server does not know: the difference of one step counts as a gradient at rate 1.
+            self._finish_replica()
+            return
+        asks = self.session.asks()
+        compute = perf_counter() - self._began
+        asked = perf_counter()
+        goes_on = self.session.goes_on(self._iterations, compute, self._loading)
+        if asks:
+            self._began, self._loading = perf_counter(), 0.0
+            self._querying += perf_counter() - asked
+        if not goes_on:
+            self._finish_replica()
+
+    def _finish_replica(self) -> None:
+        """Send the difference of the model and the replica."""
+        assert self.task is not None  # noqa: S101 checked by the callers
+        task = self.task
+        self.tensors.write_difference(task.model, task.result)
+        if task.pull is not None:
+            self._kept[task.number] = self.tensors.values()
+        count = max(self._iterations, 1)
+        self._loss /= count
+        samples = round(self._total / count)
+        rates = [] if task.local else [1.0] * len(self.optimizer.param_groups)
+        self._report(samples if samples not in {0, task.samples} else None, rates)
+
+    def _report(self, samples: int | None, rates: list[float]) -> None:
+        assert self.session is not None  # noqa: S101 checked by the callers
+        compute = max(perf_counter() - self._began - self._querying, 0.0)
+        self.session.report(self._loss, compute, self._querying, self._loading, samples, rates)
+        self._begin_task()
+
+    # --- schedules ---
+
+    def follow(self, scheduler: Any) -> None:  # noqa: ANN401 any scheduler of torch
+        """Let a scheduler that is stepped after every batch follow the versions of the model."""
+        self._schedulers.append(FollowedScheduler(scheduler, self))
+
+
+class FollowedScheduler:
+    """A scheduler that follows the versions of the model, not the steps of one worker.
+
+    If it is stepped once per step of the optimizer, it advances as far as the server's schedule has. If it is stepped less
+    often, e.g. once per epoch, it is left alone: an epoch is the same for all workers.
+    """
+
+    def __init__(self, scheduler: Any, training: Training) -> None:  # noqa: ANN401 any scheduler of torch
+        """Take the place of the scheduler's `step`."""
+        self._step = scheduler.step
+        self._training = training
+        self._steps = 0
+        self._position: int | None = None
+        scheduler.step = self.step
+
+    def stepped(self) -> None:
+        """The optimizer steps."""
+        self._steps += 1
+        if self._position is None:
+            self._position = 0
+
+    def step(self, *arguments: Any, **keywords: Any) -> None:  # noqa: ANN401 as torch's
+        """Advance as far as the run is."""
+        steps, self._steps = self._steps, 0
+        if steps != 1 or arguments or keywords or self._position is None:
+            self._step(*arguments, **keywords)
+            return
+        while self._position < self._training.progress:
+            self._step()
+            self._position += 1
+
+
+__all__ = ["PreparedLoader", "Training"]

@@ -1,0 +1,212 @@
+"""A training script as a worker of a run."""
+
+import atexit
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from paceline._paceline import Session
+from paceline.errors import InputError, Interrupted
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from paceline._torch.training import Training
+
+    Model = TypeVar("Model", bound=nn.Module)
+    AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
+
+_SERVER = "PACELINE_SERVER"
+
+
+def join() -> "Run":
+    """Take part in the run that this script was started for.
+
+    `paceline train -- python script.py` starts one process of the script per worker. Started alone, by `python script.py`,
+    the script trains as it would without Paceline.
+
+    Example:
+        >>> import paceline
+        >>> run = paceline.join()
+        >>> run.is_alone
+        True
+
+    """
+    server = os.environ.get(_SERVER)
+    return Run(server, _number("PACELINE_RANK"), _number("PACELINE_WORKERS") or 1)
+
+
+def _number(variable: str) -> int | None:
+    """A whole number of the environment."""
+    text = os.environ.get(variable)
+    if text is None or text == "":
+        return None
+    if not text.isdecimal():
+        message = f"{variable} is '{text}': expected a whole number"
+        raise InputError(message)
+    return int(text)
+
+
+class Run:
+    """A run, as one of its workers sees it."""
+
+    def __init__(self, server: str | None, rank: int | None, workers: int) -> None:
+        """Use `paceline.join`."""
+        self._server = server
+        self._rank = rank
+        self._workers = workers
+        self._training: Training | None = None
+        self._is_prepared = False
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the script was started without a server."""
+        return self._server is None
+
+    @property
+    def rank(self) -> int:
+        """The number of this worker, from 0. Without a launcher the server gives it at `prepare`."""
+        return self._training.rank if self._training else self._rank or 0
+
+    @property
+    def workers(self) -> int:
+        """How many workers the run is planned for."""
+        return self._workers
+
+    @property
+    def scheme(self) -> str | None:
+        """The scheme; None before `prepare`, or alone."""
+        return self._training.description().get("scheme") if self._training else None
+
+    @property
+    def version(self) -> int:
+        """The version of the model that this worker has: how often it was stepped by all workers."""
+        return self._training.version if self._training else 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended. The model then has its last parameters."""
+        return self._training is not None and self._training.over
+
+    def prepare(
+        self,
+        model: "Model",
+        optimizer: "AnyOptimizer",
+        loader: Iterable[Any],
+        scheduler: Any = None,  # noqa: ANN401 any scheduler of torch
+    ) -> "tuple[Model, AnyOptimizer, Any]":
+        """Put hooks on the model and the optimizer, and share the loader's data among the workers.
+
+        The model and the optimizer stay the same objects. A scheduler that the loop steps after every batch should be given
+        too: it then follows the versions of the model.
+        """
+        if self._is_prepared:
+            message = "run.prepare was called twice: a run trains one model"
+            raise InputError(message)
+        self._is_prepared = True
+        if self._server is None:
+            return model, optimizer, loader
+        try:
+            from paceline._torch import optimizers
+            from paceline._torch.training import PreparedLoader, Training
+        except ModuleNotFoundError as error:
+            message = "run.prepare needs PyTorch: pip install 'paceline[torch]'"
+            raise InputError(message) from error
+        training = Training(model, optimizer, rank=self._rank, workers=self._workers, seed=_number("PACELINE_SEED") or 1)
+        prepared = PreparedLoader(loader, training)
+        session = Session.join(
+            address=self._server,
+            rank=self._rank,
+            join_timeout=float(os.environ.get("PACELINE_JOIN_TIMEOUT", "60")),
+            emulate=os.environ.get("PACELINE_EMULATE"),
+            emulated_rank=_number("PACELINE_EMULATED_RANK"),
+            keys=os.environ.get("PACELINE_KEYS"),
+            trainable=[(entry.name, list(entry.tensor.shape)) for entry in training.tensors.trained],
+            statistics=[(entry.name, list(entry.tensor.shape)) for entry in training.tensors.statistics],
+            values=_floats(training.tensors.values()),
+            optimizer=training.specification or "sgd",
+            rate=optimizers.rates(optimizer)[0] if training.specification else 1.0,
+            batch=prepared.batch_size,
+            epoch=prepared.epoch_samples,
+            frozen=zlib.crc32((training.specification or "").encode(), training.tensors.frozen),
+        )
+        training.join(session)
+        if scheduler is not None:
+            training.follow(scheduler)
+        self._training = training
+        os.register_at_fork(after_in_child=session.let_go)
+        atexit.register(self.leave)
+        return model, optimizer, prepared
+
+    def backward(self, loss: "Tensor") -> None:
+        """Compute the gradients of a loss, as `loss.backward()` does, and note the loss."""
+        if self._training is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            self._training.backward(loss)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around the body of the loop: lets the scheme interrupt it when its result is no longer needed."""
+        training = self._training
+        if training is None:
+            yield
+            return
+        training.interruptible = True
+        try:
+            yield
+        except Interrupted:
+            training.drop()
+        finally:
+            training.interruptible = False
+
+    def fit(
+        self,
+        compute_loss: "Callable[[Any], Tensor]",
+        loader: Iterable[Any],
+        optimizer: "Optimizer",
+        epochs: int = 1,
+    ) -> None:
+        """Train with a function that computes the loss of a batch."""
+        for _ in range(epochs):
+            for batch in loader:
+                with self.step():
+                    loss = compute_loss(batch)
+                    optimizer.zero_grad()
+                    self.backward(loss)
+                    optimizer.step()
+
+    def leave(self) -> None:
+        """Leave the run. A script does so when it ends."""
+        training, self._training = self._training, None
+        if training is not None and training.session is not None and not training.over:
+            failure = getattr(sys, "last_exc", None)
+            reason = "its script has ended"
+            if failure is not None:
+                reason = f"its script failed: {type(failure).__name__}: {failure}".splitlines()[0]
+            training.session.leave(reason)
+
+    def __enter__(self) -> Self:
+        """Take part until the block ends."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the run."""
+        self.leave()
+
+
+def _floats(values: "Tensor") -> memoryview:
+    """The values of a tensor on a processor, as a buffer."""
+    import ctypes
+
+    length = values.numel()
+    memory = (ctypes.c_float * length).from_address(values.data_ptr())
+    memory.tensor = values  # type: ignore[attr-defined] # keeps it alive
+    return memoryview(memory)
