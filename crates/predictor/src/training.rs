@@ -43,7 +43,7 @@ const BATCH: usize = 32;
 const PARTS: usize = 2;
 
 /// The initial rate of Adam. It is halved after every [`RATE_PATIENCE`] epochs without a better validation ELBO.
-const INITIAL_RATE: f32 = 3e-3;
+const INITIAL_RATE: f64 = 3e-3;
 
 /// See [`INITIAL_RATE`].
 const RATE_PATIENCE: usize = 5;
@@ -105,7 +105,8 @@ pub fn train(
     let windows = Windows { rows: times.rows(), size };
     let mut parameters =
         initial::parameters(graph.layout(), &times.rows()[training.clone()], windows.scale(training.start), seed);
-    let mut optimizer = Optimizer::plain(OptimizerKind::Adam(Moments::default()), parameters.len());
+    let mut optimizer =
+        Optimizer::plain(OptimizerKind::Adam { decay: 0.0, moments: Moments::default() }, parameters.len());
 
     let first_iterations = |range: &Range<usize>| range.start..=range.end - lag;
     let anchors: Vec<usize> = first_iterations(&training).collect();

@@ -30,7 +30,7 @@ impl LocalReplica {
     /// Completes the iteration that was started and had this loss: ESync (5), with any optimizer.
     pub fn complete(&mut self, loss: f64) {
         self.losses += loss;
-        self.optimizer.step(&mut self.parameters, &self.gradient, self.rate);
+        self.optimizer.step(&mut self.parameters, &self.gradient, f64::from(self.rate));
         self.iterations += 1;
     }
 

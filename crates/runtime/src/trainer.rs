@@ -138,7 +138,7 @@ impl Stepper {
                 (&mut plain, &mut no_state, rate, rate * commit.rate_factor)
             }
         };
-        let step = optimizer.begin(rate, next).scaled(scale);
+        let step = optimizer.begin(f64::from(rate), next).scaled(scale);
         let norms = apply(step, self.trainable, old, new, contributions, self.shards);
         if !norms.broken.is_empty() {
             return Err(norms.broken);

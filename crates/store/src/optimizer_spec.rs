@@ -46,11 +46,14 @@ impl OptimizerSpec {
         }
     }
 
-    /// The rule of a tensor, and the factor on its learning rate.
-    pub(crate) fn rule_of(&self, name: &str) -> (OptimizerKind, f32) {
-        let group = self.groups.iter().find(|group| group.contains(name));
-        let kind = group.and_then(|group| group.decay).map_or(self.kind, |decay| self.kind.with_decay(decay));
-        (kind, group.map_or(1.0, |group| group.rate))
+    /// How a tensor is stepped: 0 outside all groups or 1 + the index of its group, the rule, and the factor on the
+    /// learning rate.
+    pub(crate) fn rule_of(&self, name: &str) -> (usize, OptimizerKind, f64) {
+        let Some(index) = self.groups.iter().position(|group| group.contains(name)) else {
+            return (0, self.kind, 1.0);
+        };
+        let ParameterGroup { rate, decay, .. } = self.groups[index];
+        (index + 1, decay.map_or(self.kind, |decay| self.kind.with_decay(decay)), rate)
     }
 }
 
@@ -67,9 +70,6 @@ impl FromStr for OptimizerSpec {
         let mut parts = text.split(';');
         let kind: OptimizerKind = parts.next().unwrap_or_default().parse()?;
         let groups = parts.map(str::parse).collect::<Result<Vec<ParameterGroup>, _>>()?;
-        if matches!(kind, OptimizerKind::Adam(_)) && groups.iter().any(|group| group.decay.is_some()) {
-            return Err(SpecError::malformed("optimizer", text, "adamw, since adam has no weight decay"));
-        }
         Ok(OptimizerSpec { kind, groups })
     }
 }
@@ -83,8 +83,8 @@ impl fmt::Display for OptimizerSpec {
 
 /// The rule of an optimizer and its settings.
 ///
-/// As text: `sgd`, `momentum:0.9`, `nesterov:momentum=0.9,decay=1e-4`, `adam:beta1=0.9,beta2=0.999,epsilon=1e-8`,
-/// `adamw:0.01`. Omitted keys take their defaults. After `momentum`, `nesterov` and `adamw`, one value without a key
+/// As text: `sgd`, `momentum:0.9,dampening=0.1`, `nesterov:momentum=0.9,decay=1e-4`,
+/// `adam:decay=1e-4,beta1=0.9,beta2=0.999,epsilon=1e-8`, `adamw:0.01`. Omitted keys take their defaults. After `momentum`, `nesterov` and `adamw`, one value without a key
 /// stands for the first key.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum OptimizerKind {
@@ -93,10 +93,12 @@ pub enum OptimizerKind {
         /// Weight decay, added to the gradient as `decay·p`; default 0.
         decay: f64,
     },
-    /// `m = momentum·m + g; p −= rate·m`. One vector of state.
+    /// `m = momentum·m + (1 − dampening)·g; p −= rate·m`. The first step has `m = g`. One vector of state.
     Momentum {
-        /// Share of the last step that is kept, at least 0 and below 1; default 0.9.
+        /// Share of the last step that is kept, at least 0 and below 1; default 0.9. With 0 there is no dampening.
         momentum: f64,
+        /// Share of the gradient that is left out after the first step, at least 0 and below 1; default 0.
+        dampening: f64,
         /// Weight decay, added to the gradient as `decay·p`; default 0.
         decay: f64,
     },
@@ -108,12 +110,17 @@ pub enum OptimizerKind {
         decay: f64,
     },
     /// Adam with bias correction. Two vectors of state.
-    Adam(Moments),
+    Adam {
+        /// Weight decay, added to the gradient as `decay·p`; default 0.
+        decay: f64,
+        /// The settings of both kinds of Adam.
+        moments: Moments,
+    },
     /// Adam with decoupled weight decay: weights shrink by `rate·decay` per step. Two vectors of state.
     AdamW {
         /// Weight decay; default 0.01.
         decay: f64,
-        /// The settings of Adam.
+        /// The settings of both kinds of Adam.
         moments: Moments,
     },
 }
@@ -141,9 +148,9 @@ const ADAMW_DECAY: f64 = 0.01;
 /// A value without a key after `sgd` or `adam` is an error: it could be meant as a learning rate.
 const FORMS: &[Form<'_>] = &[
     Form::new("sgd", &["decay"]).positional(0),
-    Form::new("momentum", &["momentum", "decay"]).positional(1),
+    Form::new("momentum", &["momentum", "dampening", "decay"]).positional(1),
     Form::new("nesterov", &["momentum", "decay"]).positional(1),
-    Form::new("adam", &["beta1", "beta2", "epsilon"]).positional(0),
+    Form::new("adam", &["decay", "beta1", "beta2", "epsilon"]).positional(0),
     Form::new("adamw", &["decay", "beta1", "beta2", "epsilon"]).positional(1),
 ];
 
@@ -172,13 +179,15 @@ impl FromStr for OptimizerKind {
         };
         Ok(match spec.name() {
             "sgd" => OptimizerKind::Sgd { decay: size("decay", 0.0)? },
-            "momentum" => {
-                OptimizerKind::Momentum { momentum: share("momentum", MOMENTUM)?, decay: size("decay", 0.0)? }
-            }
+            "momentum" => OptimizerKind::Momentum {
+                momentum: share("momentum", MOMENTUM)?,
+                dampening: share("dampening", 0.0)?,
+                decay: size("decay", 0.0)?,
+            },
             "nesterov" => {
                 OptimizerKind::Nesterov { momentum: share("momentum", MOMENTUM)?, decay: size("decay", 0.0)? }
             }
-            "adam" => OptimizerKind::Adam(moments()?),
+            "adam" => OptimizerKind::Adam { decay: size("decay", 0.0)?, moments: moments()? },
             _ => OptimizerKind::AdamW { decay: size("decay", ADAMW_DECAY)?, moments: moments()? },
         })
     }
@@ -188,15 +197,19 @@ impl fmt::Display for OptimizerKind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             OptimizerKind::Sgd { decay } => paceline_spec::write(formatter, "sgd", [pair("decay", decay, 0.0)]),
-            OptimizerKind::Momentum { momentum, decay } => {
-                let parts = [Some(momentum.to_string()), pair("decay", decay, 0.0)];
+            OptimizerKind::Momentum { momentum, dampening, decay } => {
+                let parts = [Some(momentum.to_string()), pair("dampening", dampening, 0.0), pair("decay", decay, 0.0)];
                 paceline_spec::write(formatter, "momentum", parts)
             }
             OptimizerKind::Nesterov { momentum, decay } => {
                 let parts = [Some(momentum.to_string()), pair("decay", decay, 0.0)];
                 paceline_spec::write(formatter, "nesterov", parts)
             }
-            OptimizerKind::Adam(moments) => paceline_spec::write(formatter, "adam", moments.parts()),
+            OptimizerKind::Adam { decay, moments } => {
+                let [beta1, beta2, epsilon] = moments.parts();
+                let parts = [pair("decay", decay, 0.0), beta1, beta2, epsilon];
+                paceline_spec::write(formatter, "adam", parts)
+            }
             OptimizerKind::AdamW { decay, moments } => {
                 let [beta1, beta2, epsilon] = moments.parts();
                 let parts = [Some(decay.to_string()), beta1, beta2, epsilon];
@@ -218,14 +231,15 @@ impl Moments {
 }
 
 impl OptimizerKind {
-    fn with_decay(self, decay: f64) -> Self {
-        match self {
-            OptimizerKind::Sgd { .. } => OptimizerKind::Sgd { decay },
-            OptimizerKind::Momentum { momentum, .. } => OptimizerKind::Momentum { momentum, decay },
-            OptimizerKind::Nesterov { momentum, .. } => OptimizerKind::Nesterov { momentum, decay },
-            OptimizerKind::Adam(moments) => OptimizerKind::Adam(moments),
-            OptimizerKind::AdamW { moments, .. } => OptimizerKind::AdamW { decay, moments },
+    fn with_decay(mut self, new: f64) -> Self {
+        match &mut self {
+            OptimizerKind::Sgd { decay }
+            | OptimizerKind::Momentum { decay, .. }
+            | OptimizerKind::Nesterov { decay, .. }
+            | OptimizerKind::Adam { decay, .. }
+            | OptimizerKind::AdamW { decay, .. } => *decay = new,
         }
+        self
     }
 
     /// Names of the state vectors, each of the length of the trainable part.
@@ -233,7 +247,7 @@ impl OptimizerKind {
         match self {
             OptimizerKind::Sgd { .. } => &[],
             OptimizerKind::Momentum { .. } | OptimizerKind::Nesterov { .. } => &["momentum"],
-            OptimizerKind::Adam(_) | OptimizerKind::AdamW { .. } => &["mean", "mean_square"],
+            OptimizerKind::Adam { .. } | OptimizerKind::AdamW { .. } => &["mean", "mean_square"],
         }
     }
 }
@@ -244,7 +258,15 @@ mod tests {
 
     #[test]
     fn specs_round_trip_through_text() {
-        for text in ["sgd", "sgd:decay=0.0001", "momentum:0.9", "nesterov:0.5,decay=0.01", "adam"] {
+        for text in [
+            "sgd",
+            "sgd:decay=0.0001",
+            "momentum:0.9",
+            "momentum:0.9,dampening=0.5,decay=0.1",
+            "nesterov:0.5,decay=0.01",
+            "adam",
+            "adam:decay=0.1,beta1=0.5",
+        ] {
             let spec: OptimizerKind = text.parse().expect(text);
             assert_eq!(spec.to_string(), text);
         }
@@ -256,7 +278,16 @@ mod tests {
 
     #[test]
     fn settings_out_of_range_are_rejected() {
-        for text in ["momentum:1", "sgd:decay=-1", "adam:epsilon=nan", "adamw:beta1=1.5", "sgd:0.1"] {
+        for text in [
+            "momentum:1",
+            "momentum:dampening=1",
+            "nesterov:dampening=0.1",
+            "sgd:decay=-1",
+            "adam:epsilon=nan",
+            "adam:0.1",
+            "adamw:beta1=1.5",
+            "sgd:0.1",
+        ] {
             assert!(text.parse::<OptimizerKind>().is_err(), "{text}");
         }
     }
@@ -267,19 +298,17 @@ mod tests {
         let spec: OptimizerSpec = text.parse().expect(text);
         assert_eq!(spec.to_string(), text);
         let decay = |name: &str| match spec.rule_of(name) {
-            (OptimizerKind::AdamW { decay, .. }, rate) => (decay, rate),
+            (group, OptimizerKind::AdamW { decay, .. }, rate) => (group, decay, rate),
             other => panic!("{other:?}"),
         };
-        assert_eq!(decay("conv.weight"), (0.01, 1.0));
-        assert_eq!(decay("head.bias"), (0.0, 1.0), "the first group counts");
-        assert_eq!(decay("head.weight"), (0.5, 10.0));
+        assert_eq!(decay("conv.weight"), (0, 0.01, 1.0));
+        assert_eq!(decay("head.bias"), (1, 0.0, 1.0), "the first group counts");
+        assert_eq!(decay("head.weight"), (2, 0.5, 10.0));
         let layout = Layout::new([("conv.weight", vec![2]), ("conv.bias", vec![1])], [("head.mean", vec![1])]);
         let error = spec.check(&layout).unwrap_err().to_string();
         assert_eq!(
             error,
             "parameter group 'head.*:rate=10,decay=0.5' matches no tensor; the model has conv.weight, conv.bias"
         );
-        let error = "adam;*bias:decay=0".parse::<OptimizerSpec>().unwrap_err().to_string();
-        assert!(error.ends_with("expected adamw, since adam has no weight decay"), "{error}");
     }
 }
