@@ -84,8 +84,8 @@ impl fmt::Display for OptimizerSpec {
 /// The rule of an optimizer and its settings.
 ///
 /// As text: `sgd`, `momentum:0.9,dampening=0.1`, `nesterov:momentum=0.9,decay=1e-4`,
-/// `adam:decay=1e-4,beta1=0.9,beta2=0.999,epsilon=1e-8`, `adamw:0.01`. Omitted keys take their defaults. After `momentum`, `nesterov` and `adamw`, one value without a key
-/// stands for the first key.
+/// `adam:decay=1e-4,beta1=0.9,beta2=0.999,epsilon=1e-8`, `adamw:0.01`. Omitted keys take their defaults. After
+/// `momentum`, `nesterov` and `adamw`, one value without a key stands for the first key.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum OptimizerKind {
     /// `p −= rate·g`. No state.
