@@ -34,7 +34,9 @@ pub fn register(name: String, factory: Py<PyAny>) -> PyResult<()> {
     let mut registered = registered();
     if !registered.contains_key(&name) {
         // The catalogue keeps its entries for as long as the process runs. There is one for each name.
-        let entry = SchemeEntry::new(name.clone().leak(), "a scheme written in Python", [230, 159, 0], build);
+        // A comparison of all schemes leaves these out: what was tried once need not work.
+        let entry = SchemeEntry::new(name.clone().leak(), "a scheme written in Python", [230, 159, 0], build)
+            .compared(|_| Vec::new());
         add_scheme(Box::leak(Box::new(entry))).map_err(|error| InputError::new_err(error.to_string()))?;
     }
     registered.insert(name, RegisteredScheme { factory, raised: None });

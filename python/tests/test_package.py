@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import os
 import re
@@ -85,17 +86,25 @@ def test_ctrl_c_ends_training_and_its_workers(tmp_path: Path) -> None:
 
 def test_the_stubs_name_all_that_the_module_has() -> None:
     source = Path(paceline.__file__).with_name("_paceline.pyi").read_text()
-    stubs: dict[str, set[str]] = {}
+    stubs: dict[str, dict[str, list[str]]] = {}
     for node in ast.parse(source).body:
-        if isinstance(node, ast.ClassDef):
-            stubs[node.name] = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
-        elif isinstance(node, ast.FunctionDef):
-            stubs[node.name] = set()
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            functions = [node] if isinstance(node, ast.FunctionDef) else node.body
+            stubs[node.name] = {
+                item.name: [argument.arg for argument in (*item.args.args, *item.args.kwonlyargs)]
+                for item in functions
+                if isinstance(item, ast.FunctionDef)
+            }
     module = {name: value for name, value in vars(_paceline).items() if not name.startswith("_")}
     assert set(stubs) == set(module)
     for name, value in module.items():
         if isinstance(value, type):
-            assert stubs[name] == {member for member in vars(value) if not member.startswith("_")}, name
+            assert set(stubs[name]) == {member for member in vars(value) if not member.startswith("_")}, name
+        members = [(name, value)] if not isinstance(value, type) else vars(value).items()
+        for member, function in members:
+            if callable(function) and not member.startswith("_"):
+                parameters = list(inspect.signature(function).parameters)
+                assert stubs[name][member] == parameters, f"{name}.{member}"
     assert Path(paceline.__file__).with_name("py.typed").exists()
 
 
