@@ -3,6 +3,7 @@
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use paceline_net::{Address, Server, TransportOptions};
@@ -37,6 +38,8 @@ pub struct RunBuilder<'a> {
     http: Option<TcpListener>,
     record: Option<PathBuf>,
     observers: Vec<&'a mut dyn Observer>,
+    server: Option<Server>,
+    started: Arc<AtomicBool>,
 }
 
 impl<'a> RunBuilder<'a> {
@@ -53,7 +56,22 @@ impl<'a> RunBuilder<'a> {
             http: None,
             record: None,
             observers: Vec::new(),
+            server: None,
+            started: Arc::default(),
         }
+    }
+
+    /// Uses a server that listens already, because its workers have sent it the model. It keeps its addresses and its
+    /// transport.
+    pub fn server(mut self, server: Server) -> Self {
+        self.server = Some(server);
+        self
+    }
+
+    /// Sets this flag after the first iteration, e.g. for [`LocalWorkers`](paceline_net::LocalWorkers).
+    pub fn started(mut self, flag: Arc<AtomicBool>) -> Self {
+        self.started = flag;
+        self
     }
 
     /// How values travel over TCP, and who may join.
@@ -120,7 +138,10 @@ impl<'a> RunBuilder<'a> {
             FolderChoice::Resumed(path) => Some(load(path, self.job)?),
             FolderChoice::None | FolderChoice::New(_) => None,
         };
-        let server = Server::bind(&self.addresses, std::mem::take(&mut self.transport))?;
+        let server = match self.server.take() {
+            Some(server) => server,
+            None => Server::bind(&self.addresses, std::mem::take(&mut self.transport))?,
+        };
         let status = SharedStatus::default();
         (status.lock().scheme, status.lock().expected_workers) = (self.job.scheme.to_string(), self.job.setup.workers);
         let start = |listener| StatusServer::start(listener, status.clone(), |warning| tracing::warn!("{warning}"));
@@ -134,7 +155,7 @@ impl<'a> RunBuilder<'a> {
             folder,
             recorder: self.record.as_ref().map(|_| Recorder::default()),
             status,
-            started: Arc::default(),
+            started: self.started,
             observers: self.observers,
         };
         Ok(PreparedRun { job: self.job, server, resume_point, follower, status_server, record: self.record })

@@ -18,6 +18,8 @@ pub enum StopReason {
     Interrupted,
     /// The model diverged.
     Diverged,
+    /// The workers have done all they were started for: their script has ended.
+    ScriptEnded,
     /// All workers left. The text says more, and may be empty.
     NoWorkers(String),
     /// Something else, in words.
@@ -30,6 +32,7 @@ impl fmt::Display for StopReason {
             StopReason::Goal(goal) => write!(f, "{goal}"),
             StopReason::Interrupted => f.write_str("interrupted"),
             StopReason::Diverged => f.write_str("the loss is no longer finite"),
+            StopReason::ScriptEnded => f.write_str("the script has ended"),
             StopReason::NoWorkers(more) if more.is_empty() => f.write_str("no worker left"),
             StopReason::NoWorkers(more) => write!(f, "no worker left; {more}"),
             StopReason::Other(reason) => f.write_str(reason),
@@ -66,8 +69,9 @@ impl RunEnding {
     /// How a run with these goals ended.
     pub fn new(stop: &StopReason, goals: &Goals) -> Self {
         match stop {
-            StopReason::Goal(goal) if goal.is_target() || !goals.need_model() => RunEnding::Reached,
-            StopReason::Goal(_) => RunEnding::TargetMissed,
+            StopReason::Goal(goal) if goal.is_target() => RunEnding::Reached,
+            StopReason::Goal(_) | StopReason::ScriptEnded if !goals.need_model() => RunEnding::Reached,
+            StopReason::Goal(_) | StopReason::ScriptEnded => RunEnding::TargetMissed,
             StopReason::Diverged => RunEnding::Diverged,
             StopReason::NoWorkers(_) => RunEnding::NoWorkers,
             StopReason::Interrupted => RunEnding::Interrupted,

@@ -64,7 +64,7 @@ pub use pretrained::{load_pretrained, read_pretrained, write_pretrained};
 pub use rate_control::{RateSpec, RateState};
 pub use replica::{LocalReplica, local_optimizer, pulled_replica, replica_at};
 pub use resume::ResumePoint;
-pub use run_folder::{CONFIGURATION, REPORT, RunFolder, RunFolderError, check_free, next_free, set_aside};
+pub use run_folder::{CONFIGURATION, REPORT, RunFolder, RunFolderError, WORKER_LOGS, check_free, next_free, set_aside};
 pub use run_tracker::RunTracker;
 pub use server_observer::{RunState, ServerObserver};
 pub use status::{Health, SharedStatus, Status, WorkerStatus};

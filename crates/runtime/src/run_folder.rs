@@ -30,6 +30,9 @@ pub(crate) const SUMMARY: &str = "summary.json";
 pub const CONFIGURATION: &str = "config.toml";
 pub(crate) const MODEL: &str = "model.safetensors";
 
+/// The logs of the workers in a run folder.
+pub const WORKER_LOGS: &str = "workers";
+
 /// How much of the event log is written at a time, in bytes.
 const PORTION: usize = 64 * 1024;
 
@@ -157,19 +160,24 @@ pub struct RunFolder {
     writer: FolderWriter,
 }
 
-/// Refuses a folder that is not empty: nothing is ever overwritten. A lock alone does not count.
+/// Refuses a folder that is not empty: nothing is ever overwritten. A lock does not count, nor do the logs of workers, which
+/// are started before a run that gets its model from them.
 ///
 /// # Errors
 /// If it is not empty, or can't be read.
 pub fn check_free(path: &Path) -> Result<(), RunFolderError> {
     match fs::read_dir(path) {
-        Ok(mut entries) => match entries.find(|entry| entry.as_ref().is_ok_and(|entry| entry.file_name() != LOCK)) {
+        Ok(mut entries) => match entries.find(|entry| entry.as_ref().is_ok_and(is_result)) {
             Some(_) => Err(RunFolderError::NotEmpty { path: path.into() }),
             None => Ok(()),
         },
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(at(path)(error)),
     }
+}
+
+fn is_result(entry: &fs::DirEntry) -> bool {
+    entry.file_name() != LOCK && entry.file_name() != WORKER_LOGS
 }
 
 /// The first folder `runs/PREFIX1`, `runs/PREFIX2`, … that does not exist.
