@@ -4,7 +4,7 @@
 //!   time comes from the system clock.
 //! - [`Worker`]: computes gradients and local iterations for a server.
 //! - [`WorkerSession`]: the same for a program with a loop of its own, which brings the model.
-//! - [`LocalWorkers`]: worker processes on the server's machine.
+//! - [`LocalWorkers`]: worker processes on the server's machine; [`WorkerOutput`] shows and logs what they print.
 //! - [`Address`]: where a server listens. It also selects the transport: `local:NAME` is shared memory on one host,
 //!   `HOST:PORT` is TCP. One run can use both.
 //!
@@ -34,6 +34,7 @@ mod frame_reader;
 mod keys;
 mod local_workers;
 mod outbox;
+mod output_lines;
 mod poller;
 #[cfg(test)]
 mod scripted_peer;
@@ -42,6 +43,7 @@ mod shared_memory;
 mod socket;
 mod tls;
 mod worker;
+mod worker_output;
 
 /// Entry points for the fuzz targets in `fuzz/`.
 #[doc(hidden)]
@@ -62,3 +64,4 @@ pub use shared_memory::ValueMemory;
 pub use worker::{
     Emulation, TakenTask, TaskReport, TimeSpent, Worker, WorkerError, WorkerNotice, WorkerOutcome, WorkerSession,
 };
+pub use worker_output::{OutputStream, ShowOutput, WorkerOutput};
