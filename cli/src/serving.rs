@@ -2,17 +2,23 @@
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use indicatif::MultiProgress;
 use paceline_config::file::Configuration;
 use paceline_config::{Failure, ForceOption};
-use paceline_net::{Address, TransportOptions};
+use paceline_core::WorkerId;
+use paceline_net::{Address, LocalWorkers, Server, ServerError, TransportOptions, WorkerOutput};
 use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::{table, workers_table};
 use paceline_run::{EndedRun, PreparedRun, RunBuilder, RunError};
-use paceline_runtime::{CONFIGURATION, Job, KeepEvents, StopReason, Summary, next_free};
+use paceline_runtime::{
+    CONFIGURATION, Job, KeepEvents, OfferedModel, RunEnding, StopReason, Summary, WORKER_LOGS, check_free, next_free,
+};
 use serde::Serialize;
 use serde_json::json;
 
@@ -80,19 +86,29 @@ impl ServingOutput {
     }
 
     /// A run with all that these options ask for.
-    fn parts<'a>(&self, run: RunBuilder<'a>) -> anyhow::Result<RunBuilder<'a>> {
+    fn parts<'a>(&self, run: RunBuilder<'a>, new_folder: PathBuf, http: Option<TcpListener>) -> RunBuilder<'a> {
         let mut run = match &self.resume {
-            None => run.folder(self.out.clone().unwrap_or_else(|| next_free(""))),
+            None => run.folder(new_folder),
             Some(folder) => run.resume(folder),
         };
         run = run.checkpoint_every(Duration::from_secs_f64(self.checkpoint_every)).keep_events(self.keep_events);
-        if let Some(http) = &self.http {
-            run = run.http(listen(http)?);
+        if let Some(listener) = http {
+            run = run.http(listener);
         }
-        Ok(match &self.record {
+        match &self.record {
             Some(path) => run.record(path),
             None => run,
-        })
+        }
+    }
+
+    /// The folder of a new run.
+    fn new_folder(&self) -> PathBuf {
+        self.out.clone().unwrap_or_else(|| next_free(""))
+    }
+
+    /// Listens for HTTP requests, if there should be any.
+    fn listen(&self) -> anyhow::Result<Option<TcpListener>> {
+        self.http.as_ref().map(listen).transpose()
     }
 }
 
@@ -120,9 +136,8 @@ struct ServedSummary<'a> {
     folder: &'a Path,
 }
 
-/// A run of a command: all of it but how its workers are started.
+/// A run of a command: all of it but the model and how its workers are started.
 pub struct ServedRun<'a> {
-    pub job: &'a Job,
     pub addresses: &'a [Address],
     pub transport: TransportOptions,
     pub output: &'a ServingOutput,
@@ -133,32 +148,95 @@ pub struct ServedRun<'a> {
     pub open: bool,
 }
 
+/// Worker processes that bring the model.
+pub struct ScriptWorkers<'a> {
+    pub count: u32,
+    /// The command that starts a worker of the server at an address.
+    pub command: &'a (dyn Fn(&Address, WorkerId) -> Command + Sync),
+    /// Makes the job of the model.
+    pub job: &'a (dyn Fn(OfferedModel) -> anyhow::Result<Job> + Sync),
+}
+
 impl ServedRun<'_> {
     /// Prepares the run, which `start` then starts below its progress bars. Its result is printed before it is saved.
     pub fn run(
         self,
+        job: &Job,
         start: impl FnOnce(PreparedRun<'_>, &MultiProgress) -> Result<EndedRun, RunError>,
     ) -> Result<(), Failure> {
-        let ServedRun { job, output, .. } = self;
-        let resumed_config = output.resume.as_ref().map(|folder| folder.join(CONFIGURATION));
-        let config = output.config.path().or(resumed_config.as_ref()).map(PathBuf::as_path);
-        let inputs: Vec<&Path> = self.inputs.into_iter().chain(config).collect();
-        output.check(&inputs, self.open).map_err(Failure::Input)?;
-        let bars = bars();
-        logs::install(&bars);
+        let bars = self.begin()?;
         let mut progress = RunBar::live(&bars, job.scheme.to_string(), &job.goals);
         let run = RunBuilder::new(job, self.addresses).transport(self.transport);
-        let run = output.parts(run).map_err(Failure::Input)?;
+        let http = self.output.listen().map_err(Failure::Input)?;
+        let run = self.output.parts(run, self.output.new_folder(), http);
         let run = run.configuration(self.configuration.to_string()).observer(&mut progress);
         let run = run.prepare().map_err(Failure::input)?;
         let stopper = run.stopper();
         interrupt::listen(move || stopper.stop(StopReason::Interrupted))?;
         let ended = start(run, &bars).map_err(Failure::run)?;
         drop(progress);
-        show(&ended, output.json).map_err(Failure::Run)?;
-        let outcome = ended.save().map_err(Failure::run)?;
-        Failure::unless_reached(outcome.summary.ending)
+        conclude(ended, self.output.json)
     }
+
+    /// The same for workers that bring the model: they start first.
+    pub fn run_script(self, workers: &ScriptWorkers<'_>) -> Result<(), Failure> {
+        let bars = self.begin()?;
+        let folder = self.output.resume.clone().unwrap_or_else(|| self.output.new_folder());
+        if self.output.resume.is_none() {
+            check_free(&folder).map_err(Failure::input)?;
+        }
+        let http = self.output.listen().map_err(Failure::Input)?;
+        let mut server = Server::bind(self.addresses, self.transport).map_err(Failure::input)?;
+        let address = server.addresses()[0].clone();
+        let stopper = server.stopper();
+        interrupt::listen(move || stopper.stop(StopReason::Interrupted))?;
+        let (started, show) = (Arc::new(AtomicBool::new(false)), logs::worker_output(&bars, self.output.json));
+        let processes = LocalWorkers {
+            command: &|worker| (workers.command)(&address, worker),
+            stopper: server.stopper(),
+            started: started.clone(),
+            announce: &|line| tracing::warn!("{line}"),
+            output: WorkerOutput::new(Some(folder.join(WORKER_LOGS)), show).map_err(Failure::run)?,
+            exit_timeout: None,
+        };
+        let run = || {
+            let model = server.receive_model().map_err(without_model)?;
+            let job = (workers.job)(model).map_err(Failure::Input)?;
+            let mut progress = RunBar::live(&bars, job.scheme.to_string(), &job.goals);
+            let run = RunBuilder::new(&job, []).server(server).started(started);
+            let run = self.output.parts(run, folder, http);
+            let run = run.configuration(self.configuration.to_string()).observer(&mut progress);
+            run.prepare().map_err(Failure::input)?.run().map_err(Failure::run)
+        };
+        let ended = processes.run(workers.count, run).map_err(Failure::run)??;
+        conclude(ended, self.output.json)
+    }
+
+    /// Checks the output, and begins to show what happens.
+    fn begin(&self) -> Result<MultiProgress, Failure> {
+        let resumed_config = self.output.resume.as_ref().map(|folder| folder.join(CONFIGURATION));
+        let config = self.output.config.path().or(resumed_config.as_ref()).map(PathBuf::as_path);
+        let inputs: Vec<&Path> = self.inputs.iter().copied().chain(config).collect();
+        self.output.check(&inputs, self.open).map_err(Failure::Input)?;
+        let bars = bars();
+        logs::install(&bars);
+        Ok(bars)
+    }
+}
+
+/// Why there is no model, as a failure of the command.
+fn without_model(error: ServerError) -> Failure {
+    match error {
+        ServerError::NoModel(StopReason::Interrupted) => Failure::Ended(RunEnding::Interrupted),
+        error => Failure::run(error),
+    }
+}
+
+/// Prints the result, then saves it.
+fn conclude(ended: EndedRun, as_json: bool) -> Result<(), Failure> {
+    show(&ended, as_json).map_err(Failure::Run)?;
+    let outcome = ended.save().map_err(Failure::run)?;
+    Failure::unless_reached(outcome.summary.ending)
 }
 
 fn show(ended: &EndedRun, as_json: bool) -> anyhow::Result<()> {

@@ -43,7 +43,6 @@ impl ServeArgs {
         let keys = self.keys.as_deref().map(Keys::read).transpose().map_err(Failure::input)?;
         let transport = TransportOptions { keys, open: self.open, ..self.job.transport() };
         let run = ServedRun {
-            job: &job,
             addresses: &self.listen,
             transport,
             output: &self.output,
@@ -51,7 +50,7 @@ impl ServeArgs {
             inputs: self.job.inputs(),
             open: self.open,
         };
-        run.run(|run, _| {
+        run.run(&job, |run, _| {
             let addresses: Vec<String> = run.addresses().iter().map(Address::to_string).collect();
             eprintln!("waiting for {} on {}", counted(job.setup.workers, "worker"), addresses.join(" and "));
             run.run()

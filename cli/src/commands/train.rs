@@ -1,19 +1,25 @@
 //! `paceline train`: a server and worker processes on this machine.
 
+use std::ffi::{OsStr, OsString};
+use std::num::NonZero;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
+use std::thread::available_parallelism;
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use clap::{Args, ValueEnum};
 use paceline_config::Failure;
 use paceline_config::file::Configuration;
 use paceline_core::WorkerId;
 use paceline_net::Address;
+use paceline_runtime::Goals;
 use paceline_sim::RankSet;
 
 use crate::logs;
 use crate::options::{JobOptions, StragglerSpec};
 use crate::program::ProgramStart;
-use crate::serving::{ServedRun, ServingOutput};
+use crate::serving::{ScriptWorkers, ServedRun, ServingOutput};
 
 /// How values travel between the server and its workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -29,7 +35,8 @@ enum TransportKind {
 #[command(after_help = "Examples:
   paceline train
   paceline train --scheme backup:k=3 --emulate 0=3
-  paceline train --model mlp --data mnist --workers 2 --until 'accuracy>0.98' --out RUN")]
+  paceline train --model mlp --data mnist --workers 2 --until 'accuracy>0.98' --out RUN
+  paceline train --scheme lb-bsp --workers 4 -- python script.py")]
 pub struct TrainArgs {
     #[command(flatten)]
     job: JobOptions,
@@ -49,32 +56,101 @@ pub struct TrainArgs {
 
     #[command(flatten)]
     output: ServingOutput,
+
+    /// Train the model of a script that uses the Python package: its command, after --
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
 }
+
+/// What a script decides itself: options that can't be given beside it.
+const OF_SCRIPT: [&str; 13] = [
+    "model",
+    "data",
+    "partition",
+    "order",
+    "batch",
+    "lr",
+    "schedule",
+    "optimizer",
+    "micro-batch",
+    "clip-gradient",
+    "evaluate-every",
+    "init",
+    "device",
+];
 
 impl TrainArgs {
     pub fn run(self, configuration: &Configuration) -> Result<(), Failure> {
+        if !self.command.is_empty() {
+            return self.run_script(configuration);
+        }
+        if let Some(folder) = &self.output.resume
+            && !configuration.is_given("model")
+        {
+            return Err(Failure::Input(anyhow!(
+                "the run in {} trains the model of a script: give its command after --",
+                folder.display()
+            )));
+        }
         let job = self.job.load().map_err(Failure::Input)?;
         self.check_emulation().map_err(Failure::Input)?;
-        let address = match self.transport {
-            TransportKind::SharedMemory => Address::Local { name: format!("paceline-{}", std::process::id()) },
-            TransportKind::Tcp => Address::Tcp { host: "127.0.0.1".into(), port: 0 },
-        };
         let traces = self.emulate.iter().filter_map(|straggler| straggler.delay.file());
         let inputs = self.job.inputs().into_iter().chain(traces).collect();
         let program = ProgramStart::find().map_err(Failure::Run)?;
         let command = |server: &Address, worker| self.command(&program, server, worker);
         let run = ServedRun {
-            job: &job,
-            addresses: &[address],
+            addresses: &[self.address()],
             transport: self.job.transport(),
             output: &self.output,
             configuration,
             inputs,
             open: false,
         };
-        run.run(|run, bars| {
+        run.run(&job, |run, bars| {
             run.run_with_processes(self.job.workers, command, logs::worker_output(bars, self.output.json))
         })
+    }
+
+    /// Trains the model that the workers bring.
+    fn run_script(self, configuration: &Configuration) -> Result<(), Failure> {
+        if let Some(option) = OF_SCRIPT.iter().find(|option| configuration.is_given(option)) {
+            let script = self.command.join(OsStr::new(" "));
+            return Err(Failure::Input(anyhow!(
+                "--{option} can't be given with a script: {} decides it itself",
+                script.display()
+            )));
+        }
+        self.check_emulation().map_err(Failure::Input)?;
+        let has_goals = configuration.is_given("until");
+        let goals = Goals::any(if has_goals { &self.job.until } else { &[] });
+        if goals.need_accuracy() {
+            return Err(Failure::Input(anyhow!(
+                "--until {goals}: the server can't evaluate a script's model; use loss<X"
+            )));
+        }
+        let job = |model| self.job.of_script(model, goals.clone());
+        self.job.scheme.build(&self.job.setup_of_script(1)).map_err(Failure::input)?;
+        let traces = self.emulate.iter().filter_map(|straggler| straggler.delay.file());
+        let configuration = configuration.clone().without(&OF_SCRIPT);
+        let configuration = if has_goals { configuration } else { configuration.without(&["until"]) };
+        let run = ServedRun {
+            addresses: &[self.address()],
+            transport: self.job.transport(),
+            output: &self.output,
+            configuration: &configuration,
+            inputs: self.job.scheme.model().map(Path::new).into_iter().chain(traces).collect(),
+            open: false,
+        };
+        let command = |server: &Address, worker| self.script(server, worker);
+        run.run_script(&ScriptWorkers { count: self.job.workers, command: &command, job: &job })
+    }
+
+    /// Where the server listens.
+    fn address(&self) -> Address {
+        match self.transport {
+            TransportKind::SharedMemory => Address::Local { name: format!("paceline-{}", std::process::id()) },
+            TransportKind::Tcp => Address::Tcp { host: "127.0.0.1".into(), port: 0 },
+        }
     }
 
     fn check_emulation(&self) -> anyhow::Result<()> {
@@ -101,15 +177,49 @@ impl TrainArgs {
         // A lost server does not come back, and a full one has a free rank soon: a few seconds are enough.
         let pid = std::process::id().to_string();
         command.args(["--join-timeout", "5", "--device", &self.job.training.device, "--parent", &pid]);
-        let emulated = self.emulated_ranks.as_ref().and_then(|ranks| ranks.workers().get(worker.index()).copied());
-        let emulated = emulated.unwrap_or(worker);
-        let is_this = |straggler: &&StragglerSpec| straggler.ranks.workers().any(|rank| rank == emulated);
-        if let Some(straggler) = self.emulate.iter().rev().find(is_this) {
-            command.args(["--emulate", &straggler.delay.to_string(), "--emulated-rank", &emulated.0.to_string()]);
+        if let Some((delay, rank)) = self.delay_of(worker) {
+            command.args(["--emulate", &delay, "--emulated-rank", &rank]);
         }
         command.stdin(Stdio::null());
         // Only the server gets Ctrl-C; it stops its workers.
-        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        command.process_group(0);
         command
+    }
+
+    /// The command that starts a worker of a script. The environment tells it of the run.
+    fn script(&self, server: &Address, worker: WorkerId) -> Command {
+        let mut command = Command::new(&self.command[0]);
+        command.args(&self.command[1..]).stdin(Stdio::null());
+        command.env("PACELINE_SERVER", server.to_string());
+        command.env("PACELINE_RANK", worker.0.to_string());
+        command.env("PACELINE_WORKERS", self.job.workers.to_string());
+        command.env("PACELINE_SEED", self.job.seed.to_string());
+        if let Some((delay, rank)) = self.delay_of(worker) {
+            command.env("PACELINE_EMULATE", delay).env("PACELINE_EMULATED_RANK", rank);
+        }
+        // Workers share the processors; a script that wants other numbers of threads sets them.
+        let processors = available_parallelism().map_or(1, NonZero::get);
+        let threads = (processors / self.job.workers as usize).max(1).to_string();
+        for (variable, value) in [("OMP_NUM_THREADS", threads.as_str()), ("PYTHONUNBUFFERED", "1")] {
+            if std::env::var_os(variable).is_none() {
+                command.env(variable, value);
+            }
+        }
+        // Only the server gets Ctrl-C; it stops its workers.
+        command.process_group(0);
+        let end_with_parent =
+            || Ok(rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?);
+        // SAFETY: it makes one system call and allocates nothing.
+        unsafe { command.pre_exec(end_with_parent) };
+        command
+    }
+
+    /// The emulated delay of a worker, and the rank whose times are emulated.
+    fn delay_of(&self, worker: WorkerId) -> Option<(String, String)> {
+        let emulated = self.emulated_ranks.as_ref().and_then(|ranks| ranks.workers().get(worker.index()).copied());
+        let emulated = emulated.unwrap_or(worker);
+        let is_this = |straggler: &&StragglerSpec| straggler.ranks.workers().any(|rank| rank == emulated);
+        let straggler = self.emulate.iter().rev().find(is_this)?;
+        Some((straggler.delay.to_string(), emulated.0.to_string()))
     }
 }

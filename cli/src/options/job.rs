@@ -4,10 +4,11 @@ use std::path::Path;
 
 use clap::Args;
 use paceline_config::{TrainingOptions, WorkloadSpec, seconds, whole};
-use paceline_core::{Dispatch, SchemeSpec, Span};
+use paceline_core::{Dispatch, SchemeSpec, Setup, Span};
 use paceline_models::Model;
 use paceline_net::{MAX_CONNECTIONS, PayloadFormat, TransportOptions};
-use paceline_runtime::{Goals, Job, JobModel};
+use paceline_runtime::{Goals, Job, JobModel, OfferedModel};
+use serde_json::json;
 
 /// What to train, how, and until when.
 #[derive(Debug, Clone, Args)]
@@ -79,6 +80,27 @@ impl JobOptions {
             goals,
             timeout: Span::from_seconds(self.timeout),
             seed: self.seed,
+        })
+    }
+
+    /// What the scheme is built for, with the batch of a script.
+    pub fn setup_of_script(&self, batch: u32) -> Setup {
+        Setup { batch, ..self.training.setup(self.workers as usize, self.dispatch) }
+    }
+
+    /// The job of a model that the workers bring.
+    pub fn of_script(&self, model: OfferedModel, goals: Goals) -> anyhow::Result<Job> {
+        let setup = self.setup_of_script(model.training.batch);
+        self.scheme.build(&setup)?;
+        Ok(Job {
+            scheme: self.scheme.clone(),
+            workload_spec: json!({ "scheme": self.scheme.to_string(), "workers": self.workers }).to_string(),
+            clip_sum: self.training.clip_sum,
+            shards: self.shards as usize,
+            goals,
+            timeout: Span::from_seconds(self.timeout),
+            seed: self.seed,
+            ..Job::offered(model, setup)
         })
     }
 

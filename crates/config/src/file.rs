@@ -2,6 +2,7 @@
 //!
 //! The keys of a file are the command's flags. Flags on the command line take precedence.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -110,17 +111,24 @@ fn table(name: &str, text: &str) -> anyhow::Result<toml::Table> {
 
 /// All settings of a command, including defaults.
 #[derive(Debug, Clone, Default)]
-pub struct Configuration(toml::Table);
+pub struct Configuration {
+    table: toml::Table,
+    /// The keys that were given, by a flag or a file.
+    given: BTreeSet<String>,
+}
 
 impl Configuration {
     /// The settings of the subcommand.
     pub fn of(command: &Command, matches: &ArgMatches) -> Self {
         let Some((name, given)) = matches.subcommand() else { return Configuration::default() };
         let arguments = command.find_subcommand(name).map(Command::get_arguments).into_iter().flatten();
-        let mut table = toml::Table::new();
+        let (mut table, mut explicit) = (toml::Table::new(), BTreeSet::new());
         for arg in arguments {
             let Some(key) = arg.get_long().filter(|key| !NOT_CONFIGURATION.contains(key)) else { continue };
             let id = arg.get_id().as_str();
+            if given.value_source(id) == Some(ValueSource::CommandLine) {
+                explicit.insert(key.to_string());
+            }
             if matches!(arg.get_action(), ArgAction::SetTrue) {
                 table.insert(key.into(), toml::Value::Boolean(given.get_flag(id)));
             } else if let Ok(Some(values)) = given.try_get_raw(id) {
@@ -129,18 +137,23 @@ impl Configuration {
                 table.insert(key.into(), value);
             }
         }
-        Configuration(table)
+        Configuration { table, given: explicit }
+    }
+
+    /// Whether a setting was given, by a flag or a file.
+    pub fn is_given(&self, key: &str) -> bool {
+        self.given.contains(key)
     }
 
     /// Removes settings, e.g. those that another command does not have.
     pub fn without(mut self, keys: &[&str]) -> Self {
-        self.0.retain(|key, _| !keys.contains(&key));
+        self.table.retain(|key, _| !keys.contains(&key));
         self
     }
 
     /// Replaces one setting, e.g. the seed of one of several runs.
     pub fn with(mut self, key: &str, value: impl ToString) -> Self {
-        self.0.insert(key.into(), plain(&value.to_string()));
+        self.table.insert(key.into(), plain(&value.to_string()));
         self
     }
 }
@@ -153,6 +166,6 @@ fn plain(text: &str) -> toml::Value {
 
 impl std::fmt::Display for Configuration {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)
+        write!(f, "{}", self.table)
     }
 }

@@ -55,7 +55,7 @@ pub mod fuzzing {
 pub use address::{Address, AddressError, DEFAULT_PORT};
 pub use frame::PROTOCOL_VERSION;
 pub use keys::{Keys, KeysError};
-pub use local_workers::LocalWorkers;
+pub use local_workers::{EXIT_TIMEOUT, LocalWorkers};
 pub use paceline_protocol::{
     AfterIteration, OfferedTraining, PayloadFormat, RunPosition, SessionEnd, TaskSettings, Welcome, after_iteration,
 };

@@ -8,15 +8,18 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use paceline_core::WorkerId;
-use paceline_runtime::StopReason;
+use paceline_runtime::{StopReason, is_interrupted};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
 use crate::Stopper;
 use crate::worker_output::{FollowedOutput, WorkerOutput};
 
-/// How long workers may take to exit after the server has.
-const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long workers may take to exit after the server has, if they have nothing to do of their own.
+pub const EXIT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How often an interrupt is looked for.
+const INTERVAL: Duration = Duration::from_millis(100);
 
 /// The delays before a worker's restarts. There are no more restarts than these within [`RESTART_WINDOW`].
 const RESTART_DELAYS: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(2), Duration::from_secs(8)];
@@ -39,6 +42,8 @@ pub struct LocalWorkers<'a> {
     pub announce: &'a (dyn Fn(&str) + Sync),
     /// Where the output of the processes goes.
     pub output: WorkerOutput,
+    /// How long workers may take to exit after the run; `None` for as long as it takes, unless the user interrupts.
+    pub exit_timeout: Option<Duration>,
 }
 
 /// A process that has not been waited for.
@@ -54,6 +59,8 @@ struct WorkerProcesses {
     running: BTreeMap<WorkerId, LocalProcess>,
     /// How many workers run or are to be restarted.
     remaining: usize,
+    /// Whether a worker is gone for good that should not be.
+    failed: bool,
     stopping: bool,
 }
 
@@ -142,8 +149,10 @@ impl LocalWorkers<'_> {
                 if code != Some(0) {
                     (self.announce)(&format!("{worker} {cause}; it is not restarted"));
                 }
+                processes.failed |= code != Some(0);
                 if processes.remaining == 0 {
-                    self.stopper.stop(StopReason::NoWorkers(format!("{worker} {cause}")));
+                    let failed = || StopReason::NoWorkers(format!("{worker} {cause}"));
+                    self.stopper.stop(if processes.failed { failed() } else { StopReason::ScriptEnded });
                 }
                 return;
             }
@@ -171,11 +180,19 @@ impl LocalWorkers<'_> {
     fn stop_all(&self, shared: &SharedProcesses) {
         shared.lock().stopping = true;
         shared.changed.notify_all();
-        let wait = |processes: &mut WorkerProcesses| !processes.running.is_empty();
-        let waited = shared.changed.wait_timeout_while(shared.lock(), SHUTDOWN_TIMEOUT, wait);
-        for (worker, process) in waited.unwrap_or_else(PoisonError::into_inner).0.running.iter_mut() {
-            let seconds = SHUTDOWN_TIMEOUT.as_secs();
-            (self.announce)(&format!("{worker} did not exit within {seconds} s and is killed"));
+        let mut deadline = self.exit_timeout.map(|timeout| Instant::now() + timeout);
+        let mut processes = shared.lock();
+        while !processes.running.is_empty() {
+            if is_interrupted() {
+                deadline.get_or_insert_with(|| Instant::now() + EXIT_TIMEOUT);
+            }
+            if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                break;
+            }
+            processes = shared.changed.wait_timeout(processes, INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        for (worker, process) in processes.running.iter_mut() {
+            (self.announce)(&format!("{worker} did not exit in time and is killed"));
             // Fails only if the process has just exited.
             let _ = process.child.kill();
         }

@@ -5,9 +5,9 @@ use std::process::Command;
 use std::sync::Arc;
 
 use paceline_core::WorkerId;
-use paceline_net::{Address, LocalWorkers, RunOutcome, Server, ShowOutput, Stopper, WorkerOutput};
+use paceline_net::{Address, EXIT_TIMEOUT, LocalWorkers, RunOutcome, Server, ShowOutput, Stopper, WorkerOutput};
 use paceline_report::page;
-use paceline_runtime::{Checkpointer, Job, ResumePoint, RunFolder, StatusServer};
+use paceline_runtime::{Checkpointer, Job, ResumePoint, RunFolder, StatusServer, WORKER_LOGS};
 use paceline_trace::Recorder;
 
 use crate::RunError;
@@ -61,13 +61,14 @@ impl PreparedRun<'_> {
         show: ShowOutput,
     ) -> Result<EndedRun, RunError> {
         let address = self.addresses()[0].clone();
-        let logs = self.follower.folder.as_ref().map(|(folder, _)| folder.path().join("workers"));
+        let logs = self.follower.folder.as_ref().map(|(folder, _)| folder.path().join(WORKER_LOGS));
         let workers = LocalWorkers {
             command: &|worker| command(&address, worker),
             stopper: self.stopper(),
             started: Arc::clone(&self.follower.started),
             announce: &|line| tracing::warn!("{line}"),
             output: WorkerOutput::new(logs, show).map_err(RunError::Process)?,
+            exit_timeout: Some(EXIT_TIMEOUT),
         };
         workers.run(count, || self.run()).map_err(RunError::Process)?
     }
