@@ -1,8 +1,9 @@
-//! Logs: one line per event, on standard error, above any progress bar.
+//! Logs, one line per event, and the output of worker processes, above any progress bar.
 
 use std::io::{self, Write};
 
 use indicatif::MultiProgress;
+use paceline_net::{OutputStream, ShowOutput};
 use tracing_subscriber::filter::LevelFilter;
 
 /// The environment variable for the log level: error, warn, info (the default) or debug (every decision).
@@ -21,6 +22,18 @@ pub fn install(bars: &MultiProgress) {
         .with_writer(move || AboveBars(bars.clone()));
     // It fails only if a subscriber is installed already; that one is kept.
     let _ = logs.try_init();
+}
+
+/// Shows what workers print where they printed it. With `--json`, standard output has nothing but the JSON object.
+pub fn worker_output(bars: &MultiProgress, as_json: bool) -> ShowOutput {
+    let bars = bars.clone();
+    Box::new(move |stream, text| {
+        // A terminal that is gone does not end the run.
+        let _ = bars.suspend(|| match stream {
+            OutputStream::Stdout if !as_json => io::stdout().write_all(text.as_bytes()),
+            _ => io::stderr().write_all(text.as_bytes()),
+        });
+    })
 }
 
 struct AboveBars(MultiProgress);

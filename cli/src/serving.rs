@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use indicatif::MultiProgress;
 use paceline_config::file::Configuration;
 use paceline_config::{Failure, ForceOption};
 use paceline_net::{Address, TransportOptions};
@@ -133,8 +134,11 @@ pub struct ServedRun<'a> {
 }
 
 impl ServedRun<'_> {
-    /// Prepares the run, which `start` then starts. Its result is printed before it is saved.
-    pub fn run(self, start: impl FnOnce(PreparedRun<'_>) -> Result<EndedRun, RunError>) -> Result<(), Failure> {
+    /// Prepares the run, which `start` then starts below its progress bars. Its result is printed before it is saved.
+    pub fn run(
+        self,
+        start: impl FnOnce(PreparedRun<'_>, &MultiProgress) -> Result<EndedRun, RunError>,
+    ) -> Result<(), Failure> {
         let ServedRun { job, output, .. } = self;
         let resumed_config = output.resume.as_ref().map(|folder| folder.join(CONFIGURATION));
         let config = output.config.path().or(resumed_config.as_ref()).map(PathBuf::as_path);
@@ -149,7 +153,7 @@ impl ServedRun<'_> {
         let run = run.prepare().map_err(Failure::input)?;
         let stopper = run.stopper();
         interrupt::listen(move || stopper.stop(StopReason::Interrupted))?;
-        let ended = start(run).map_err(Failure::run)?;
+        let ended = start(run, &bars).map_err(Failure::run)?;
         drop(progress);
         show(&ended, output.json).map_err(Failure::Run)?;
         let outcome = ended.save().map_err(Failure::run)?;

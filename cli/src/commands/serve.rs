@@ -51,7 +51,7 @@ impl ServeArgs {
             inputs: self.job.inputs(),
             open: self.open,
         };
-        run.run(|run| {
+        run.run(|run, _| {
             let addresses: Vec<String> = run.addresses().iter().map(Address::to_string).collect();
             eprintln!("waiting for {} on {}", counted(job.setup.workers, "worker"), addresses.join(" and "));
             run.run()

@@ -11,6 +11,7 @@ use paceline_core::WorkerId;
 use paceline_net::Address;
 use paceline_sim::RankSet;
 
+use crate::logs;
 use crate::options::{JobOptions, StragglerSpec};
 use crate::serving::{ServedRun, ServingOutput};
 
@@ -71,7 +72,9 @@ impl TrainArgs {
             inputs,
             open: false,
         };
-        run.run(|run| run.run_with_processes(self.job.workers, command))
+        run.run(|run, bars| {
+            run.run_with_processes(self.job.workers, command, logs::worker_output(bars, self.output.json))
+        })
     }
 
     fn check_emulation(&self) -> anyhow::Result<()> {
@@ -104,7 +107,7 @@ impl TrainArgs {
         if let Some(straggler) = self.emulate.iter().rev().find(is_this) {
             command.args(["--emulate", &straggler.delay.to_string(), "--emulated-rank", &emulated.0.to_string()]);
         }
-        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command.stdin(Stdio::null());
         // Only the server gets Ctrl-C; it stops its workers.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         command

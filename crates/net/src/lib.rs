@@ -3,7 +3,7 @@
 //! - [`Server`]: accepts workers and feeds their events to a scheme. The schemes are those that the simulator runs;
 //!   time comes from the system clock.
 //! - [`Worker`]: computes gradients and local iterations for a server.
-//! - [`LocalWorkers`]: worker processes on the server's machine.
+//! - [`LocalWorkers`]: worker processes on the server's machine; [`WorkerOutput`] shows and logs what they print.
 //! - [`Address`]: where a server listens. It also selects the transport: `local:NAME` is shared memory on one host,
 //!   `HOST:PORT` is TCP. One run can use both.
 //!
@@ -33,6 +33,7 @@ mod frame_reader;
 mod keys;
 mod local_workers;
 mod outbox;
+mod output_lines;
 mod poller;
 #[cfg(test)]
 mod scripted_peer;
@@ -41,6 +42,7 @@ mod shared_memory;
 mod socket;
 mod tls;
 mod worker;
+mod worker_output;
 
 /// Entry points for the fuzz targets in `fuzz/`.
 #[doc(hidden)]
@@ -56,3 +58,4 @@ pub use local_workers::LocalWorkers;
 pub use paceline_protocol::PayloadFormat;
 pub use server::{MAX_CONNECTIONS, RunOutcome, Server, ServerError, Stopper, TransportOptions};
 pub use worker::{Emulation, Worker, WorkerError, WorkerNotice, WorkerOutcome};
+pub use worker_output::{OutputStream, ShowOutput, WorkerOutput};

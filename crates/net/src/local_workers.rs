@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
 use crate::Stopper;
+use crate::worker_output::{FollowedOutput, WorkerOutput};
 
 /// How long workers may take to exit after the server has.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
@@ -36,13 +37,21 @@ pub struct LocalWorkers<'a> {
     pub started: Arc<AtomicBool>,
     /// Called with a line for the user.
     pub announce: &'a (dyn Fn(&str) + Sync),
+    /// Where the output of the processes goes.
+    pub output: WorkerOutput,
+}
+
+/// A process that has not been waited for.
+struct LocalProcess {
+    child: Child,
+    output: FollowedOutput,
 }
 
 /// The processes at present.
 #[derive(Default)]
 struct WorkerProcesses {
     /// Those that have not been waited for, so that their numbers are not reused.
-    running: BTreeMap<WorkerId, Child>,
+    running: BTreeMap<WorkerId, LocalProcess>,
     /// How many workers run or are to be restarted.
     remaining: usize,
     stopping: bool,
@@ -71,11 +80,11 @@ impl LocalWorkers<'_> {
         let workers = (0..count).map(WorkerId);
         let mut processes = WorkerProcesses { remaining: count as usize, ..WorkerProcesses::default() };
         for worker in workers.clone() {
-            match (self.command)(worker).spawn() {
-                Ok(child) => _ = processes.running.insert(worker, child),
+            match self.start(worker) {
+                Ok(process) => _ = processes.running.insert(worker, process),
                 Err(error) => {
                     // Fails only if the process has exited.
-                    processes.running.values_mut().for_each(|child| _ = child.kill());
+                    processes.running.values_mut().for_each(|process| _ = process.child.kill());
                     return Err(io::Error::new(error.kind(), format!("starting {worker}: {error}")));
                 }
             }
@@ -90,6 +99,15 @@ impl LocalWorkers<'_> {
             self.stop_all(&shared);
             outcome
         }))
+    }
+
+    fn start(&self, worker: WorkerId) -> io::Result<LocalProcess> {
+        let mut child = (self.command)(worker).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let output = self.output.follow(worker, &mut child).inspect_err(|_| {
+            // Fails only if the process has exited.
+            let _ = child.kill();
+        })?;
+        Ok(LocalProcess { child, output })
     }
 
     /// Waits for a worker to exit, and restarts it if it died, until it is gone for good. This thread must outlive the
@@ -139,8 +157,8 @@ impl LocalWorkers<'_> {
         if processes.stopping {
             return false;
         }
-        match (self.command)(worker).spawn() {
-            Ok(child) => _ = processes.running.insert(worker, child),
+        match self.start(worker) {
+            Ok(process) => _ = processes.running.insert(worker, process),
             Err(error) => {
                 (self.announce)(&format!("{worker} can't be restarted: {error}"));
                 return false;
@@ -155,11 +173,11 @@ impl LocalWorkers<'_> {
         shared.changed.notify_all();
         let wait = |processes: &mut WorkerProcesses| !processes.running.is_empty();
         let waited = shared.changed.wait_timeout_while(shared.lock(), SHUTDOWN_TIMEOUT, wait);
-        for (worker, child) in waited.unwrap_or_else(PoisonError::into_inner).0.running.iter_mut() {
+        for (worker, process) in waited.unwrap_or_else(PoisonError::into_inner).0.running.iter_mut() {
             let seconds = SHUTDOWN_TIMEOUT.as_secs();
             (self.announce)(&format!("{worker} did not exit within {seconds} s and is killed"));
             // Fails only if the process has just exited.
-            let _ = child.kill();
+            let _ = process.child.kill();
         }
     }
 }
@@ -177,13 +195,16 @@ impl SharedProcesses {
 
     /// Waits until a worker exits. `None` if it does not run or the run ends.
     fn wait_for(&self, worker: WorkerId) -> Option<io::Result<ExitStatus>> {
-        let pid = self.lock().running.get(&worker).map(Pid::from_child)?;
+        let pid = self.lock().running.get(&worker).map(|process| Pid::from_child(&process.child))?;
         while let Err(Errno::INTR) = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {}
         let mut processes = self.lock();
-        let mut child = processes.running.remove(&worker)?;
+        let LocalProcess { mut child, output } = processes.running.remove(&worker)?;
         self.changed.notify_all();
         let outcome = child.wait();
-        (!processes.stopping).then_some(outcome)
+        let stopping = processes.stopping;
+        drop(processes);
+        output.finish();
+        (!stopping).then_some(outcome)
     }
 }
 

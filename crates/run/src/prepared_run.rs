@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use paceline_core::WorkerId;
-use paceline_net::{Address, LocalWorkers, RunOutcome, Server, Stopper};
+use paceline_net::{Address, LocalWorkers, RunOutcome, Server, ShowOutput, Stopper, WorkerOutput};
 use paceline_report::page;
 use paceline_runtime::{Checkpointer, Job, ResumePoint, RunFolder, StatusServer};
 use paceline_trace::Recorder;
@@ -49,7 +49,8 @@ impl PreparedRun<'_> {
     }
 
     /// The same with `count` worker processes, started by `command` for the server's first address and a rank, and
-    /// restarted when they die.
+    /// restarted when they die. What they print is given to `show` line by line, each with the rank before it. It is also
+    /// logged to `workers/RANK.log` in the run folder, if there is one.
     ///
     /// # Errors
     /// As [`run`](PreparedRun::run), or if a process can't be started.
@@ -57,13 +58,16 @@ impl PreparedRun<'_> {
         self,
         count: u32,
         command: impl Fn(&Address, WorkerId) -> Command + Sync,
+        show: ShowOutput,
     ) -> Result<EndedRun, RunError> {
         let address = self.addresses()[0].clone();
+        let logs = self.follower.folder.as_ref().map(|(folder, _)| folder.path().join("workers"));
         let workers = LocalWorkers {
             command: &|worker| command(&address, worker),
             stopper: self.stopper(),
             started: Arc::clone(&self.follower.started),
             announce: &|line| tracing::warn!("{line}"),
+            output: WorkerOutput::new(logs, show).map_err(RunError::Process)?,
         };
         workers.run(count, || self.run()).map_err(RunError::Process)?
     }

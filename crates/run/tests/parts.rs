@@ -3,7 +3,9 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use paceline_core::Setup;
@@ -98,4 +100,28 @@ fn a_run_without_parts_leaves_nothing_and_gives_the_same_model() {
     let kept = run(&job, builder(&job).folder(temporary.path().join("run"))).unwrap();
     assert!(alone.parameters == kept.parameters);
     assert_eq!(files(temporary.path()), ["run"]);
+}
+
+#[test]
+fn what_processes_print_is_shown_and_logged() {
+    let temporary = tempfile::tempdir().unwrap();
+    let job = job("iterations=20");
+    let run = builder(&job).folder(temporary.path().join("run")).prepare().unwrap();
+    let (sender, shown) = channel();
+    let show = move |_, text: &str| sender.send(text.to_string()).unwrap();
+    let traceback = "Traceback (most recent call last):\n  File x\nValueError: broken\n";
+    let command = |_: &_, _| {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("printf '{traceback}' >&2; exit 1")]);
+        command
+    };
+    let outcome = run.run_with_processes(2, command, Box::new(show)).unwrap().save().unwrap();
+    assert!(outcome.summary.stopped_by.contains("exited with code 1 before the run started"), "{:?}", outcome.summary);
+    let shown: String = shown.iter().collect();
+    let (first, second) = if shown.starts_with("[0]") { (0, 1) } else { (1, 0) };
+    let whole: String = traceback.lines().map(|line| format!("[{first}] {line}\n")).collect();
+    assert_eq!(shown, format!("{whole}[{second}] the same error as worker {first}\n"));
+    for log in ["0.log", "1.log"] {
+        assert_eq!(std::fs::read_to_string(temporary.path().join("run/workers").join(log)).unwrap(), traceback);
+    }
 }
