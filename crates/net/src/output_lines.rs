@@ -295,7 +295,7 @@ mod tests {
         let chained = "\nDuring handling of the above exception, another exception occurred:\n\n";
         assert_eq!(units(&format!("{TRACEBACK}ValueError: x\n{chained}{TRACEBACK}KeyError\n")), [(13, 0)]);
         assert_eq!(units(&format!("{TRACEBACK}ValueError: x\n{TRACEBACK}KeyError\nend\n")), [(5, 0), (5, 1)]);
-        assert_eq!(units(&format!("{TRACEBACK}")), [(4, 0)]);
+        assert_eq!(units(TRACEBACK), [(4, 0)]);
         let group =
             "  + Exception Group Traceback (most recent call last):\n  |   File\n  | ExceptionGroup: two\n  +-+---\n";
         assert_eq!(units(group), [(4, 0)]);

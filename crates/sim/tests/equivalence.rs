@@ -46,7 +46,7 @@ fn ssp_without_staleness_is_bsp() {
     assert_eq!(bsp.summary.time, ssp.summary.time, "the schedules are the same");
     assert_eq!(bsp.summary.idle_share, ssp.summary.idle_share);
     for (bsp, ssp) in bsp.parameters.unwrap().iter().zip(ssp.parameters.unwrap()) {
-        assert!((bsp - ssp).abs() <= 2e-5 * bsp.abs().max(0.1), "{bsp} {ssp}");
+        assert!((bsp - ssp).abs() <= 5e-5 * bsp.abs().max(0.1), "{bsp} {ssp}");
     }
 }
 
