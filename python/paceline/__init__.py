@@ -6,7 +6,17 @@ from paceline import trace
 from paceline._paceline import Aggregate, Assignment, Question, Setup, Turn, Update
 from paceline.analysis import simulate, whatif
 from paceline.errors import Error, InputError, RunError
-from paceline.results import Columns, ComparedScheme, Run, Summary, TracedWorker, WhatIf, WorkerTimes, read_run
+from paceline.results import (
+    Columns,
+    ComparedScheme,
+    RunResults,
+    Summary,
+    TracedWorker,
+    WhatIf,
+    WorkerTimes,
+    read_run,
+)
+from paceline.run import Run, join
 from paceline.scheme import Scheme
 
 __version__ = version("paceline")
@@ -20,6 +30,7 @@ __all__ = [
     "Question",
     "Run",
     "RunError",
+    "RunResults",
     "Scheme",
     "Setup",
     "Summary",
@@ -29,6 +40,7 @@ __all__ = [
     "WhatIf",
     "WorkerTimes",
     "__version__",
+    "join",
     "read_run",
     "simulate",
     "trace",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
 from paceline import _paceline
 from paceline.errors import InputError
-from paceline.results import METRICS, Columns, Run, Summary, WhatIf
+from paceline.results import METRICS, Columns, RunResults, Summary, WhatIf
 
 if TYPE_CHECKING:
     from paceline.scheme import Scheme
@@ -63,7 +63,7 @@ def simulate(
     *,
     seed: int = 1,
     **options: Unpack[SimulateOptions],
-) -> Run:
+) -> RunResults:
     """Simulate a scheme on a virtual clock, with real gradients, as `paceline simulate` does.
 
     `scheme` is written as on the command line, or a class that is a `paceline.Scheme`. A run that misses its target is
@@ -76,7 +76,7 @@ def simulate(
     arguments = _arguments({"scheme": name, "workers": workers, "seeds": seed, **options})
     text, columns = _paceline.simulate(arguments, own)
     out = options.get("out")
-    return Run(
+    return RunResults(
         summary=Summary._parse(text),
         metrics=Columns({name: columns[name] for name in METRICS}),
         reasons=tuple(columns["reason"]),
@@ -85,7 +85,7 @@ def simulate(
 
 
 def whatif(
-    trace: PathLike | Run | Sequence[PathLike],
+    trace: PathLike | RunResults | Sequence[PathLike],
     schemes: str | Sequence[str | SchemeFactory] = "all",
     *,
     seeds: str | int | Sequence[int] = "1..5",
@@ -105,9 +105,9 @@ def whatif(
     return WhatIf._parse(_paceline.whatif(arguments, own))
 
 
-def _files(trace: PathLike | Run | Sequence[PathLike]) -> list[str]:
+def _files(trace: PathLike | RunResults | Sequence[PathLike]) -> list[str]:
     """Return the files and run folders of a trace."""
-    if isinstance(trace, Run):
+    if isinstance(trace, RunResults):
         if trace.folder is None:
             message = "the run has no folder: simulate it with out=DIR"
             raise InputError(message)

@@ -125,7 +125,7 @@ class Columns(Mapping[str, "npt.NDArray[np.float64]"]):
 
 
 @dataclass(frozen=True)
-class Run:
+class RunResults:
     """A run: simulated, or read from its folder."""
 
     summary: Summary | None
@@ -146,7 +146,7 @@ class Run:
 METRICS = ("iteration", "time", "duration", "waited_for", "samples", "loss", "accuracy")
 
 
-def read_run(folder: str | os.PathLike[str]) -> Run:
+def read_run(folder: str | os.PathLike[str]) -> RunResults:
     """Read a run folder, also one whose run goes on.
 
     >>> run = paceline.read_run("runs/1")
@@ -166,7 +166,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
         message = f"{folder / 'metrics.csv'} can't be read: {error!r}"
         raise InputError(message) from error
     summary = folder / "summary.json"
-    return Run(
+    return RunResults(
         summary=Summary._parse(summary.read_text(encoding="utf-8")) if summary.exists() else None,
         metrics=metrics,
         reasons=tuple(row["reason"] for row in rows),

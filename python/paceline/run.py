@@ -209,4 +209,4 @@ def _floats(values: "Tensor") -> memoryview:
     length = values.numel()
     memory = (ctypes.c_float * length).from_address(values.data_ptr())
     memory.tensor = values  # type: ignore[attr-defined] # keeps it alive
-    return memoryview(memory)
+    return memoryview(memory).cast("B").cast("f")

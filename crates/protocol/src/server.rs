@@ -147,6 +147,8 @@ pub struct ReportedUpdate {
     pub gradient: GradientLocation,
     /// The learning rates that the worker asks for, as in [`ToServer::Report`].
     pub rates: Vec<f64>,
+    /// Its samples in all iterations.
+    pub samples: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -412,7 +414,7 @@ impl ServerProtocol {
                         self.on_asked(id, TaskId { worker, number }, iterations, report, host)
                     }
                     ToServer::Report { number, report, loss, gradient, rates } => {
-                        let update = ReportedUpdate { loss, gradient, rates };
+                        let update = ReportedUpdate { loss, gradient, rates, samples: 0 };
                         self.on_report(id, TaskId { worker, number }, report, update, host)
                     }
                     ToServer::Dropped { number } => self.on_dropped(id, TaskId { worker, number }, host),
@@ -687,8 +689,8 @@ impl ServerProtocol {
         report: WireReport,
         host: &mut H,
     ) -> Handled<H> {
-        let Some(session) = self.sessions.get(&id) else { return Ok(()) };
-        let sent = match session.tasks.asked(task.number) {
+        let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
+        let sent = match session.tasks.asked(task.number, iterations) {
             Ok(Some(sent)) => sent,
             Ok(None) => return Ok(()),
             Err(violation) => return self.violation(id, &violation.to_string(), host),
@@ -715,7 +717,7 @@ impl ServerProtocol {
             Ok(outcome) => outcome,
             Err(violation) => return self.violation(id, &violation.to_string(), host),
         };
-        let ReportOutcome::Wanted { sent, late, length } = outcome else {
+        let ReportOutcome::Wanted { sent, late, length, samples, iterations } = outcome else {
             host.release(id, task);
             return self.send_next(id, host);
         };
@@ -724,18 +726,19 @@ impl ServerProtocol {
             GradientLocation::Follows => trust == PeerTrust::Network,
             GradientLocation::Withheld => late,
         };
+        let report = report.bounded(self.now.since(sent));
+        let samples = u64::from(report.samples.unwrap_or(samples)) * u64::from(iterations);
+        let update = ReportedUpdate { samples, ..update };
         self.send_next(id, host)?;
         if !as_assigned || !host.keep(id, task, update) {
             let reason = format!("the gradient of {task} was not sent as assigned");
             return self.dismiss(id, reason, false, host);
         }
-        let report = report.bounded(self.now.since(sent));
         self.feed_report(id, Event::Reported { task, report }, host)?;
+        // Those that the worker asked about are counted already.
         let iterations = match length {
-            // Counted when the worker asked.
             Some(LocalLength::AskAndWait | LocalLength::AskAndContinue) => 0,
-            Some(LocalLength::Iterations(count)) => count,
-            None => 1,
+            Some(LocalLength::Iterations(_)) | None => iterations,
         };
         if self.sessions.contains_key(&id) && iterations > 0 {
             host.computed(task, iterations, report.compute);

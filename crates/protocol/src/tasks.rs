@@ -28,6 +28,8 @@ struct OpenTask {
     cancelled: bool,
     assignment: Assignment,
     sent: Time,
+    /// The local iterations that it has asked about.
+    asked: u32,
 }
 
 /// What a report means to the server.
@@ -41,6 +43,9 @@ pub(crate) enum ReportOutcome {
         late: bool,
         /// How many local iterations were assigned; `None` for a gradient.
         length: Option<LocalLength>,
+        /// The samples that were assigned, per iteration, and the iterations.
+        samples: u32,
+        iterations: u32,
     },
     /// The task was cancelled while the report was on its way.
     Cancelled,
@@ -112,7 +117,7 @@ impl OpenTasks {
         let (assignment, run) = self.held_back.pop_front()?;
         let number = assignment.task.number;
         let after = self.running().filter(|&running| running < number);
-        self.open.insert(number, OpenTask { cancelled: false, assignment, sent: now });
+        self.open.insert(number, OpenTask { cancelled: false, assignment, sent: now, asked: 0 });
         Some(ReadyTask { assignment, after, run })
     }
 
@@ -121,17 +126,24 @@ impl OpenTasks {
         let running = self.running();
         match self.open.remove(&number).ok_or(ProtocolViolation::UnknownTask(number))? {
             OpenTask { cancelled: true, .. } => Ok(ReportOutcome::Cancelled),
-            OpenTask { sent, assignment, .. } if running == Some(number) => {
+            OpenTask { sent, assignment, asked, .. } if running == Some(number) => {
                 let length = assignment.work.length();
-                Ok(ReportOutcome::Wanted { sent, late: self.running().is_some(), length })
+                let iterations = match length {
+                    None => 1,
+                    Some(LocalLength::Iterations(count)) => count,
+                    Some(LocalLength::AskAndWait | LocalLength::AskAndContinue) => asked,
+                };
+                let (samples, late) = (assignment.samples, self.running().is_some());
+                Ok(ReportOutcome::Wanted { sent, late, length, samples, iterations })
             }
             OpenTask { .. } => Err(ProtocolViolation::OutOfOrder(number)),
         }
     }
 
-    /// The worker asks about a task. Returns when it was sent; `None` if it is cancelled.
-    pub(crate) fn asked(&self, number: u64) -> Result<Option<Time>, ProtocolViolation> {
-        let task = self.open.get(&number).ok_or(ProtocolViolation::UnknownTask(number))?;
+    /// The worker asks about a task after some local iterations. Returns when it was sent; `None` if it is cancelled.
+    pub(crate) fn asked(&mut self, number: u64, iterations: u32) -> Result<Option<Time>, ProtocolViolation> {
+        let task = self.open.get_mut(&number).ok_or(ProtocolViolation::UnknownTask(number))?;
+        task.asked = iterations;
         Ok((!task.cancelled).then_some(task.sent))
     }
 
@@ -189,7 +201,7 @@ mod tests {
         assert_eq!(tasks.reported(7).unwrap_err(), ProtocolViolation::UnknownTask(7));
         assert_eq!(tasks.dropped(0).unwrap_err(), ProtocolViolation::NotCancelled(0));
         assert_eq!(tasks.cancel(0), Cancellation::Sent);
-        assert_eq!(tasks.asked(0), Ok(None));
+        assert_eq!(tasks.asked(0, 1), Ok(None));
         assert!(matches!(tasks.reported(0), Ok(ReportOutcome::Cancelled)), "the report and the interruption crossed");
         assert_eq!(tasks.reported(0).unwrap_err(), ProtocolViolation::UnknownTask(0));
         tasks.assign(task(2, true), RunPosition::default());

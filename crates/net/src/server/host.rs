@@ -45,6 +45,7 @@ struct UncommittedUpdate {
     loss: f64,
     /// The learning rates that the worker asks for.
     rates: Vec<f64>,
+    samples: u64,
     /// The model that the update was computed from, if it is kept.
     parameters: Option<Arc<ParameterBuffer>>,
 }
@@ -237,7 +238,7 @@ impl ServerHost for NetHost<'_> {
     fn keep(&mut self, session: SessionId, task: TaskId, update: ReportedUpdate) -> bool {
         let buffers = self.links.get_mut(&session).and_then(|link| link.release(task.number));
         let Some(TaskBuffers { parameters, gradient }) = buffers else { return false };
-        let ReportedUpdate { loss, rates, gradient: location } = update;
+        let ReportedUpdate { loss, rates, samples, gradient: location } = update;
         let gradient = match location {
             GradientLocation::InPlace => gradient.map(StoredGradient::Shared),
             GradientLocation::Follows => self.received.take().map(StoredGradient::Received),
@@ -245,7 +246,7 @@ impl ServerHost for NetHost<'_> {
         };
         let Some(gradient) = gradient else { return false };
         let parameters = self.keeps_models.then_some(parameters);
-        self.arrived.insert(task, UncommittedUpdate { gradient, loss, rates, parameters });
+        self.arrived.insert(task, UncommittedUpdate { gradient, loss, rates, samples, parameters });
         true
     }
 
@@ -264,9 +265,10 @@ impl ServerHost for NetHost<'_> {
         let updates = &commit.updates[..];
         let mut gradients = Vec::with_capacity(updates.len());
         let mut corrected = Vec::new();
+        let mut used = Vec::with_capacity(updates.len());
         for Share { task, .. } in updates {
             // This releases the model that the update was computed from, so that its buffer can be reused.
-            let UncommittedUpdate { gradient, loss, rates, parameters } =
+            let UncommittedUpdate { gradient, loss, rates, samples, parameters } =
                 self.arrived.remove(task).ok_or(ServerError::GradientNotSent(*task))?;
             if let CommitStep::Compensated { lambda } = commit.step {
                 let mut values = gradient.values().ok_or(ServerError::GradientNotSent(*task))?.to_vec();
@@ -276,6 +278,7 @@ impl ServerHost for NetHost<'_> {
                 corrected.push(values);
             }
             gradients.push((gradient, loss, rates));
+            used.push(samples);
         }
         let contributions = (0..).zip(updates).zip(&gradients).map(|((index, share), (gradient, loss, rates))| {
             let corrected = corrected.get(index).map(Vec::as_slice);
@@ -287,6 +290,9 @@ impl ServerHost for NetHost<'_> {
         let outcome = self.parameter_ring.advance(step).map_err(no_memory(self.job.model.layout().len()))?;
         drop(contributions);
         gradients.into_iter().for_each(|(gradient, ..)| self.recycle(gradient));
+        let is_good = |share: &Share| !outcome.broken.contains(&share.task);
+        self.used +=
+            updates.iter().zip(used).filter(|(share, _)| is_good(share)).map(|(_, samples)| samples).sum::<u64>();
         self.tracker.committed(commit, &outcome, live);
         Ok(outcome)
     }
