@@ -185,7 +185,7 @@ class Run:
         """Leave the run. A script does so when it ends."""
         training, self._training = self._training, None
         if training is not None and training.session is not None and not training.over:
-            failure = getattr(sys, "last_exc", None)
+            failure = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
             reason = "its script has ended"
             if failure is not None:
                 reason = f"its script failed: {type(failure).__name__}: {failure}".splitlines()[0]

@@ -38,6 +38,9 @@ pub enum OfferStep {
     Complete(Layout, OfferedTraining),
 }
 
+/// A tensor's name and shape.
+type NamedShape = (String, Vec<usize>);
+
 /// One connection.
 #[derive(Debug)]
 struct Candidate {
@@ -53,7 +56,7 @@ pub struct ModelIntake {
     token: Option<Token>,
     candidates: BTreeMap<SessionId, Candidate>,
     /// The worker that sends its model, and the tensors that it has named: trainable ones, then statistics.
-    sender: Option<(SessionId, [Vec<(String, Vec<usize>)>; 2])>,
+    sender: Option<(SessionId, [Vec<NamedShape>; 2])>,
 }
 
 impl ModelIntake {

@@ -128,14 +128,15 @@ class PreparedLoader:
         end = None if self.epoch_samples is None else self._epochs * self.epoch_samples
         while training.has_task() and (end is None or training.used < end):
             asked = perf_counter()
-            batch, count = self._batches.take(training.samples)
-            training.loaded(count, perf_counter() - asked)
-            if count == 0:
+            batch, count = self._batches.take(max(training.samples, 2 if training.needs_pairs else 1))
+            training.loaded(perf_counter() - asked)
+            if count == 0 or (count == 1 and training.needs_pairs):
                 # A pass ends. Without a known length that is the end of the epoch.
-                self._batches = Rebatched(self._loader)
+                self._batches = Rebatched(self._loader, batch)
                 if end is None:
                     return
                 continue
+            training.computes(count)
             yield batch
 
     def _begin(self, offset: int) -> "Rebatched":
@@ -153,10 +154,10 @@ class PreparedLoader:
 class Rebatched:
     """One pass through a loader, in batches of any size: in order, nothing lost, nothing twice."""
 
-    def __init__(self, loader: Iterable[Any]) -> None:
-        """Begin a pass."""
+    def __init__(self, loader: Iterable[Any], rest: Any = None) -> None:  # noqa: ANN401 a batch
+        """Begin a pass, after what is left of the last one."""
         self._iterator = iter(loader)
-        self._rest: Any = None
+        self._rest: Any = rest
 
     def take(self, count: int) -> tuple[Any, int]:
         """The next `count` samples as one batch; fewer at the end of the pass."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from paceline._paceline import Session, Task
@@ -34,6 +35,8 @@ class Training:
         self.tensors = ModelTensors(model)
         optimizers.check(optimizer, self.tensors)
         self.specification = optimizers.specification(optimizer, self.tensors)
+        #: Whether a batch of one sample has no meaning: batch normalization takes the variance of a batch.
+        self.needs_pairs = any(isinstance(module, _BatchNorm) for module in model.modules())
         self.session: Session | None = None
         self.task: Task | None = None
         self.over = False
@@ -97,10 +100,13 @@ class Training:
         """How far the schedules of learning rates are, in steps."""
         return int(self.task.progress) if self.task else 0
 
-    def loaded(self, samples: int, seconds: float) -> None:
-        """A batch was loaded."""
-        self._samples += samples
+    def loaded(self, seconds: float) -> None:
+        """A batch was loaded in this time."""
         self._loading += seconds
+
+    def computes(self, samples: int) -> None:
+        """The loop gets a batch of this many samples."""
+        self._samples += samples
 
     @property
     def _steps_here(self) -> bool:

@@ -66,7 +66,8 @@ impl<'a> Coordinator<'a> {
         };
         let (keeps_models, used) = (ledger.compensates(), ledger.samples().used);
         let ring = ParameterRing::new(&parameters, shared).map_err(no_memory(parameters.len()))?;
-        let host = NetHost::new(job, context, observer, monitor, stepper, ring, keeps_models, used);
+        let mut host = NetHost::new(job, context, observer, monitor, stepper, ring, keeps_models);
+        host.used = used;
         Ok(Coordinator {
             protocol: ServerProtocol::new(config, ledger),
             host,

@@ -61,7 +61,7 @@ pub(super) struct NetHost<'a> {
     /// Whether the models that updates are computed from must be kept until they are committed.
     keeps_models: bool,
     /// The samples in committed updates.
-    used: u64,
+    pub(super) used: u64,
     links: HashMap<SessionId, Link>,
     /// Links of dismissed workers, which may still use their buffers.
     closing: HashMap<SessionId, Link>,
@@ -86,7 +86,6 @@ impl<'a> NetHost<'a> {
         stepper: Stepper,
         parameter_ring: ParameterRing,
         keeps_models: bool,
-        used: u64,
     ) -> Self {
         NetHost {
             job,
@@ -96,7 +95,7 @@ impl<'a> NetHost<'a> {
             stepper,
             parameter_ring,
             keeps_models,
-            used,
+            used: 0,
             links: HashMap::new(),
             closing: HashMap::new(),
             arrived: HashMap::new(),
