@@ -151,8 +151,8 @@ pub struct ServedRun<'a> {
 /// Worker processes that bring the model.
 pub struct ScriptWorkers<'a> {
     pub count: u32,
-    /// The command that starts a worker of the server at an address.
-    pub command: &'a (dyn Fn(&Address, WorkerId) -> Command + Sync),
+    /// The command that starts a worker of the server at an address, with this run folder.
+    pub command: &'a (dyn Fn(&Address, &Path, WorkerId) -> Command + Sync),
     /// Makes the job of the model.
     pub job: &'a (dyn Fn(OfferedModel) -> anyhow::Result<Job> + Sync),
 }
@@ -188,11 +188,13 @@ impl ServedRun<'_> {
         let http = self.output.listen().map_err(Failure::Input)?;
         let mut server = Server::bind(self.addresses, self.transport).map_err(Failure::input)?;
         let address = server.addresses()[0].clone();
+        // A script may change its working directory.
+        let absolute = std::path::absolute(&folder).map_err(Failure::run)?;
         let stopper = server.stopper();
         interrupt::listen(move || stopper.stop(StopReason::Interrupted))?;
         let (started, show) = (Arc::new(AtomicBool::new(false)), logs::worker_output(&bars, self.output.json));
         let processes = LocalWorkers {
-            command: &|worker| (workers.command)(&address, worker),
+            command: &|worker| (workers.command)(&address, &absolute, worker),
             stopper: server.stopper(),
             started: started.clone(),
             announce: &|line| tracing::warn!("{line}"),

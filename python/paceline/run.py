@@ -6,6 +6,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
+    from paceline._torch.state import Stateful
     from paceline._torch.training import Training
 
     Model = TypeVar("Model", bound=nn.Module)
@@ -62,6 +64,7 @@ class Run:
         self._workers = workers
         self._training: Training | None = None
         self._is_prepared = False
+        self._states: dict[str, Stateful] = {}
 
     @property
     def is_alone(self) -> bool:
@@ -113,6 +116,7 @@ class Run:
             return model, optimizer, loader
         try:
             from paceline._torch import optimizers
+            from paceline._torch.state import StateKeeper
             from paceline._torch.training import PreparedLoader, Training
         except ModuleNotFoundError as error:
             message = "run.prepare needs PyTorch: pip install 'paceline[torch]'"
@@ -136,12 +140,31 @@ class Run:
             frozen=zlib.crc32((training.specification or "").encode(), training.tensors.frozen),
         )
         training.join(session)
+        folder = os.environ.get("PACELINE_FOLDER")
+        if folder is not None:
+            training.keeper = StateKeeper(Path(folder) / "workers", session.rank)
+            training.keeper.register("optimizer", optimizer)
+            for name, thing in self._states.items():
+                training.keeper.register(name, thing)
         if scheduler is not None:
             training.follow(scheduler)
         self._training = training
         os.register_at_fork(after_in_child=session.let_go)
         atexit.register(self.leave)
         return model, optimizer, prepared
+
+    def state(self, **things: "Stateful") -> None:
+        """Save the state of these things with every checkpoint, and bring it back when the run resumes.
+
+        They have `state_dict` and `load_state_dict`, as a GradScaler, a scheduler or a metric has.
+        """
+        for name, thing in things.items():
+            if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+                message = f"run.state({name}=...): {type(thing).__name__} has no state_dict and load_state_dict"
+                raise InputError(message)
+            self._states[name] = thing
+            if self._training is not None and self._training.keeper is not None:
+                self._training.keeper.register(name, thing)
 
     def backward(self, loss: "Tensor") -> None:
         """Compute the gradients of a loss, as `loss.backward()` does, and note the loss."""
@@ -190,6 +213,8 @@ class Run:
             if failure is not None:
                 reason = f"its script failed: {type(failure).__name__}: {failure}".splitlines()[0]
             training.session.leave(reason)
+            if training.keeper is not None:
+                training.keeper.leave()
 
     def __enter__(self) -> Self:
         """Take part until the block ends."""

@@ -63,6 +63,8 @@ pub struct PyTask {
     progress: f64,
     /// The samples that all workers have used in committed updates.
     used: u64,
+    /// Whether a checkpoint is due.
+    checkpoint: bool,
     /// The parameters.
     model: Py<PyMemory>,
     /// Where the gradient or the difference goes.
@@ -221,6 +223,7 @@ impl PySession {
                         committed: settings.committed,
                         progress: settings.run.progress,
                         used: settings.run.used,
+                        checkpoint: settings.run.checkpoint,
                         model: Py::new(py, PyMemory(task.model_memory()))?,
                         result: Py::new(py, PyMemory(task.result_memory()))?,
                     };

@@ -141,7 +141,7 @@ impl TrainArgs {
             inputs: self.job.scheme.model().map(Path::new).into_iter().chain(traces).collect(),
             open: false,
         };
-        let command = |server: &Address, worker| self.script(server, worker);
+        let command = |server: &Address, folder: &Path, worker| self.script(server, folder, worker);
         run.run_script(&ScriptWorkers { count: self.job.workers, command: &command, job: &job })
     }
 
@@ -187,10 +187,11 @@ impl TrainArgs {
     }
 
     /// The command that starts a worker of a script. The environment tells it of the run.
-    fn script(&self, server: &Address, worker: WorkerId) -> Command {
+    fn script(&self, server: &Address, folder: &Path, worker: WorkerId) -> Command {
         let mut command = Command::new(&self.command[0]);
         command.args(&self.command[1..]).stdin(Stdio::null());
         command.env("PACELINE_SERVER", server.to_string());
+        command.env("PACELINE_FOLDER", folder);
         command.env("PACELINE_RANK", worker.0.to_string());
         command.env("PACELINE_WORKERS", self.job.workers.to_string());
         command.env("PACELINE_SEED", self.job.seed.to_string());

@@ -246,6 +246,8 @@ pub struct RunPosition {
     pub progress: f64,
     /// The samples that all workers have used in committed updates.
     pub used: u64,
+    /// Whether a checkpoint is due. A worker with a state of its own saves it too.
+    pub checkpoint: bool,
 }
 
 /// A shared buffer.

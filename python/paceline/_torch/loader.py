@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
+from paceline._torch.state import random_state, set_random_state
 from paceline.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ class ShardSampler(Sampler[int]):
             order: Sequence[int] = torch.randperm(self.length, generator=generator).tolist()
         else:
             order = range(self.length)
-        self.number += 1
         return (order[(position * self.workers + self.rank) % self.length] for position in range(start, len(self)))
 
 
@@ -51,6 +51,8 @@ class PreparedLoader:
         self._training = training
         self._sampler: ShardSampler | None = None
         self._epochs = 0
+        self._passes = 0
+        self._random: dict[str, Any] | None = None
         self._batches: Rebatched | None = None
         batch_size = getattr(loader, "batch_size", None)
         self.batch_size = int(batch_size) if batch_size else 1
@@ -124,7 +126,7 @@ class PreparedLoader:
         if not training.has_task():
             return
         if self._batches is None:
-            self._batches = self._begin(training.offset)
+            self._batches = self._begin()
         end = None if self.epoch_samples is None else self._epochs * self.epoch_samples
         while training.has_task() and (end is None or training.used < end):
             asked = perf_counter()
@@ -132,23 +134,55 @@ class PreparedLoader:
             training.loaded(perf_counter() - asked)
             if count == 0 or (count == 1 and training.needs_pairs):
                 # A pass ends. Without a known length that is the end of the epoch.
-                self._batches = Rebatched(self._loader, batch)
+                self._batches = self._next_pass(batch)
                 if end is None:
                     return
                 continue
             training.computes(count)
+            if training.keeper is not None:
+                training.keeper.position = Position(self._passes - 1, self._batches.taken, self._random)
             yield batch
 
-    def _begin(self, offset: int) -> "Rebatched":
-        """The first batches, from a position in this worker's samples on."""
-        if self._sampler is not None and self.epoch_samples is not None:
-            share = self.epoch_samples // self._training.workers
-            self._sampler.number, self._sampler.start = divmod(offset, share)
-            return Rebatched(self._loader)
-        batches = Rebatched(self._loader)
-        if self.epoch_samples is not None:
-            batches.take(offset % self.epoch_samples)
+    def _begin(self) -> "Rebatched":
+        """The first batches, from where this worker was if the run resumes or the worker was restarted."""
+        keeper = self._training.keeper
+        position = keeper.restored_position if keeper is not None else None
+        if position is None and self.epoch_samples is not None:
+            number, start = divmod(self._training.offset, self.epoch_samples // self._training.workers)
+            position = Position(number, start, None)
+        if position is None:
+            return self._next_pass()
+        if position.random is not None:
+            set_random_state(position.random)
+        self._passes = position.number
+        if self._sampler is not None:
+            self._sampler.start = position.samples
+        batches = self._next_pass()
+        if self._sampler is None:
+            batches.take(position.samples)
+        else:
+            batches.taken = position.samples
+        if keeper is not None:
+            keeper.restore_random()
+            keeper.position = Position(position.number, position.samples, self._random)
         return batches
+
+    def _next_pass(self, rest: Any = None) -> "Rebatched":  # noqa: ANN401 a batch
+        """Begin a pass through the data, after what is left of the last one."""
+        keeper = self._training.keeper
+        self._random = random_state() if keeper is not None and self._sampler is None else None
+        if self._sampler is not None:
+            self._sampler.number = self._passes
+        self._passes += 1
+        return Rebatched(self._loader, rest)
+
+
+class Position(NamedTuple):
+    """Where a worker is in its data: the pass, how many samples of it, and the random state before it."""
+
+    number: int
+    samples: int
+    random: dict[str, Any] | None
 
 
 class Rebatched:
@@ -158,6 +192,8 @@ class Rebatched:
         """Begin a pass, after what is left of the last one."""
         self._iterator = iter(loader)
         self._rest: Any = rest
+        #: The samples taken so far.
+        self.taken = 0
 
     def take(self, count: int) -> tuple[Any, int]:
         """The next `count` samples as one batch; fewer at the end of the pass."""
@@ -175,6 +211,7 @@ class Rebatched:
             if size:
                 parts.append(batch)
                 taken += size
+        self.taken += taken
         if not parts:
             return None, 0
         return (parts[0] if len(parts) == 1 else joined(parts)), taken

@@ -1,6 +1,7 @@
 """What a worker does between two tasks: hooks on the user's model and optimizer."""
 
 import json
+import warnings
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from paceline._paceline import Session, Task
 from paceline._torch import optimizers
 from paceline._torch.loader import PreparedLoader
+from paceline._torch.state import StateKeeper
 from paceline._torch.tensors import ModelTensors
 from paceline.errors import InputError, Interrupted
 
@@ -49,6 +51,8 @@ class Training:
         self._arrived: set[int] = set()
         self._kept: dict[int, Tensor] = {}
         self._schedulers: list[FollowedScheduler] = []
+        #: What this worker needs to resume, and where it is kept; None if there is no folder.
+        self.keeper: StateKeeper | None = None
         self._begin_counts()
         self._iterations = 0
         self._is_dropped = False
@@ -95,11 +99,6 @@ class Training:
         """The samples that all workers have used."""
         return self.task.used if self.task else 0
 
-    @property
-    def progress(self) -> int:
-        """How far the schedules of learning rates are, in steps."""
-        return int(self.task.progress) if self.task else 0
-
     def loaded(self, seconds: float) -> None:
         """A batch was loaded in this time."""
         self._loading += seconds
@@ -128,6 +127,10 @@ class Training:
             return
         self.version = task.version
         self.tensors.use(task.model, private=self._steps_here)
+        if self.keeper is not None:
+            self.keeper.begin_task(task.version, is_due=task.checkpoint)
+        for scheduler in self._schedulers:
+            scheduler.advance(int(task.progress))
         if task.pull is not None and (replica := self._kept.get(task.committed or -1)) is not None:
             self.tensors.pull(task.model, replica, task.pull)
         self._kept = {number: kept for number, kept in self._kept.items() if number >= (task.committed or 0)}
@@ -145,6 +148,8 @@ class Training:
         if last is not None:
             self.version, memory = last
             self.tensors.use(memory, private=True)
+        if self.keeper is not None:
+            self.keeper.end(self.version)
 
     def _check_untouched(self) -> None:
         """Raise an error if the model was changed between `prepare` and the loop: the server has the old values."""
@@ -219,8 +224,6 @@ class Training:
             self._clear_gradients()
             self._losses.clear()
             return
-        for scheduler in self._schedulers:
-            scheduler.stepped()
         self._loss += float(torch.stack(self._losses).sum())
         self._losses.clear()
         self._total += self._samples
@@ -313,39 +316,51 @@ class Training:
 
     def follow(self, scheduler: Any) -> None:  # noqa: ANN401 any scheduler of torch
         """Let a scheduler that is stepped after every batch follow the versions of the model."""
-        self._schedulers.append(FollowedScheduler(scheduler, self))
+        followed = FollowedScheduler(scheduler, self)
+        self._schedulers.append(followed)
+        if self.keeper is not None:
+            self.keeper.register(f"scheduler {len(self._schedulers)}", followed)
 
 
 class FollowedScheduler:
     """A scheduler that follows the versions of the model, not the steps of one worker.
 
-    If it is stepped once per step of the optimizer, it advances as far as the server's schedule has. If it is stepped less
-    often, e.g. once per epoch, it is left alone: an epoch is the same for all workers.
+    The loop steps it after every batch, which does nothing then: it advances when a task begins, as far as the run has.
     """
 
     def __init__(self, scheduler: Any, training: Training) -> None:  # noqa: ANN401 any scheduler of torch
         """Take the place of the scheduler's `step`."""
+        self._scheduler = scheduler
         self._step = scheduler.step
+        self._position = 0
         self._training = training
-        self._steps = 0
-        self._position: int | None = None
-        scheduler.step = self.step
+        # Not an attribute: those are part of the scheduler's state.
+        kind = type(scheduler)
+        scheduler.__class__ = type(kind.__name__, (kind,), {"step": lambda _, *args, **keys: self.step(*args, **keys)})
 
-    def stepped(self) -> None:
-        """The optimizer steps."""
-        self._steps += 1
-        if self._position is None:
-            self._position = 0
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the scheduler, and how far it has followed the run."""
+        return {"scheduler": self._scheduler.state_dict(), "position": self._position}
 
-    def step(self, *arguments: Any, **keywords: Any) -> None:  # noqa: ANN401 as torch's
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self._scheduler.load_state_dict(state["scheduler"])
+        self._position = state["position"]
+
+    def advance(self, progress: int) -> None:
         """Advance as far as the run is."""
-        steps, self._steps = self._steps, 0
-        if steps != 1 or arguments or keywords or self._position is None:
-            self._step(*arguments, **keywords)
-            return
-        while self._position < self._training.progress:
-            self._step()
-            self._position += 1
+        with warnings.catch_warnings():
+            # A worker that joins late has not stepped its optimizer yet.
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+            while self._position < progress:
+                self._step()
+                self._position += 1
+
+    def step(self, *arguments: object, **keywords: object) -> None:
+        """What the loop calls."""
+        if arguments or keywords:
+            message = "a scheduler that is given to run.prepare follows the run: call its step() without arguments"
+            raise InputError(message)
 
 
 __all__ = ["PreparedLoader", "Training"]

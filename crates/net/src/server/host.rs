@@ -212,7 +212,12 @@ impl ServerHost for NetHost<'_> {
             link.prepare(task.number, self.parameter_ring.newest().clone());
         }
         let progress = self.stepper.rate_state().progress();
-        RunPosition { rate: self.stepper.local_rate(), progress, used: self.used }
+        RunPosition {
+            rate: self.stepper.local_rate(),
+            progress,
+            used: self.used,
+            checkpoint: self.observer.wants_checkpoint(),
+        }
     }
 
     fn assign(&mut self, session: SessionId, task: TaskId, message: ToWorker) -> Result<(), ServerError> {
