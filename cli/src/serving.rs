@@ -192,7 +192,9 @@ impl ServedRun<'_> {
         let absolute = std::path::absolute(&folder).map_err(Failure::run)?;
         let stopper = server.stopper();
         interrupt::listen(move || stopper.stop(StopReason::Interrupted))?;
-        let (started, show) = (Arc::new(AtomicBool::new(false)), logs::worker_output(&bars, self.output.json));
+        // The script of a run that resumes may have nothing left to do.
+        let started = Arc::new(AtomicBool::new(self.output.resume.is_some()));
+        let show = logs::worker_output(&bars, self.output.json);
         let processes = LocalWorkers {
             command: &|worker| (workers.command)(&address, &absolute, worker),
             stopper: server.stopper(),
