@@ -60,6 +60,8 @@ class WorkerTimes(_Record):
     communicating: float
     waiting: float
     samples_per_second: float
+    loading: float = 0.0
+    """Waiting for data; a part of `computing`."""
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,28 @@ pub fn table(summaries: &[Summary]) -> String {
 
 /// Shares of each worker's time by activity, as a table.
 pub fn workers_table(workers: &[WorkerTimes]) -> String {
-    let head = ["worker", "computing", "querying", "communicating", "waiting", "samples/s"].map(String::from);
+    // Most workers have their data in memory.
+    let loads = workers.iter().any(|times| times.loading > 0.0);
+    let columns = |[worker, computing, loading, querying, communicating, waiting, samples]: [String; 7]| {
+        let loading = loads.then_some(loading);
+        [worker, computing].into_iter().chain(loading).chain([querying, communicating, waiting, samples]).collect()
+    };
+    let head =
+        ["worker", "computing", "(loading)", "querying", "communicating", "waiting", "samples/s"].map(String::from);
     let row = |times: &WorkerTimes| {
         let share = |seconds: f64| format!("{:.1} %", 100.0 * seconds / times.total().max(f64::MIN_POSITIVE));
-        [
+        columns([
             times.worker.to_string(),
             share(times.computing),
+            share(times.loading),
             share(times.querying),
             share(times.communicating),
             share(times.waiting),
             format!("{:.0}", times.samples_per_second),
-        ]
+        ])
     };
-    aligned(std::iter::once(head).chain(workers.iter().map(row)))
+    let rows: Vec<Vec<String>> = std::iter::once(columns(head)).chain(workers.iter().map(row)).collect();
+    aligned(rows)
 }
 
 /// Rows of equally many cells as a table: the first column left-aligned, the others right-aligned.

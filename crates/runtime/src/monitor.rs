@@ -113,6 +113,9 @@ pub struct WorkerTimes {
     pub worker: u32,
     /// Computing gradients, whether or not they were used.
     pub computing: f64,
+    /// Waiting for its data; a part of `computing`. 0 if the worker does not measure it.
+    #[serde(default)]
+    pub loading: f64,
     /// Waiting for the answer whether to continue, or computing a local iteration that the answer made void.
     pub querying: f64,
     /// The rest: transfer of parameters and updates, and interrupted work.
@@ -145,6 +148,8 @@ struct WorkerClock {
     idle: Span,
     computing: Span,
     querying: Span,
+    #[serde(default)]
+    loading: Span,
     /// Samples in reported tasks.
     samples: u64,
 }
@@ -167,6 +172,7 @@ impl WorkerClock {
         WorkerTimes {
             worker,
             computing: self.computing.seconds(),
+            loading: self.loading.seconds(),
             querying: self.querying.seconds(),
             communicating: (present - self.computing - self.querying - waiting).seconds(),
             waiting: waiting.seconds(),
@@ -235,9 +241,11 @@ impl Monitor {
         clock.last_report = now;
         clock.computing += report.compute;
         clock.querying += report.querying;
+        clock.loading += report.loading;
     }
 
-    fn on_change(&mut self, now: Time, change: ActivityChange) {
+    /// `report` is that of the event, if it has one.
+    fn on_change(&mut self, now: Time, change: ActivityChange, report: Option<&Report>) {
         match change {
             ActivityChange::Joined(worker) => {
                 let clock = self.clock(worker);
@@ -255,7 +263,8 @@ impl Monitor {
                 idle_since.into_iter().for_each(|since| clock.end_idle(since, now));
             }
             ActivityChange::Reported(task) => {
-                let samples = u64::from(task.assignment.samples) * u64::from(task.reported_iterations());
+                let samples = report.and_then(|report| report.samples).unwrap_or(task.assignment.samples);
+                let samples = u64::from(samples) * u64::from(task.reported_iterations());
                 self.clock(task.assignment.task.worker).samples += samples;
             }
             ActivityChange::Interrupted(..) => {}
@@ -280,8 +289,9 @@ impl Monitor {
             }
             Event::Joined { .. } | Event::Left { .. } | Event::Late { .. } | Event::Timer => {}
         }
+        let report = if let Event::Reported { report, .. } = event { Some(report) } else { None };
         let mut activities = std::mem::take(&mut self.activities);
-        activities.observe(now, event, decisions, |change| self.on_change(now, change));
+        activities.observe(now, event, decisions, |change| self.on_change(now, change, report));
         self.activities = activities;
         for decision in decisions {
             match &decision.action {
