@@ -79,11 +79,11 @@ impl RestartHistory {
 }
 
 impl LocalWorkers<'_> {
-    /// Starts `count` workers, calls `run`, then waits for the workers to exit.
+    /// Starts `count` workers, calls `run`, then waits for the workers to exit; not for long if `run` failed.
     ///
     /// # Errors
     /// If a process can't be started.
-    pub fn run<T>(&self, count: u32, run: impl FnOnce() -> T) -> io::Result<T> {
+    pub fn run<T, E>(&self, count: u32, run: impl FnOnce() -> Result<T, E>) -> io::Result<Result<T, E>> {
         let workers = (0..count).map(WorkerId);
         let mut processes = WorkerProcesses { remaining: count as usize, ..WorkerProcesses::default() };
         for worker in workers.clone() {
@@ -103,7 +103,7 @@ impl LocalWorkers<'_> {
                 scope.spawn(move || self.supervise(worker, shared));
             }
             let outcome = run();
-            self.stop_all(&shared);
+            self.stop_all(&shared, self.exit_timeout.or(outcome.is_err().then_some(EXIT_TIMEOUT)));
             outcome
         }))
     }
@@ -177,10 +177,10 @@ impl LocalWorkers<'_> {
     }
 
     /// Waits for the workers to exit after the server has, and kills those that don't: they were stopped or hang.
-    fn stop_all(&self, shared: &SharedProcesses) {
+    fn stop_all(&self, shared: &SharedProcesses, exit_timeout: Option<Duration>) {
         shared.lock().stopping = true;
         shared.changed.notify_all();
-        let mut deadline = self.exit_timeout.map(|timeout| Instant::now() + timeout);
+        let mut deadline = exit_timeout.map(|timeout| Instant::now() + timeout);
         let mut processes = shared.lock();
         while !processes.running.is_empty() {
             if is_interrupted() {

@@ -222,7 +222,7 @@ impl Worker {
                 }
                 Ok(HelloAnswer::SendModel(link)) => match link.offer(model) {
                     Ok(ToWorker::Refuse { reason, may_rejoin: false }) => SessionEnd::Refused(reason),
-                    Ok(_) => continue,
+                    Ok(_) => SessionEnd::RetryLater("the model was sent".into()),
                     Err(error) => lost(&error),
                 },
                 Err(end) => end,
