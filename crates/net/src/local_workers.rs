@@ -109,7 +109,10 @@ impl LocalWorkers<'_> {
     }
 
     fn start(&self, worker: WorkerId) -> io::Result<LocalProcess> {
-        let mut child = (self.command)(worker).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let mut command = (self.command)(worker);
+        let spawned = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = spawned
+            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", command.get_program().display())))?;
         let output = self.output.follow(worker, &mut child).inspect_err(|_| {
             // Fails only if the process has exited.
             let _ = child.kill();
