@@ -18,17 +18,17 @@ class ShardSampler(Sampler[int]):
     """One worker's share of the indices, the same number for every worker, in an order that all workers agree on."""
 
     def __init__(self, length: int, rank: int, workers: int, seed: int, *, shuffled: bool) -> None:
-        """Take every `workers`-th index of `length`, from `rank` on. The last ones may be repeated to fill the shares."""
+        """Take every `workers`-th index of `length`, from `rank` on. The first fill up the shares at the end."""
         self.length, self.rank, self.workers, self.seed, self.shuffled = length, rank, workers, seed, shuffled
         #: The pass through the data, which gives the order, and where in it the next iteration starts.
         self.number, self.start = 0, 0
 
     def __len__(self) -> int:
-        """The indices of a pass."""
-        return -(-self.length // self.workers)
+        """Return the indices of a pass."""
+        return (self.length + self.workers - 1) // self.workers
 
     def __iter__(self) -> Iterator[int]:
-        """The indices of the next pass."""
+        """Yield the indices of the next pass."""
         start, self.start = self.start, 0
         if self.shuffled:
             generator = torch.Generator().manual_seed(self.seed + self.number)
@@ -61,7 +61,7 @@ class PreparedLoader:
         self.epoch_samples = self._count_samples()
 
     def _shared(self, loader: "DataLoader[Any]") -> "DataLoader[Any]":
-        """The same loader for this worker's share of the data."""
+        """Return the same loader for this worker's share of the data."""
         if loader.batch_size is None and loader.batch_sampler is None:
             message = "the loader has batch_size=None, so that its samples can't be counted: give it a batch size"
             raise InputError(message)
@@ -94,12 +94,12 @@ class PreparedLoader:
         )
 
     def _count_samples(self) -> int | None:
-        """The samples of an epoch of all workers."""
+        """Count the samples of an epoch of all workers."""
         loader, workers = self._loader, self._training.workers
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
             return None
         try:
-            share = len(loader.sampler)
+            share = len(loader.sampler)  # type: ignore[arg-type] # some have a length
         except TypeError:
             return None
         if loader.drop_last:
@@ -110,15 +110,15 @@ class PreparedLoader:
         return share * workers
 
     def __len__(self) -> int:
-        """The batches of a pass, if all have the loader's batch size."""
+        """Return the batches of a pass, if all have the loader's batch size."""
         return len(self._loader)  # type: ignore[arg-type] # an error there is an error here
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 whatever the loader has
-        """What the loader has."""
+        """Return what the loader has."""
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches until the epoch ends, or the run."""
+        """Yield batches until the epoch ends, or the run."""
         training = self._training
         self._epochs += 1
         if not training.has_task():
@@ -139,7 +139,7 @@ class PreparedLoader:
             yield batch
 
     def _begin(self, offset: int) -> "Rebatched":
-        """The first batches, from a position in this worker's samples on."""
+        """Return the first batches, from a position in this worker's samples on."""
         if self._sampler is not None and self.epoch_samples is not None:
             share = self.epoch_samples // self._training.workers
             self._sampler.number, self._sampler.start = divmod(offset, share)
@@ -159,7 +159,7 @@ class Rebatched:
         self._rest: Any = None
 
     def take(self, count: int) -> tuple[Any, int]:
-        """The next `count` samples as one batch; fewer at the end of the pass."""
+        """Return the next `count` samples as one batch; fewer at the end of the pass."""
         parts: list[Any] = []
         taken = 0
         while taken < count:
@@ -180,24 +180,29 @@ class Rebatched:
 
 
 def batch_size(batch: Any) -> int:  # noqa: ANN401 a batch is what the user's loader gives
-    """The samples in a batch: the length of its first tensor or list."""
+    """Count the samples in a batch: the length of its first tensor or list."""
     if isinstance(batch, Tensor):
         if batch.ndim == 0:
-            message = "the loader gives a tensor without dimensions: expected batches whose first dimension counts samples"
+            message = "the loader gives tensors without dimensions: expected a first dimension that counts samples"
             raise InputError(message)
         return len(batch)
     if isinstance(batch, Mapping):
         return batch_size(next(iter(batch.values())))
-    if isinstance(batch, tuple) or (isinstance(batch, list) and batch and isinstance(batch[0], (Tensor, Mapping, list, tuple))):
+    if isinstance(batch, tuple) or (
+        isinstance(batch, list) and batch and isinstance(batch[0], (Tensor, Mapping, list, tuple))
+    ):
         return batch_size(batch[0])
     if isinstance(batch, (list, str)):
         return len(batch)
-    message = f"the loader gives batches of type {type(batch).__name__}, which can't be cut: expected tensors, or tuples, lists or dicts of them"
+    message = (
+        f"the loader gives batches of type {type(batch).__name__}, which can't be cut: expected tensors, or tuples, "
+        "lists or dicts of them"
+    )
     raise InputError(message)
 
 
 def cut(batch: Any, section: slice) -> Any:  # noqa: ANN401 a batch is what the user's loader gives
-    """Some samples of a batch."""
+    """Return some samples of a batch."""
     if isinstance(batch, Tensor):
         return batch[section]
     if isinstance(batch, Mapping):
@@ -211,7 +216,7 @@ def cut(batch: Any, section: slice) -> Any:  # noqa: ANN401 a batch is what the 
 
 
 def joined(parts: Sequence[Any]) -> Any:  # noqa: ANN401 a batch is what the user's loader gives
-    """Several batches as one."""
+    """Join several batches to one."""
     first = parts[0]
     if isinstance(first, Tensor):
         return torch.cat(list(parts))
@@ -226,5 +231,5 @@ def joined(parts: Sequence[Any]) -> Any:  # noqa: ANN401 a batch is what the use
 
 
 def _same_mapping(like: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
-    """The values as the same kind of mapping, such as the batches of Hugging Face."""
+    """Return the values as the same kind of mapping, such as the batches of Hugging Face."""
     return values if type(like) is dict else type(like)(values)  # type: ignore[call-arg] # by convention

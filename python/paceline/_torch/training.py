@@ -19,9 +19,9 @@ from paceline.errors import InputError, Interrupted
 class Training:
     """The model, the optimizer and the session of one worker.
 
-    The user's objects stay what they are. Gradients are copied by hooks as the backward pass makes them. A hook before the
-    optimizer's step reports them and takes the next task; the step itself then finds no gradients and does nothing. With local
-    iterations the optimizer steps, and a hook after it sends the difference when the scheme asks for it.
+    The user's objects stay what they are. Gradients are copied by hooks as the backward pass makes them. A hook before
+    the optimizer's step reports them and takes the next task; the step itself then finds no gradients and does nothing.
+    With local iterations the optimizer steps, and a hook after it sends the difference when the scheme asks for it.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, *, rank: int | None, workers: int, seed: int) -> None:
@@ -40,7 +40,7 @@ class Training:
         self.version = 0
         #: Whether the body of a loop can be interrupted.
         self.interruptible = False
-        self._versions = [entry.tensor._version for entry in self.tensors.trained]  # noqa: SLF001 counts changes
+        self._versions = [entry.tensor._version for entry in self.tensors.trained]
         self._parameters = sum(len(group["params"]) for group in optimizer.param_groups)
         self._results: list[Tensor] = []
         self._arrived: set[int] = set()
@@ -55,7 +55,8 @@ class Training:
         self.session = session
         self.rank = session.rank
         for index, entry in enumerate(self.tensors.trained):
-            entry.tensor.register_post_accumulate_grad_hook(self._gradient_hook(index, entry.name))
+            hook = self._gradient_hook(index, entry.name)
+            entry.tensor.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         for module in self.model.modules():
             if not any(module.children()):
                 module.register_forward_pre_hook(self._interruption_hook)
@@ -63,7 +64,7 @@ class Training:
         self.optimizer.register_step_post_hook(self._after_step)
 
     def description(self) -> dict[str, Any]:
-        """What the server says of the run."""
+        """Return what the server says of the run."""
         text = self.session.description if self.session else ""
         described: dict[str, Any] = json.loads(text) if text.startswith("{") else {}
         return described
@@ -98,7 +99,7 @@ class Training:
         return int(self.task.progress) if self.task else 0
 
     def loaded(self, samples: int, seconds: float) -> None:
-        """A batch was loaded."""
+        """Note that a batch was loaded."""
         self._samples += samples
         self._loading += seconds
 
@@ -115,7 +116,7 @@ class Training:
         self._querying = 0.0
 
     def _begin_task(self) -> None:
-        assert self.session is not None  # noqa: S101 hooks act after joining
+        assert self.session is not None
         self.task = task = self.session.next_task()
         if task is None:
             self._end()
@@ -133,7 +134,7 @@ class Training:
         self._begin_counts()
 
     def _end(self) -> None:
-        """The run is over: the model gets its last parameters."""
+        """Give the model its last parameters: the run is over."""
         self.over = True
         last = self.session.last_model() if self.session else None
         if last is not None:
@@ -143,7 +144,7 @@ class Training:
     def _check_untouched(self) -> None:
         """Raise an error if the model was changed between `prepare` and the loop: the server has the old values."""
         if self.version == 0 and self.session is not None and self._versions:
-            versions = [entry.tensor._version for entry in self.tensors.trained]  # noqa: SLF001 counts changes
+            versions = [entry.tensor._version for entry in self.tensors.trained]
             for entry, before, now in zip(self.tensors.trained, self._versions, versions, strict=True):
                 if before != now:
                     message = f"parameter '{entry.name}' was changed after run.prepare: load weights before run.prepare"
@@ -166,10 +167,12 @@ class Training:
             if self.task is None or gradient is None:
                 return
             if gradient.layout != torch.strided:
-                message = f"the gradient of '{name}' is sparse, which is not supported: use sparse=False in nn.Embedding"
+                message = (
+                    f"the gradient of '{name}' is sparse, which is not supported: use sparse=False in nn.Embedding"
+                )
                 raise InputError(message)
             self._check_interruption()
-            assert self.session is not None  # noqa: S101 hooks act after joining
+            assert self.session is not None
             self.session.progressed()
             if self._steps_here or gradient.dtype != torch.float32 or gradient.device.type != "cpu":
                 return
@@ -239,13 +242,15 @@ class Training:
                         self._results[index].zero_()
                     else:
                         self._results[index].copy_(gradient)
-                elif (gradient := entry.tensor.grad) is not None and gradient.data_ptr() != self._results[index].data_ptr():
+                elif (gradient := entry.tensor.grad) is not None and gradient.data_ptr() != self._results[
+                    index
+                ].data_ptr():
                     # The user's code replaced it, e.g. to clip it.
                     self._results[index].copy_(gradient)
         self._clear_gradients()
 
     def _overflowed(self, optimizer: Optimizer) -> bool:
-        """Undo the scale of a GradScaler that leaves this to a fused optimizer. Returns whether the gradients overflowed."""
+        """Undo the scale of a GradScaler that leaves it to a fused optimizer. Return whether gradients overflowed."""
         scale = getattr(optimizer, "grad_scale", None)
         if scale is None:
             return False
@@ -286,7 +291,7 @@ class Training:
 
     def _finish_replica(self) -> None:
         """Send the difference of the model and the replica."""
-        assert self.task is not None  # noqa: S101 checked by the callers
+        assert self.task is not None
         task = self.task
         self.tensors.write_difference(task.model, task.result)
         if task.pull is not None:
@@ -298,7 +303,7 @@ class Training:
         self._report(samples if samples not in {0, task.samples} else None, rates)
 
     def _report(self, samples: int | None, rates: list[float]) -> None:
-        assert self.session is not None  # noqa: S101 checked by the callers
+        assert self.session is not None
         compute = max(perf_counter() - self._began - self._querying, 0.0)
         self.session.report(self._loss, compute, self._querying, self._loading, samples, rates)
         self._begin_task()
@@ -313,8 +318,8 @@ class Training:
 class FollowedScheduler:
     """A scheduler that follows the versions of the model, not the steps of one worker.
 
-    If it is stepped once per step of the optimizer, it advances as far as the server's schedule has. If it is stepped less
-    often, e.g. once per epoch, it is left alone: an epoch is the same for all workers.
+    If it is stepped once per step of the optimizer, it advances as far as the server's schedule has. If it is stepped
+    less often, e.g. once per epoch, it is left alone: an epoch is the same for all workers.
     """
 
     def __init__(self, scheduler: Any, training: Training) -> None:  # noqa: ANN401 any scheduler of torch
@@ -326,7 +331,7 @@ class FollowedScheduler:
         scheduler.step = self.step
 
     def stepped(self) -> None:
-        """The optimizer steps."""
+        """Note that the optimizer steps."""
         self._steps += 1
         if self._position is None:
             self._position = 0
