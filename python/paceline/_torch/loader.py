@@ -1,6 +1,7 @@
 """A loader whose batches have the sizes that the scheme assigns."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +53,9 @@ class PreparedLoader:
         self._sampler: ShardSampler | None = None
         self._epochs = 0
         self._batches: Rebatched | None = None
-        batch_size = getattr(loader, "batch_size", None)
-        self.batch_size = int(batch_size) if batch_size else 1
         if isinstance(loader, DataLoader):
             loader = self._shared(loader)
+        loader, self.batch_size = _with_batch_size(loader)
         self._loader = loader
         #: The samples of an epoch of all workers, if they can be counted.
         self.epoch_samples = self._count_samples()
@@ -148,6 +148,20 @@ class PreparedLoader:
         if self.epoch_samples is not None:
             batches.take(offset % self.epoch_samples)
         return batches
+
+
+def _with_batch_size(loader: Iterable[Any]) -> tuple[Iterable[Any], int]:
+    """Return a loader and the size of its batches: as it says, or that of its first batch."""
+    for source in (loader, getattr(loader, "batch_sampler", None)):
+        if size := getattr(source, "batch_size", None):
+            return loader, int(size)
+    iterator = iter(loader)
+    first = next(iterator, None)
+    if first is None:
+        message = "the loader is empty"
+        raise InputError(message)
+    # An iterator can't begin again.
+    return chain([first], iterator) if iterator is loader else loader, batch_size(first)
 
 
 class Rebatched:
