@@ -200,7 +200,21 @@ class Training:
 
     # --- steps ---
 
-    def _before_step(self, optimizer: Optimizer, *_: object) -> None:
+    def _before_step(
+        self, optimizer: Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        closure = keywords.get("closure", arguments[1] if len(arguments) > 1 else None)
+        if closure is None:
+            self._finish_gradients(optimizer)
+            return None
+        # The step would call it after this hook.
+        with torch.enable_grad():
+            loss = closure()
+        self._finish_gradients(optimizer)
+        return (optimizer,), {"closure": lambda: loss}
+
+    def _finish_gradients(self, optimizer: Optimizer) -> None:
+        """Report the gradients, if the server steps."""
         if self.task is None or self.session is None:
             # The run is over, or has not begun: the model is not to be changed.
             self._clear_gradients()
