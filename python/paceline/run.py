@@ -15,6 +15,7 @@ from paceline.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.amp import GradScaler
     from torch.optim import Optimizer
 
     from paceline._torch.training import Training
@@ -146,12 +147,15 @@ class Run:
         atexit.register(self.leave)
         return model, optimizer, prepared
 
-    def backward(self, loss: "Tensor") -> None:
-        """Compute the gradients of a loss, as `loss.backward()` does, and note the loss."""
-        if self._training is None:
-            loss.backward()  # type: ignore[no-untyped-call]
+    def backward(self, loss: "Tensor", scaler: "GradScaler | None" = None) -> None:
+        """Compute the gradients of a loss, as `loss.backward()` does, and note the loss.
+
+        With a scaler, as `scaler.scale(loss).backward()` does. The loss is noted as it is.
+        """
+        if self._training is not None:
+            self._training.backward(loss, scaler)
         else:
-            self._training.backward(loss)
+            (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
 
     @contextmanager
     def step(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from paceline._paceline import Session, Task
@@ -101,6 +102,7 @@ class Training:
     def loaded(self, samples: int, seconds: float) -> None:
         """Note that a batch was loaded."""
         self._samples += samples
+        self._last_samples = samples
         self._loading += seconds
 
     @property
@@ -111,6 +113,7 @@ class Training:
     def _begin_counts(self) -> None:
         self._began = perf_counter()
         self._samples = 0
+        self._last_samples = 0
         self._losses: list[Tensor] = []
         self._loading = 0.0
         self._querying = 0.0
@@ -153,13 +156,17 @@ class Training:
 
     # --- gradients ---
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, scaler: GradScaler | None = None) -> None:
         """Compute the gradients of a loss."""
         if loss.ndim != 0:
             message = f"run.backward takes one number, not a tensor of shape {tuple(loss.shape)}: use loss.mean()"
             raise InputError(message)
+        if self._losses and all(entry.tensor.grad is None for entry in self.tensors.trained):
+            # A scaler has skipped a step: what it would have used was zeroed.
+            self._losses.clear()
+            self._samples = self._last_samples
         self._losses.append(loss.detach())
-        loss.backward()  # type: ignore[no-untyped-call]
+        (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
 
     def _gradient_hook(self, index: int, name: str) -> Callable[[Tensor], None]:
         def copy(parameter: Tensor) -> None:
@@ -229,6 +236,7 @@ class Training:
         if self._overflowed(optimizer):
             self._clear_gradients()
             self._losses.clear()
+            self._samples = 0
             return
         for scheduler in self._schedulers:
             scheduler.stepped()
