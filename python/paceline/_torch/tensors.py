@@ -56,6 +56,8 @@ class ModelTensors:
         # On another device, the vector is there too, and parameters are views of that one.
         self._placed = None if self.device.type == "cpu" else torch.empty(end, device=self.device)
         self._current: list[Tensor] = []
+        self._model = model
+        self._types = [entry.tensor.dtype for entry in self.trained]
 
     def values(self) -> Tensor:
         """Return all values, in one vector."""
@@ -94,8 +96,30 @@ class ModelTensors:
             for entry, view in zip(self.statistics, views[len(self.trained) :], strict=True):
                 entry.tensor.copy_(view)
 
+    def check_same(self) -> None:
+        """Raise an error if the model no longer has the parameters that it was prepared with."""
+        now = {id(parameter) for parameter in self._model.parameters()}
+        for entry in self.trained:
+            if id(entry.tensor) not in now:
+                message = (
+                    f"parameter '{entry.name}' was replaced after run.prepare: change the model before run.prepare"
+                )
+                raise InputError(message)
+        self._check_types()
+
+    def _check_types(self) -> None:
+        """Raise an error if parameters have another type than they were prepared with."""
+        for entry, dtype in zip(self.trained, self._types, strict=True):
+            if entry.tensor.dtype != dtype:
+                message = (
+                    f"parameter '{entry.name}' was {dtype} at run.prepare and is {entry.tensor.dtype}: call model.to() "
+                    "before run.prepare"
+                )
+                raise InputError(message)
+
     def check_unchanged(self) -> None:
         """Raise an error if the model's parameters are no longer those that the run gave it."""
+        self._check_types()
         for entry, view in zip(self.trained, self._current, strict=False):
             if entry.tensor.dtype == torch.float32 and entry.tensor.data_ptr() != view.data_ptr() and view.numel():
                 message = (

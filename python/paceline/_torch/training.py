@@ -147,6 +147,7 @@ class Training:
     def _check_untouched(self) -> None:
         """Raise an error if the model was changed between `prepare` and the loop: the server has the old values."""
         if self.version == 0 and self.session is not None and self._versions:
+            self.tensors.check_same()
             versions = [entry.tensor._version for entry in self.tensors.trained]
             for entry, before, now in zip(self.tensors.trained, self._versions, versions, strict=True):
                 if before != now:
