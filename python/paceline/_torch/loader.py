@@ -233,6 +233,13 @@ def joined(parts: Sequence[Any]) -> Any:  # noqa: ANN401 a batch is what the use
     """Join several batches to one."""
     first = parts[0]
     if isinstance(first, Tensor):
+        for part in parts[1:]:
+            if part.shape[1:] != first.shape[1:]:
+                message = (
+                    f"batches of shapes {tuple(first.shape)} and {tuple(part.shape)} can't be joined to one of the "
+                    "size that the scheme assigns: pad all samples to the same length"
+                )
+                raise InputError(message)
         return torch.cat(list(parts))
     if isinstance(first, Mapping):
         return _same_mapping(first, {key: joined([part[key] for part in parts]) for key in first})
