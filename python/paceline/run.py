@@ -116,9 +116,9 @@ class Run:
         try:
             from paceline._torch import optimizers  # noqa: PLC0415 may be missing
             from paceline._torch.training import PreparedLoader, Training  # noqa: PLC0415 may be missing
-        except ModuleNotFoundError as error:
+        except ModuleNotFoundError:
             message = "run.prepare needs PyTorch: pip install 'paceline[torch]'"
-            raise InputError(message) from error
+            raise InputError(message) from None
         training = Training(
             model, optimizer, rank=self._rank, workers=self._workers, seed=_number("PACELINE_SEED") or 1
         )
