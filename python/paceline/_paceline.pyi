@@ -198,3 +198,139 @@ class Turn:
 
     def wake(self, delay: float, reason: str, *, value: float | None = None) -> None:
         """Request a turn after this many seconds."""
+
+@final
+class Session:
+    """A worker's session with its server. It rejoins when the connection is lost."""
+
+    @staticmethod
+    def join(
+        *,
+        address: str,
+        rank: int | None,
+        join_timeout: float,
+        emulate: str | None,
+        emulated_rank: int | None,
+        keys: _Argument | None,
+        trainable: Sequence[tuple[str, Sequence[int]]],
+        statistics: Sequence[tuple[str, Sequence[int]]],
+        values: memoryview[float],
+        optimizer: str,
+        rate: float,
+        batch: int,
+        epoch: int | None,
+        frozen: int,
+    ) -> Session:
+        """Join the server with a model. `frozen` is a checksum of what is not trained."""
+
+    @property
+    def rank(self) -> int:
+        """The rank of this worker."""
+
+    @property
+    def description(self) -> str:
+        """What the server says of the run, as JSON."""
+
+    @property
+    def ended(self) -> str | None:
+        """Why the run ended, once it has."""
+
+    def next_task(self) -> Task | None:
+        """Wait for the next task. None if the run is over."""
+
+    def emulate_delay(self, computed: float) -> bool:
+        """Sleep for the emulated delay after this many seconds of computing.
+
+        Returns False if the task was cancelled or collected meanwhile.
+        """
+
+    def goes_on(self, iterations: int, compute: float, loading: float) -> bool:
+        """Return whether another local iteration follows this many. Times are seconds."""
+
+    def asks(self) -> bool:
+        """Whether `goes_on` asks the server, so that times are sent with it."""
+
+    def report(
+        self,
+        loss: float,
+        compute: float,
+        querying: float,
+        loading: float,
+        samples: int | None,
+        rates: Sequence[float],
+    ) -> None:
+        """Report the task that was taken last. Its result is in place. Times are seconds."""
+
+    def is_cancelled(self) -> bool:
+        """Whether the result of the task is no longer needed."""
+
+    def progressed(self) -> None:
+        """Tell the server's watch that this worker makes progress."""
+
+    def last_model(self) -> tuple[int, Memory] | None:
+        """Return the last version and the model at the end of the run, if the server sent it."""
+
+    def leave(self, reason: str) -> None:
+        """Leave the run."""
+
+    def let_go(self) -> None:
+        """In a process that was forked from this one: let go of the connection, so that it ends with this process."""
+
+@final
+class Task:
+    """A task, as a worker gets it."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def version(self) -> int:
+        """The version of the model."""
+
+    @property
+    def samples(self) -> int:
+        """The samples of an iteration."""
+
+    @property
+    def offset(self) -> int:
+        """How many samples of this worker's stream come before."""
+
+    @property
+    def local(self) -> bool:
+        """Whether this worker iterates on a replica of its own, and sends the difference."""
+
+    @property
+    def pull(self) -> float | None:
+        """The share by which a replica that goes on is moved towards the model; None if it starts from the model."""
+
+    @property
+    def committed(self) -> int | None:
+        """The last task of this worker whose update was committed."""
+
+    @property
+    def progress(self) -> float:
+        """How far the schedule of the learning rate has advanced, in steps."""
+
+    @property
+    def used(self) -> int:
+        """The samples that all workers have used in committed updates."""
+
+    @property
+    def model(self) -> Memory:
+        """The parameters."""
+
+    @property
+    def result(self) -> Memory:
+        """Where the gradient or the difference goes."""
+
+@final
+class Memory:
+    """A vector of 32-bit values. It supports the buffer protocol, and stays mapped while a buffer of it exists."""
+
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    @property
+    def address(self) -> int:
+        """The address of the first value."""
+
+    def forget_writes(self) -> None:
+        """Forget what this process has written to a model in shared memory."""

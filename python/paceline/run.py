@@ -1,6 +1,7 @@
 """A training script as a worker of a run."""
 
 import atexit
+import ctypes
 import os
 import sys
 import zlib
@@ -15,6 +16,7 @@ from paceline.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.amp import GradScaler
     from torch.optim import Optimizer
 
     from paceline._torch.state import Stateful
@@ -29,8 +31,8 @@ _SERVER = "PACELINE_SERVER"
 def join() -> "Run":
     """Take part in the run that this script was started for.
 
-    `paceline train -- python script.py` starts one process of the script per worker. Started alone, by `python script.py`,
-    the script trains as it would without Paceline.
+    `paceline train -- python script.py` starts one process of the script per worker. Started alone, by `python
+    script.py`, the script trains as it would without Paceline.
 
     Example:
         >>> import paceline
@@ -44,7 +46,7 @@ def join() -> "Run":
 
 
 def _number(variable: str) -> int | None:
-    """A whole number of the environment."""
+    """Read a whole number of the environment."""
     text = os.environ.get(variable)
     if text is None or text == "":
         return None
@@ -105,8 +107,8 @@ class Run:
     ) -> "tuple[Model, AnyOptimizer, Any]":
         """Put hooks on the model and the optimizer, and share the loader's data among the workers.
 
-        The model and the optimizer stay the same objects. A scheduler that the loop steps after every batch should be given
-        too: it then follows the versions of the model.
+        The model and the optimizer stay the same objects. A scheduler that the loop steps after every batch should be
+        given too: it then follows the versions of the model.
         """
         if self._is_prepared:
             message = "run.prepare was called twice: a run trains one model"
@@ -115,13 +117,15 @@ class Run:
         if self._server is None:
             return model, optimizer, loader
         try:
-            from paceline._torch import optimizers
-            from paceline._torch.state import StateKeeper
-            from paceline._torch.training import PreparedLoader, Training
-        except ModuleNotFoundError as error:
+            from paceline._torch import optimizers  # noqa: PLC0415 may be missing
+            from paceline._torch.state import StateKeeper  # noqa: PLC0415 may be missing
+            from paceline._torch.training import PreparedLoader, Training  # noqa: PLC0415 may be missing
+        except ModuleNotFoundError:
             message = "run.prepare needs PyTorch: pip install 'paceline[torch]'"
-            raise InputError(message) from error
-        training = Training(model, optimizer, rank=self._rank, workers=self._workers, seed=_number("PACELINE_SEED") or 1)
+            raise InputError(message) from None
+        training = Training(
+            model, optimizer, rank=self._rank, workers=self._workers, seed=_number("PACELINE_SEED") or 1
+        )
         prepared = PreparedLoader(loader, training)
         session = Session.join(
             address=self._server,
@@ -166,12 +170,15 @@ class Run:
             if self._training is not None and self._training.keeper is not None:
                 self._training.keeper.register(name, thing)
 
-    def backward(self, loss: "Tensor") -> None:
-        """Compute the gradients of a loss, as `loss.backward()` does, and note the loss."""
-        if self._training is None:
-            loss.backward()  # type: ignore[no-untyped-call]
+    def backward(self, loss: "Tensor", scaler: "GradScaler | None" = None) -> None:
+        """Compute the gradients of a loss, as `loss.backward()` does, and note the loss.
+
+        With a scaler, as `scaler.scale(loss).backward()` does. The loss is noted as it is.
+        """
+        if self._training is not None:
+            self._training.backward(loss, scaler)
         else:
-            self._training.backward(loss)
+            (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -227,10 +234,8 @@ class Run:
         self.leave()
 
 
-def _floats(values: "Tensor") -> memoryview:
-    """The values of a tensor on a processor, as a buffer."""
-    import ctypes
-
+def _floats(values: "Tensor") -> "memoryview[float]":
+    """Return the values of a tensor on a processor, as a buffer."""
     length = values.numel()
     memory = (ctypes.c_float * length).from_address(values.data_ptr())
     memory.tensor = values  # type: ignore[attr-defined] # keeps it alive

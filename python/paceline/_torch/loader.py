@@ -1,6 +1,7 @@
 """A loader whose batches have the sizes that the scheme assigns."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,17 +20,17 @@ class ShardSampler(Sampler[int]):
     """One worker's share of the indices, the same number for every worker, in an order that all workers agree on."""
 
     def __init__(self, length: int, rank: int, workers: int, seed: int, *, shuffled: bool) -> None:
-        """Take every `workers`-th index of `length`, from `rank` on. The last ones may be repeated to fill the shares."""
+        """Take every `workers`-th index of `length`, from `rank` on. The first fill up the shares at the end."""
         self.length, self.rank, self.workers, self.seed, self.shuffled = length, rank, workers, seed, shuffled
         #: The pass through the data, which gives the order, and where in it the next iteration starts.
         self.number, self.start = 0, 0
 
     def __len__(self) -> int:
-        """The indices of a pass."""
-        return -(-self.length // self.workers)
+        """Return the indices of a pass."""
+        return (self.length + self.workers - 1) // self.workers
 
     def __iter__(self) -> Iterator[int]:
-        """The indices of the next pass."""
+        """Yield the indices of the next pass."""
         start, self.start = self.start, 0
         if self.shuffled:
             generator = torch.Generator().manual_seed(self.seed + self.number)
@@ -54,16 +55,15 @@ class PreparedLoader:
         self._passes = 0
         self._random: dict[str, Any] | None = None
         self._batches: Rebatched | None = None
-        batch_size = getattr(loader, "batch_size", None)
-        self.batch_size = int(batch_size) if batch_size else 1
         if isinstance(loader, DataLoader):
             loader = self._shared(loader)
+        loader, self.batch_size = _with_batch_size(loader)
         self._loader = loader
         #: The samples of an epoch of all workers, if they can be counted.
         self.epoch_samples = self._count_samples()
 
     def _shared(self, loader: "DataLoader[Any]") -> "DataLoader[Any]":
-        """The same loader for this worker's share of the data."""
+        """Return the same loader for this worker's share of the data."""
         if loader.batch_size is None and loader.batch_sampler is None:
             message = "the loader has batch_size=None, so that its samples can't be counted: give it a batch size"
             raise InputError(message)
@@ -96,12 +96,12 @@ class PreparedLoader:
         )
 
     def _count_samples(self) -> int | None:
-        """The samples of an epoch of all workers."""
+        """Count the samples of an epoch of all workers."""
         loader, workers = self._loader, self._training.workers
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
             return None
         try:
-            share = len(loader.sampler)
+            share = len(loader.sampler)  # type: ignore[arg-type] # some have a length
         except TypeError:
             return None
         if loader.drop_last:
@@ -112,15 +112,15 @@ class PreparedLoader:
         return share * workers
 
     def __len__(self) -> int:
-        """The batches of a pass, if all have the loader's batch size."""
+        """Return the batches of a pass, if all have the loader's batch size."""
         return len(self._loader)  # type: ignore[arg-type] # an error there is an error here
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 whatever the loader has
-        """What the loader has."""
+        """Return what the loader has."""
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches until the epoch ends, or the run."""
+        """Yield batches until the epoch ends, or the run."""
         training = self._training
         self._epochs += 1
         if not training.has_task():
@@ -185,6 +185,20 @@ class Position(NamedTuple):
     random: dict[str, Any] | None
 
 
+def _with_batch_size(loader: Iterable[Any]) -> tuple[Iterable[Any], int]:
+    """Return a loader and the size of its batches: as it says, or that of its first batch."""
+    for source in (loader, getattr(loader, "batch_sampler", None)):
+        if size := getattr(source, "batch_size", None):
+            return loader, int(size)
+    iterator = iter(loader)
+    first = next(iterator, None)
+    if first is None:
+        message = "the loader is empty"
+        raise InputError(message)
+    # An iterator can't begin again.
+    return chain([first], iterator) if iterator is loader else loader, batch_size(first)
+
+
 class Rebatched:
     """One pass through a loader, in batches of any size: in order, nothing lost, nothing twice."""
 
@@ -196,7 +210,7 @@ class Rebatched:
         self.taken = 0
 
     def take(self, count: int) -> tuple[Any, int]:
-        """The next `count` samples as one batch; fewer at the end of the pass."""
+        """Return the next `count` samples as one batch; fewer at the end of the pass."""
         parts: list[Any] = []
         taken = 0
         while taken < count:
@@ -218,24 +232,29 @@ class Rebatched:
 
 
 def batch_size(batch: Any) -> int:  # noqa: ANN401 a batch is what the user's loader gives
-    """The samples in a batch: the length of its first tensor or list."""
+    """Count the samples in a batch: the length of its first tensor or list."""
     if isinstance(batch, Tensor):
         if batch.ndim == 0:
-            message = "the loader gives a tensor without dimensions: expected batches whose first dimension counts samples"
+            message = "the loader gives tensors without dimensions: expected a first dimension that counts samples"
             raise InputError(message)
         return len(batch)
     if isinstance(batch, Mapping):
         return batch_size(next(iter(batch.values())))
-    if isinstance(batch, tuple) or (isinstance(batch, list) and batch and isinstance(batch[0], (Tensor, Mapping, list, tuple))):
+    if isinstance(batch, tuple) or (
+        isinstance(batch, list) and batch and isinstance(batch[0], (Tensor, Mapping, list, tuple))
+    ):
         return batch_size(batch[0])
     if isinstance(batch, (list, str)):
         return len(batch)
-    message = f"the loader gives batches of type {type(batch).__name__}, which can't be cut: expected tensors, or tuples, lists or dicts of them"
+    message = (
+        f"the loader gives batches of type {type(batch).__name__}, which can't be cut: expected tensors, or tuples, "
+        "lists or dicts of them"
+    )
     raise InputError(message)
 
 
 def cut(batch: Any, section: slice) -> Any:  # noqa: ANN401 a batch is what the user's loader gives
-    """Some samples of a batch."""
+    """Return some samples of a batch."""
     if isinstance(batch, Tensor):
         return batch[section]
     if isinstance(batch, Mapping):
@@ -249,9 +268,16 @@ def cut(batch: Any, section: slice) -> Any:  # noqa: ANN401 a batch is what the 
 
 
 def joined(parts: Sequence[Any]) -> Any:  # noqa: ANN401 a batch is what the user's loader gives
-    """Several batches as one."""
+    """Join several batches to one."""
     first = parts[0]
     if isinstance(first, Tensor):
+        for part in parts[1:]:
+            if part.shape[1:] != first.shape[1:]:
+                message = (
+                    f"batches of shapes {tuple(first.shape)} and {tuple(part.shape)} can't be joined to one of the "
+                    "size that the scheme assigns: pad all samples to the same length"
+                )
+                raise InputError(message)
         return torch.cat(list(parts))
     if isinstance(first, Mapping):
         return _same_mapping(first, {key: joined([part[key] for part in parts]) for key in first})
@@ -264,5 +290,5 @@ def joined(parts: Sequence[Any]) -> Any:  # noqa: ANN401 a batch is what the use
 
 
 def _same_mapping(like: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
-    """The values as the same kind of mapping, such as the batches of Hugging Face."""
+    """Return the values as the same kind of mapping, such as the batches of Hugging Face."""
     return values if type(like) is dict else type(like)(values)  # type: ignore[call-arg] # by convention

@@ -17,7 +17,7 @@ _OF_IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}
 
 
 def rates(optimizer: Optimizer) -> list[float]:
-    """The learning rates of the parameter groups at present."""
+    """Return the learning rates of the parameter groups at present."""
     return [float(group["lr"]) for group in optimizer.param_groups]
 
 
@@ -27,7 +27,9 @@ def check(optimizer: Optimizer, tensors: ModelTensors) -> None:
         message = "LBFGS calls its closure several times in one step, which no scheme can spread: use SGD or Adam"
         raise InputError(message)
     if isinstance(optimizer, torch.optim.SparseAdam):
-        message = "SparseAdam needs sparse gradients, which are not supported: use Adam, and sparse=False in nn.Embedding"
+        message = (
+            "SparseAdam needs sparse gradients, which are not supported: use Adam, and sparse=False in nn.Embedding"
+        )
         raise InputError(message)
     known = {id(entry.tensor): entry.name for entry in tensors.trained}
     optimized = {id(parameter) for parameter in _parameters(optimizer)}
@@ -40,7 +42,7 @@ def check(optimizer: Optimizer, tensors: ModelTensors) -> None:
 
 
 def specification(optimizer: Optimizer, tensors: ModelTensors) -> str | None:
-    """The optimizer as the server knows it, e.g. `momentum:momentum=0.9`.
+    """Describe the optimizer as the server knows it, e.g. `momentum:momentum=0.9`.
 
     None if the server does not know it; it then steps on the workers, which send the difference.
     """
@@ -64,7 +66,7 @@ def specification(optimizer: Optimizer, tensors: ModelTensors) -> str | None:
 
 
 def _kind(optimizer: Optimizer, settings: dict[str, Any]) -> str | None:
-    """The optimizer without its groups."""
+    """Describe the optimizer without its groups."""
     decay = f"decay={_number(settings.get('weight_decay', 0.0))}"
     # A subclass may do anything.
     match type(optimizer):
@@ -85,10 +87,10 @@ def _kind(optimizer: Optimizer, settings: dict[str, Any]) -> str | None:
 
 
 def _number(value: float | Tensor) -> str:
-    """A number that reads back as the same."""
+    """Format a number so that it reads back as the same."""
     return repr(float(value))
 
 
 def _parameters(optimizer: Optimizer) -> Iterable[Tensor]:
-    """All parameters of an optimizer."""
+    """Return all parameters of an optimizer."""
     return (parameter for group in optimizer.param_groups for parameter in group["params"])

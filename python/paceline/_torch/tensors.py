@@ -29,6 +29,7 @@ class ModelTensors:
 
     def __init__(self, model: nn.Module) -> None:
         """Find the tensors. Tied parameters are one tensor, under their first name."""
+        trained: list[tuple[str, Tensor]]
         trained = [(name, tensor) for name, tensor in model.named_parameters() if tensor.requires_grad]
         if not trained:
             message = "the model has no parameter with requires_grad: there is nothing to train"
@@ -55,14 +56,16 @@ class ModelTensors:
         # On another device, the vector is there too, and parameters are views of that one.
         self._placed = None if self.device.type == "cpu" else torch.empty(end, device=self.device)
         self._current: list[Tensor] = []
+        self._model = model
+        self._types = [entry.tensor.dtype for entry in self.trained]
 
     def values(self) -> Tensor:
-        """All values, in one vector."""
+        """Return all values, in one vector."""
         tensors = [entry.tensor.detach().flatten().float().cpu() for entry in (*self.trained, *self.statistics)]
         return torch.cat(tensors)
 
     def views(self, memory: Memory) -> tuple[Tensor, list[Tensor]]:
-        """The vector in a memory, and the tensors in it."""
+        """Return the vector in a memory, and the tensors in it."""
         known = self._views.get(memory.address)
         if known is None or len(known[0]) != self.length:
             vector = torch.frombuffer(memory, dtype=torch.float32)
@@ -70,7 +73,7 @@ class ModelTensors:
         return known
 
     def split(self, vector: Tensor) -> list[Tensor]:
-        """The tensors in a vector."""
+        """Return the tensors in a vector."""
         entries = (*self.trained, *self.statistics)
         return [vector[entry.start : entry.end].view(entry.tensor.shape) for entry in entries]
 
@@ -93,13 +96,35 @@ class ModelTensors:
             for entry, view in zip(self.statistics, views[len(self.trained) :], strict=True):
                 entry.tensor.copy_(view)
 
+    def check_same(self) -> None:
+        """Raise an error if the model no longer has the parameters that it was prepared with."""
+        now = {id(parameter) for parameter in self._model.parameters()}
+        for entry in self.trained:
+            if id(entry.tensor) not in now:
+                message = (
+                    f"parameter '{entry.name}' was replaced after run.prepare: change the model before run.prepare"
+                )
+                raise InputError(message)
+        self._check_types()
+
+    def _check_types(self) -> None:
+        """Raise an error if parameters have another type than they were prepared with."""
+        for entry, dtype in zip(self.trained, self._types, strict=True):
+            if entry.tensor.dtype != dtype:
+                message = (
+                    f"parameter '{entry.name}' was {dtype} at run.prepare and is {entry.tensor.dtype}: call model.to() "
+                    "before run.prepare"
+                )
+                raise InputError(message)
+
     def check_unchanged(self) -> None:
         """Raise an error if the model's parameters are no longer those that the run gave it."""
+        self._check_types()
         for entry, view in zip(self.trained, self._current, strict=False):
             if entry.tensor.dtype == torch.float32 and entry.tensor.data_ptr() != view.data_ptr() and view.numel():
                 message = (
-                    f"parameter '{entry.name}' was replaced after run.prepare (by model.to(), .data = or load_state_dict"
-                    "(assign=True)); change the model before run.prepare"
+                    f"parameter '{entry.name}' was replaced after run.prepare (by model.to(), .data = or "
+                    "load_state_dict(assign=True)): change the model before run.prepare"
                 )
                 raise InputError(message)
 
@@ -130,21 +155,19 @@ class ModelTensors:
 
 
 def _statistics(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """The buffers that training changes and checkpoints keep: running means and variances."""
+    """Return the buffers that training changes and checkpoints keep: running means and variances."""
     transient = {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules()
-        for name in module._non_persistent_buffers_set  # noqa: SLF001 there is no other way to ask
+        for name in module._non_persistent_buffers_set
     }
     return [
-        (name, buffer)
-        for name, buffer in model.named_buffers()
-        if buffer.is_floating_point() and name not in transient
+        (name, buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point() and name not in transient
     ]
 
 
 def _checksum(tensors: list[Tensor]) -> int:
-    """A checksum of all bytes."""
+    """Return a checksum of all bytes."""
     checksum = 0
     for tensor in tensors:
         values = tensor.detach().cpu().contiguous()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
@@ -22,9 +23,9 @@ from paceline.errors import InputError, Interrupted
 class Training:
     """The model, the optimizer and the session of one worker.
 
-    The user's objects stay what they are. Gradients are copied by hooks as the backward pass makes them. A hook before the
-    optimizer's step reports them and takes the next task; the step itself then finds no gradients and does nothing. With local
-    iterations the optimizer steps, and a hook after it sends the difference when the scheme asks for it.
+    The user's objects stay what they are. Gradients are copied by hooks as the backward pass makes them. A hook before
+    the optimizer's step reports them and takes the next task; the step itself then finds no gradients and does nothing.
+    With local iterations the optimizer steps, and a hook after it sends the difference when the scheme asks for it.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, *, rank: int | None, workers: int, seed: int) -> None:
@@ -45,7 +46,7 @@ class Training:
         self.version = 0
         #: Whether the body of a loop can be interrupted.
         self.interruptible = False
-        self._versions = [entry.tensor._version for entry in self.tensors.trained]  # noqa: SLF001 counts changes
+        self._versions = [entry.tensor._version for entry in self.tensors.trained]
         self._parameters = sum(len(group["params"]) for group in optimizer.param_groups)
         self._results: list[Tensor] = []
         self._arrived: set[int] = set()
@@ -62,7 +63,8 @@ class Training:
         self.session = session
         self.rank = session.rank
         for index, entry in enumerate(self.tensors.trained):
-            entry.tensor.register_post_accumulate_grad_hook(self._gradient_hook(index, entry.name))
+            hook = self._gradient_hook(index, entry.name)
+            entry.tensor.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         for module in self.model.modules():
             if not any(module.children()):
                 module.register_forward_pre_hook(self._interruption_hook)
@@ -70,7 +72,7 @@ class Training:
         self.optimizer.register_step_post_hook(self._after_step)
 
     def description(self) -> dict[str, Any]:
-        """What the server says of the run."""
+        """Return what the server says of the run."""
         text = self.session.description if self.session else ""
         described: dict[str, Any] = json.loads(text) if text.startswith("{") else {}
         return described
@@ -100,12 +102,13 @@ class Training:
         return self.task.used if self.task else 0
 
     def loaded(self, seconds: float) -> None:
-        """A batch was loaded in this time."""
+        """Note how long a batch took to be loaded."""
         self._loading += seconds
 
     def computes(self, samples: int) -> None:
-        """The loop gets a batch of this many samples."""
+        """Note that the loop gets a batch of this many samples."""
         self._samples += samples
+        self._last_samples = samples
 
     @property
     def _steps_here(self) -> bool:
@@ -115,12 +118,13 @@ class Training:
     def _begin_counts(self) -> None:
         self._began = perf_counter()
         self._samples = 0
+        self._last_samples = 0
         self._losses: list[Tensor] = []
         self._loading = 0.0
         self._querying = 0.0
 
     def _begin_task(self) -> None:
-        assert self.session is not None  # noqa: S101 hooks act after joining
+        assert self.session is not None
         self.task = task = self.session.next_task()
         if task is None:
             self._end()
@@ -142,7 +146,7 @@ class Training:
         self._begin_counts()
 
     def _end(self) -> None:
-        """The run is over: the model gets its last parameters."""
+        """Give the model its last parameters: the run is over."""
         self.over = True
         last = self.session.last_model() if self.session else None
         if last is not None:
@@ -154,7 +158,8 @@ class Training:
     def _check_untouched(self) -> None:
         """Raise an error if the model was changed between `prepare` and the loop: the server has the old values."""
         if self.version == 0 and self.session is not None and self._versions:
-            versions = [entry.tensor._version for entry in self.tensors.trained]  # noqa: SLF001 counts changes
+            self.tensors.check_same()
+            versions = [entry.tensor._version for entry in self.tensors.trained]
             for entry, before, now in zip(self.tensors.trained, self._versions, versions, strict=True):
                 if before != now:
                     message = f"parameter '{entry.name}' was changed after run.prepare: load weights before run.prepare"
@@ -163,13 +168,17 @@ class Training:
 
     # --- gradients ---
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, scaler: GradScaler | None = None) -> None:
         """Compute the gradients of a loss."""
         if loss.ndim != 0:
             message = f"run.backward takes one number, not a tensor of shape {tuple(loss.shape)}: use loss.mean()"
             raise InputError(message)
+        if self._losses and all(entry.tensor.grad is None for entry in self.tensors.trained):
+            # A scaler has skipped a step: what it would have used was zeroed.
+            self._losses.clear()
+            self._samples = self._last_samples
         self._losses.append(loss.detach())
-        loss.backward()  # type: ignore[no-untyped-call]
+        (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
 
     def _gradient_hook(self, index: int, name: str) -> Callable[[Tensor], None]:
         def copy(parameter: Tensor) -> None:
@@ -177,10 +186,12 @@ class Training:
             if self.task is None or gradient is None:
                 return
             if gradient.layout != torch.strided:
-                message = f"the gradient of '{name}' is sparse, which is not supported: use sparse=False in nn.Embedding"
+                message = (
+                    f"the gradient of '{name}' is sparse, which is not supported: use sparse=False in nn.Embedding"
+                )
                 raise InputError(message)
             self._check_interruption()
-            assert self.session is not None  # noqa: S101 hooks act after joining
+            assert self.session is not None
             self.session.progressed()
             if self._steps_here or gradient.dtype != torch.float32 or gradient.device.type != "cpu":
                 return
@@ -208,7 +219,21 @@ class Training:
 
     # --- steps ---
 
-    def _before_step(self, optimizer: Optimizer, *_: object) -> None:
+    def _before_step(
+        self, optimizer: Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        closure = keywords.get("closure", arguments[1] if len(arguments) > 1 else None)
+        if closure is None:
+            self._finish_gradients(optimizer)
+            return None
+        # The step would call it after this hook.
+        with torch.enable_grad():
+            loss = closure()
+        self._finish_gradients(optimizer)
+        return (optimizer,), {"closure": lambda: loss}
+
+    def _finish_gradients(self, optimizer: Optimizer) -> None:
+        """Report the gradients, if the server steps."""
         if self.task is None or self.session is None:
             # The run is over, or has not begun: the model is not to be changed.
             self._clear_gradients()
@@ -223,6 +248,7 @@ class Training:
         if self._overflowed(optimizer):
             self._clear_gradients()
             self._losses.clear()
+            self._samples = 0
             return
         self._loss += float(torch.stack(self._losses).sum())
         self._losses.clear()
@@ -248,13 +274,15 @@ class Training:
                         self._results[index].zero_()
                     else:
                         self._results[index].copy_(gradient)
-                elif (gradient := entry.tensor.grad) is not None and gradient.data_ptr() != self._results[index].data_ptr():
+                elif (gradient := entry.tensor.grad) is not None and gradient.data_ptr() != self._results[
+                    index
+                ].data_ptr():
                     # The user's code replaced it, e.g. to clip it.
                     self._results[index].copy_(gradient)
         self._clear_gradients()
 
     def _overflowed(self, optimizer: Optimizer) -> bool:
-        """Undo the scale of a GradScaler that leaves this to a fused optimizer. Returns whether the gradients overflowed."""
+        """Undo the scale of a GradScaler that leaves it to a fused optimizer. Return whether gradients overflowed."""
         scale = getattr(optimizer, "grad_scale", None)
         if scale is None:
             return False
@@ -295,7 +323,7 @@ class Training:
 
     def _finish_replica(self) -> None:
         """Send the difference of the model and the replica."""
-        assert self.task is not None  # noqa: S101 checked by the callers
+        assert self.task is not None
         task = self.task
         self.tensors.write_difference(task.model, task.result)
         if task.pull is not None:
@@ -307,7 +335,7 @@ class Training:
         self._report(samples if samples not in {0, task.samples} else None, rates)
 
     def _report(self, samples: int | None, rates: list[float]) -> None:
-        assert self.session is not None  # noqa: S101 checked by the callers
+        assert self.session is not None
         compute = max(perf_counter() - self._began - self._querying, 0.0)
         self.session.report(self._loss, compute, self._querying, self._loading, samples, rates)
         self._begin_task()
