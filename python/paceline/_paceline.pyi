@@ -315,6 +315,10 @@ class Task:
         """The samples that all workers have used in committed updates."""
 
     @property
+    def checkpoint(self) -> bool:
+        """Whether a checkpoint is due."""
+
+    @property
     def model(self) -> Memory:
         """The parameters."""
 

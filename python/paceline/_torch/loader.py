@@ -144,7 +144,7 @@ class PreparedLoader:
             yield batch
 
     def _begin(self) -> "Rebatched":
-        """The first batches, from where this worker was if the run resumes or the worker was restarted."""
+        """Return the first batches, from where this worker was if the run resumes or the worker was restarted."""
         keeper = self._training.keeper
         position = keeper.restored_position if keeper is not None else None
         if position is None and self.epoch_samples is not None:

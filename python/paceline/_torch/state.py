@@ -1,6 +1,6 @@
-"""What a worker needs to resume, beside the model: random numbers, its position in the data, and what the user registers."""
+"""What a worker needs to resume beside the model: random numbers, its place in the data, what the user registers."""
 
-import os
+import importlib
 import pickle
 import random
 import sys
@@ -26,9 +26,9 @@ class Stateful(Protocol):
 
 
 def random_state() -> dict[str, Any]:
-    """The states of all random number generators."""
+    """Return the states of all random number generators."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state()
     if "numpy" in sys.modules:
         state["numpy"] = sys.modules["numpy"].random.get_state()
@@ -42,9 +42,7 @@ def set_random_state(state: dict[str, Any]) -> None:
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
     if "numpy" in state:
-        import numpy as np
-
-        np.random.set_state(state["numpy"])  # noqa: NPY002 scripts use it
+        importlib.import_module("numpy").random.set_state(state["numpy"])
 
 
 class StateKeeper:
@@ -76,7 +74,7 @@ class StateKeeper:
         return self._restored["position"] if self._restored else None
 
     def begin_task(self, version: int, *, is_due: bool) -> None:
-        """A task of this version begins. With the first, restore what was saved with that version."""
+        """Note where a task of this version begins. With the first, restore what was saved with that version."""
         if self._is_new:
             self._is_new = False
             self._restore(version)
@@ -85,12 +83,12 @@ class StateKeeper:
             self._save()
 
     def leave(self) -> None:
-        """This worker leaves, with a task that it has not begun."""
+        """Save the state of a worker that leaves with a task that it has not begun."""
         if self._random is not None:
             self._save()
 
     def end(self, version: int) -> None:
-        """The run ends with a checkpoint of this version."""
+        """Save the state at the end of the run, which has a checkpoint of this version."""
         if self._version != version or self._random is None:
             self._version, self._random, self._position = version, random_state(), self.position
         # Else the last task counts for nothing: its step is not in the checkpoint.
@@ -120,11 +118,11 @@ class StateKeeper:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             torch.save(state, partial)
-            os.replace(partial, path)
+            partial.replace(path)
             for version in self._versions()[:-_KEPT]:
                 self._file(version).unlink(missing_ok=True)
         except OSError as error:
-            print(f"paceline: the state of worker {self._rank} can't be saved: {error}", file=sys.stderr)  # noqa: T201
+            print(f"paceline: the state of worker {self._rank} can't be saved: {error}", file=sys.stderr)
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             partial.unlink(missing_ok=True)
             message = f"what run.state was given can't be saved: {error}"
@@ -138,7 +136,7 @@ class StateKeeper:
         try:
             self._restored = torch.load(self._file(known[-1]), weights_only=False)
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            print(f"paceline: the state of worker {self._rank} can't be read: {error}", file=sys.stderr)  # noqa: T201
+            print(f"paceline: the state of worker {self._rank} can't be read: {error}", file=sys.stderr)
             return
         if known[-1] != version and self._restored is not None:
             # Its position in the data is an older one; the server knows a better one.

@@ -367,7 +367,7 @@ class FollowedScheduler:
         scheduler.__class__ = type(kind.__name__, (kind,), {"step": lambda _, *args, **keys: self.step(*args, **keys)})
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the scheduler, and how far it has followed the run."""
+        """Return the state of the scheduler, and how far it has followed the run."""
         return {"scheduler": self._scheduler.state_dict(), "position": self._position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -385,7 +385,7 @@ class FollowedScheduler:
                 self._position += 1
 
     def step(self, *arguments: object, **keywords: object) -> None:
-        """What the loop calls."""
+        """Do nothing, when the loop calls it."""
         if arguments or keywords:
             message = "a scheduler that is given to run.prepare follows the run: call its step() without arguments"
             raise InputError(message)
