@@ -81,12 +81,14 @@ fn run(script: &str, folder: &Path) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(text()) }
 }
 
-/// The `paceline` commands of a block, each with `--help` added: the arguments before it must be valid.
+/// The `paceline` commands of a block, each with `--help` added: the arguments before it must be valid. What follows `--` is
+/// the command of a script, which is not started.
 fn calls(block: &CommandBlock) -> Vec<String> {
     let joined = block.text.replace("\\\n", " ");
     let of_line = |line: &str| {
         let line = line.split(" # ").next().unwrap_or(line);
         let call = &line[line.find("paceline ")?..];
+        let call = call.split(" -- ").next().unwrap_or(call);
         let end = call.find(['&', ';', '|']).unwrap_or(call.len());
         Some(format!("{} --help", call[..end].trim()))
     };

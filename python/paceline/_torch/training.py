@@ -116,7 +116,7 @@ class Training:
         return self.specification is None or (self.task is not None and self.task.local)
 
     def _begin_counts(self) -> None:
-        self._began = perf_counter()
+        self._began = self._iteration_began = perf_counter()
         self._samples = 0
         self._last_samples = 0
         self._losses: list[Tensor] = []
@@ -254,7 +254,7 @@ class Training:
         self._losses.clear()
         self._total += self._samples
         self._samples = 0
-        self._is_dropped = not self.session.emulate_delay(perf_counter() - self._began)
+        self._is_dropped = not self.session.emulate_delay(perf_counter() - self._iteration_began)
         if self._steps_here:
             if self._is_dropped:
                 self._clear_gradients()
@@ -318,7 +318,9 @@ class Training:
         if asks:
             self._began, self._loading = perf_counter(), 0.0
             self._querying += perf_counter() - asked
-        if not goes_on:
+        if goes_on:
+            self._iteration_began = perf_counter()
+        else:
             self._finish_replica()
 
     def _finish_replica(self) -> None:
