@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -162,12 +163,16 @@ class Training:
         if loss.ndim != 0:
             message = f"run.backward takes one number, not a tensor of shape {tuple(loss.shape)}: use loss.mean()"
             raise InputError(message)
+        self.note(loss)
+        (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+
+    def note(self, loss: Tensor) -> None:
+        """Note a loss whose gradients are about to be computed."""
         if self._losses and all(entry.tensor.grad is None for entry in self.tensors.trained):
             # A scaler has skipped a step: what it would have used was zeroed.
             self._losses.clear()
             self._samples = self._last_samples
         self._losses.append(loss.detach())
-        (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
 
     def _gradient_hook(self, index: int, name: str) -> Callable[[Tensor], None]:
         def copy(parameter: Tensor) -> None:
@@ -219,7 +224,7 @@ class Training:
         with torch.enable_grad():
             loss = closure()
         self._finish_gradients(optimizer)
-        return (optimizer,), {"closure": lambda: loss}
+        return (optimizer, *arguments[2:]), {**keywords, "closure": lambda: loss}
 
     def _finish_gradients(self, optimizer: Optimizer) -> None:
         """Report the gradients, if the server steps."""
@@ -333,9 +338,9 @@ class Training:
 
     # --- schedules ---
 
-    def follow(self, scheduler: Any) -> None:  # noqa: ANN401 any scheduler of torch
-        """Let a scheduler that is stepped after every batch follow the versions of the model."""
-        self._schedulers.append(FollowedScheduler(scheduler, self))
+    def follow(self, scheduler: Any, position: Callable[[], float] | None = None) -> None:  # noqa: ANN401 any of torch
+        """Let a scheduler that is stepped after every batch follow the versions of the model, or a position."""
+        self._schedulers.append(FollowedScheduler(scheduler, position or (lambda: self.progress)))
 
 
 class FollowedScheduler:
@@ -345,13 +350,15 @@ class FollowedScheduler:
     less often, e.g. once per epoch, it is left alone: an epoch is the same for all workers.
     """
 
-    def __init__(self, scheduler: Any, training: Training) -> None:  # noqa: ANN401 any scheduler of torch
+    def __init__(self, scheduler: Any, position: Callable[[], float]) -> None:  # noqa: ANN401 any scheduler of torch
         """Take the place of the scheduler's `step`."""
-        self._step = scheduler.step
-        self._training = training
+        kind = type(scheduler)
+        self._step = partial(kind.step, scheduler)
+        self._run_position = position
         self._steps = 0
         self._position: int | None = None
-        scheduler.step = self.step
+        # Not an attribute of the scheduler, as its attributes are what its state_dict holds.
+        scheduler.__class__ = type(kind.__name__, (kind,), {"step": staticmethod(self.step)})
 
     def stepped(self) -> None:
         """Note that the optimizer steps."""
@@ -365,7 +372,7 @@ class FollowedScheduler:
         if steps != 1 or arguments or keywords or self._position is None:
             self._step(*arguments, **keywords)
             return
-        while self._position < self._training.progress:
+        while self._position < int(self._run_position()):
             self._step()
             self._position += 1
 
