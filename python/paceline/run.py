@@ -180,6 +180,16 @@ class Run:
         else:
             (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
 
+    def note(self, loss: "Tensor") -> None:
+        """Note a loss, where `run.backward(loss)` can't be called because other code computes the gradients."""
+        if self._training is not None:
+            self._training.note(loss)
+
+    def follow(self, scheduler: Any, position: "Callable[[], float] | None" = None) -> None:  # noqa: ANN401 any of torch
+        """Let a scheduler that was made after `prepare` follow the versions of the model, or a position of your own."""
+        if self._training is not None:
+            self._training.follow(scheduler, position)
+
     @contextmanager
     def step(self) -> Iterator[None]:
         """Around the body of the loop: lets the scheme interrupt it when its result is no longer needed."""

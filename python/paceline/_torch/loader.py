@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from paceline._torch.state import random_state, set_random_state
 from paceline.errors import InputError
@@ -67,26 +67,27 @@ class PreparedLoader:
         if loader.batch_size is None and loader.batch_sampler is None:
             message = "the loader has batch_size=None, so that its samples can't be counted: give it a batch size"
             raise InputError(message)
-        training = self._training
-        kind = type(loader.sampler)
-        if training.workers == 1 or isinstance(loader.dataset, IterableDataset):
+        training, batches = self._training, loader.batch_sampler
+        # A sampler of batches may do anything, and so may one of samples.
+        if training.workers == 1 or isinstance(loader.dataset, IterableDataset) or type(batches) is not BatchSampler:
             return loader
-        if kind not in {RandomSampler, SequentialSampler} or getattr(loader.sampler, "replacement", False):
+        sampler = batches.sampler
+        shuffled = isinstance(sampler, RandomSampler) and not sampler.replacement
+        if not shuffled and type(sampler) is not SequentialSampler:
             return loader
         length = len(loader.dataset)  # type: ignore[arg-type] # a sampler of these kinds needs a length
         if length == 0:
             message = "the loader's data set is empty"
             raise InputError(message)
-        shuffled = kind is RandomSampler
         self._sampler = ShardSampler(length, training.rank, training.workers, training.seed, shuffled=shuffled)
         return DataLoader(
             loader.dataset,
-            batch_size=loader.batch_size,
+            batch_size=batches.batch_size,
             sampler=self._sampler,
             num_workers=loader.num_workers,
             collate_fn=loader.collate_fn,
             pin_memory=loader.pin_memory,
-            drop_last=loader.drop_last,
+            drop_last=batches.drop_last,
             timeout=loader.timeout,
             worker_init_fn=loader.worker_init_fn,
             multiprocessing_context=loader.multiprocessing_context,
@@ -101,10 +102,10 @@ class PreparedLoader:
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
             return None
         try:
-            share = len(loader.sampler)  # type: ignore[arg-type] # some have a length
-        except TypeError:
+            share = len(loader.batch_sampler.sampler)  # type: ignore[union-attr] # those of torch have one
+        except (AttributeError, TypeError):
             return None
-        if loader.drop_last:
+        if loader.batch_sampler.drop_last:  # type: ignore[union-attr]
             share -= share % self.batch_size
         if share == 0:
             message = "a worker's share of the data is empty, or smaller than a batch that drop_last drops"
@@ -127,21 +128,31 @@ class PreparedLoader:
             return
         if self._batches is None:
             self._batches = self._begin()
-        end = None if self.epoch_samples is None else self._epochs * self.epoch_samples
-        while training.has_task() and (end is None or training.used < end):
+        while not self.is_over:
             asked = perf_counter()
             batch, count = self._batches.take(max(training.samples, 2 if training.needs_pairs else 1))
             training.loaded(perf_counter() - asked)
             if count == 0 or (count == 1 and training.needs_pairs):
                 # A pass ends. Without a known length that is the end of the epoch.
                 self._batches = self._next_pass(batch)
-                if end is None:
+                if self.epoch_samples is None:
                     return
                 continue
             training.computes(count)
             if training.keeper is not None:
                 training.keeper.position = Position(self._passes - 1, self._batches.taken, self._random)
             yield batch
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the pass is over. Without a known length, that shows only when its data ends."""
+        end = None if self.epoch_samples is None else self._epochs * self.epoch_samples
+        return not self._training.has_task() or (end is not None and self._training.used >= end)
+
+    @property
+    def used(self) -> int:
+        """The samples that all workers have used."""
+        return self._training.used
 
     def _begin(self) -> "Rebatched":
         """Return the first batches, from where this worker was if the run resumes or the worker was restarted."""

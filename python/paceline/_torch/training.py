@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -134,7 +135,7 @@ class Training:
         if self.keeper is not None:
             self.keeper.begin_task(task.version, is_due=task.checkpoint)
         for scheduler in self._schedulers:
-            scheduler.advance(int(task.progress))
+            scheduler.advance()
         if task.pull is not None and (replica := self._kept.get(task.committed or -1)) is not None:
             self.tensors.pull(task.model, replica, task.pull)
         self._kept = {number: kept for number, kept in self._kept.items() if number >= (task.committed or 0)}
@@ -173,12 +174,16 @@ class Training:
         if loss.ndim != 0:
             message = f"run.backward takes one number, not a tensor of shape {tuple(loss.shape)}: use loss.mean()"
             raise InputError(message)
+        self.note(loss)
+        (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+
+    def note(self, loss: Tensor) -> None:
+        """Note a loss whose gradients are about to be computed."""
         if self._losses and all(entry.tensor.grad is None for entry in self.tensors.trained):
             # A scaler has skipped a step: what it would have used was zeroed.
             self._losses.clear()
             self._samples = self._last_samples
         self._losses.append(loss.detach())
-        (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
 
     def _gradient_hook(self, index: int, name: str) -> Callable[[Tensor], None]:
         def copy(parameter: Tensor) -> None:
@@ -230,7 +235,7 @@ class Training:
         with torch.enable_grad():
             loss = closure()
         self._finish_gradients(optimizer)
-        return (optimizer,), {"closure": lambda: loss}
+        return (optimizer, *arguments[2:]), {**keywords, "closure": lambda: loss}
 
     def _finish_gradients(self, optimizer: Optimizer) -> None:
         """Report the gradients, if the server steps."""
@@ -344,12 +349,16 @@ class Training:
 
     # --- schedules ---
 
-    def follow(self, scheduler: Any) -> None:  # noqa: ANN401 any scheduler of torch
-        """Let a scheduler that is stepped after every batch follow the versions of the model."""
-        followed = FollowedScheduler(scheduler, self)
+    def follow(self, scheduler: Any, position: Callable[[], float] | None = None) -> None:  # noqa: ANN401 any of torch
+        """Let a scheduler that is stepped after every batch follow the versions of the model, or a position."""
+        followed = FollowedScheduler(scheduler, position or self._progress)
         self._schedulers.append(followed)
         if self.keeper is not None:
             self.keeper.register(f"scheduler {len(self._schedulers)}", followed)
+
+    def _progress(self) -> float:
+        """How far the schedules of learning rates are, in steps."""
+        return self.task.progress if self.task else 0.0
 
 
 class FollowedScheduler:
@@ -358,15 +367,15 @@ class FollowedScheduler:
     The loop steps it after every batch, which does nothing then: it advances when a task begins, as far as the run has.
     """
 
-    def __init__(self, scheduler: Any, training: Training) -> None:  # noqa: ANN401 any scheduler of torch
+    def __init__(self, scheduler: Any, position: Callable[[], float]) -> None:  # noqa: ANN401 any scheduler of torch
         """Take the place of the scheduler's `step`."""
-        self._scheduler = scheduler
-        self._step = scheduler.step
-        self._position = 0
-        self._training = training
-        # Not an attribute: those are part of the scheduler's state.
         kind = type(scheduler)
-        scheduler.__class__ = type(kind.__name__, (kind,), {"step": lambda _, *args, **keys: self.step(*args, **keys)})
+        self._scheduler = scheduler
+        self._step = partial(kind.step, scheduler)
+        self._position = 0
+        self._run_position = position
+        # Not an attribute of the scheduler, as its attributes are what its state_dict holds.
+        scheduler.__class__ = type(kind.__name__, (kind,), {"step": staticmethod(self.step)})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the scheduler, and how far it has followed the run."""
@@ -377,12 +386,12 @@ class FollowedScheduler:
         self._scheduler.load_state_dict(state["scheduler"])
         self._position = state["position"]
 
-    def advance(self, progress: int) -> None:
+    def advance(self) -> None:
         """Advance as far as the run is."""
         with warnings.catch_warnings():
             # A worker that joins late has not stepped its optimizer yet.
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
-            while self._position < progress:
+            while self._position < int(self._run_position()):
                 self._step()
                 self._position += 1
 
