@@ -36,6 +36,7 @@ class Training:
         self.tensors = ModelTensors(model)
         optimizers.check(optimizer, self.tensors)
         self.specification = optimizers.specification(optimizer, self.tensors)
+        self._settings = optimizers.settings(optimizer)
         self.session: Session | None = None
         self.task: Task | None = None
         self.over = False
@@ -238,6 +239,8 @@ class Training:
         if sum(len(group["params"]) for group in optimizer.param_groups) != self._parameters:
             message = "the optimizer got new parameters after run.prepare: add them before"
             raise InputError(message)
+        if not self._steps_here:
+            optimizers.check_fixed(optimizer, self._settings)
         self.tensors.check_unchanged()
         if self._overflowed(optimizer):
             self._clear_gradients()
