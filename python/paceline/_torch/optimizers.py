@@ -12,6 +12,8 @@ from paceline.errors import InputError
 
 #: Settings that may differ between parameter groups.
 _OF_GROUPS = {"lr", "weight_decay", "params", "initial_lr", "betas_name", "param_names"}
+#: Settings that the server is told once.
+_FIXED = ("momentum", "dampening", "nesterov", "weight_decay", "betas", "eps", "amsgrad", "maximize")
 #: Settings that only choose an implementation.
 _OF_IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}
 
@@ -19,6 +21,23 @@ _OF_IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}
 def rates(optimizer: Optimizer) -> list[float]:
     """Return the learning rates of the parameter groups at present."""
     return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return what the server knows of the parameter groups from the beginning, unlike their learning rates."""
+    return [{key: group[key] for key in _FIXED if key in group} for group in optimizer.param_groups]
+
+
+def check_fixed(optimizer: Optimizer, before: list[dict[str, Any]]) -> None:
+    """Refuse to go on with other settings than the server has."""
+    for old, new in zip(before, settings(optimizer), strict=True):
+        for key, value in old.items():
+            if new[key] != value:
+                message = (
+                    f"the optimizer's {key} was {value} at run.prepare and is {new[key]}: only learning rates may "
+                    "change (for a scheduler of torch that means cycle_momentum=False)"
+                )
+                raise InputError(message)
 
 
 def check(optimizer: Optimizer, tensors: ModelTensors) -> None:

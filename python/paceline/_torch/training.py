@@ -41,6 +41,7 @@ class Training:
         self.specification = optimizers.specification(optimizer, self.tensors)
         #: Whether a batch of one sample has no meaning: batch normalization takes the variance of a batch.
         self.needs_pairs = any(isinstance(module, _BatchNorm) for module in model.modules())
+        self._settings = optimizers.settings(optimizer)
         self.session: Session | None = None
         self.task: Task | None = None
         self.over = False
@@ -249,6 +250,8 @@ class Training:
         if sum(len(group["params"]) for group in optimizer.param_groups) != self._parameters:
             message = "the optimizer got new parameters after run.prepare: add them before"
             raise InputError(message)
+        if not self._steps_here:
+            optimizers.check_fixed(optimizer, self._settings)
         self.tensors.check_unchanged()
         if self._overflowed(optimizer):
             self._clear_gradients()
