@@ -67,6 +67,7 @@ class Run:
         self._training: Training | None = None
         self._is_prepared = False
         self._states: dict[str, Stateful] = {}
+        self._steps: Callable[[], float] = float
 
     @property
     def is_alone(self) -> bool:
@@ -86,7 +87,7 @@ class Run:
     @property
     def scheme(self) -> str | None:
         """The scheme; None before `prepare`, or alone."""
-        return self._training.description().get("scheme") if self._training else None
+        return self._training.description.get("scheme") if self._training else None
 
     @property
     def version(self) -> int:
@@ -108,7 +109,7 @@ class Run:
         """Put hooks on the model and the optimizer, and share the loader's data among the workers.
 
         The model and the optimizer stay the same objects. A scheduler that the loop steps after every batch should be
-        given too: it then follows the versions of the model.
+        given too: it then follows the samples that all workers have used, not the batches of one.
         """
         if self._is_prepared:
             message = "run.prepare was called twice: a run trains one model"
@@ -151,8 +152,8 @@ class Run:
             for name, thing in self._states.items():
                 training.keeper.register(name, thing)
         if scheduler is not None:
-            training.follow(scheduler)
-        self._training = training
+            training.follow(scheduler, prepared.steps)
+        self._training, self._steps = training, prepared.steps
         os.register_at_fork(after_in_child=session.let_go)
         atexit.register(self.leave)
         return model, optimizer, prepared
@@ -186,9 +187,9 @@ class Run:
             self._training.note(loss)
 
     def follow(self, scheduler: Any, position: "Callable[[], float] | None" = None) -> None:  # noqa: ANN401 any of torch
-        """Let a scheduler that was made after `prepare` follow the versions of the model, or a position of your own."""
+        """Let a scheduler that was made after `prepare` follow the run, or a position of your own in it."""
         if self._training is not None:
-            self._training.follow(scheduler, position)
+            self._training.follow(scheduler, position or self._steps)
 
     @contextmanager
     def step(self) -> Iterator[None]:

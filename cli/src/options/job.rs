@@ -94,7 +94,12 @@ impl JobOptions {
         self.scheme.build(&setup)?;
         Ok(Job {
             scheme: self.scheme.clone(),
-            workload_spec: json!({ "scheme": self.scheme.to_string(), "workers": self.workers }).to_string(),
+            workload_spec: json!({
+                "scheme": self.scheme.to_string(),
+                "workers": self.workers,
+                "lr_rule": self.training.lr_rule.to_string(),
+            })
+            .to_string(),
             clip_sum: self.training.clip_sum,
             shards: self.shards as usize,
             goals,

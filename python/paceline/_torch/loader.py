@@ -149,6 +149,20 @@ class PreparedLoader:
         end = None if self.epoch_samples is None else self._epochs * self.epoch_samples
         return not self._training.has_task() or (end is not None and self._training.used >= end)
 
+    def steps(self) -> float:
+        """Return how many steps of batches of all workers the run is old.
+
+        A scheduler that a script plans in batches of its loader ends with the last epoch then, under every scheme.
+        Under `bsp` these are the versions of the model. With `--lr-rule adascale`, or without a known length of the
+        data, they are what the server counts.
+        """
+        training = self._training
+        follows_gain = str(training.description.get("lr_rule")).startswith("adascale")
+        if self.epoch_samples is None or training.task is None or follows_gain:
+            return training.task.progress if training.task else 0.0
+        epochs, samples = divmod(training.used, self.epoch_samples)
+        return float(epochs * len(self) - -samples // (self.batch_size * training.workers))
+
     @property
     def used(self) -> int:
         """The samples that all workers have used."""

@@ -42,6 +42,8 @@ class Training:
         #: Whether a batch of one sample has no meaning: batch normalization takes the variance of a batch.
         self.needs_pairs = any(isinstance(module, _BatchNorm) for module in model.modules())
         self._settings = optimizers.settings(optimizer)
+        #: What the server says of the run.
+        self.description: dict[str, Any] = {}
         self.session: Session | None = None
         self.task: Task | None = None
         self.over = False
@@ -64,6 +66,8 @@ class Training:
         """Take part in the run: from now on the hooks act."""
         self.session = session
         self.rank = session.rank
+        if session.description.startswith("{"):
+            self.description = json.loads(session.description)
         for index, entry in enumerate(self.tensors.trained):
             hook = self._gradient_hook(index, entry.name)
             entry.tensor.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
@@ -72,12 +76,6 @@ class Training:
                 module.register_forward_pre_hook(self._interruption_hook)
         self.optimizer.register_step_pre_hook(self._before_step)
         self.optimizer.register_step_post_hook(self._after_step)
-
-    def description(self) -> dict[str, Any]:
-        """Return what the server says of the run."""
-        text = self.session.description if self.session else ""
-        described: dict[str, Any] = json.loads(text) if text.startswith("{") else {}
-        return described
 
     # --- tasks ---
 
@@ -352,20 +350,16 @@ class Training:
 
     # --- schedules ---
 
-    def follow(self, scheduler: Any, position: Callable[[], float] | None = None) -> None:  # noqa: ANN401 any of torch
-        """Let a scheduler that is stepped after every batch follow the versions of the model, or a position."""
-        followed = FollowedScheduler(scheduler, position or self._progress)
+    def follow(self, scheduler: Any, position: Callable[[], float]) -> None:  # noqa: ANN401 any of torch
+        """Let a scheduler that is stepped after every batch follow a position in the run."""
+        followed = FollowedScheduler(scheduler, position)
         self._schedulers.append(followed)
         if self.keeper is not None:
             self.keeper.register(f"scheduler {len(self._schedulers)}", followed)
 
-    def _progress(self) -> float:
-        """How far the schedules of learning rates are, in steps."""
-        return self.task.progress if self.task else 0.0
-
 
 class FollowedScheduler:
-    """A scheduler that follows the versions of the model, not the steps of one worker.
+    """A scheduler that follows the run, not the steps of one worker.
 
     The loop steps it after every batch, which does nothing then: it advances when a task begins, as far as the run has.
     """
