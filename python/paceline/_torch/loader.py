@@ -150,7 +150,7 @@ class PreparedLoader:
         return not self._training.has_task() or (end is not None and self._training.used >= end)
 
     def steps(self) -> float:
-        """Return how many steps of batches of all workers the run is old.
+        """Return how many steps the run is old, each of as many batches as the loop accumulates, of all workers.
 
         A scheduler that a script plans in batches of its loader ends with the last epoch then, under every scheme.
         Under `bsp` these are the versions of the model. With `--lr-rule adascale`, or without a known length of the
@@ -161,7 +161,9 @@ class PreparedLoader:
         if self.epoch_samples is None or training.task is None or follows_gain:
             return training.task.progress if training.task else 0.0
         epochs, samples = divmod(training.used, self.epoch_samples)
-        return float(epochs * len(self) - -samples // (self.batch_size * training.workers))
+        batches = -(-samples // (self.batch_size * training.workers))
+        per_step = training.batches_per_step
+        return float(epochs * -(-len(self) // per_step) - -batches // per_step)
 
     @property
     def used(self) -> int:

@@ -42,6 +42,9 @@ class Training:
         #: Whether a batch of one sample has no meaning: batch normalization takes the variance of a batch.
         self.needs_pairs = any(isinstance(module, _BatchNorm) for module in model.modules())
         self._settings = optimizers.settings(optimizer)
+        #: How many batches the loop accumulates for a step.
+        self.batches_per_step = 1
+        self._batches = 0
         #: What the server says of the run.
         self.description: dict[str, Any] = {}
         self.session: Session | None = None
@@ -109,6 +112,7 @@ class Training:
         """Note that the loop gets a batch of this many samples."""
         self._samples += samples
         self._last_samples = samples
+        self._batches += 1
 
     @property
     def _steps_here(self) -> bool:
@@ -258,6 +262,7 @@ class Training:
             return
         self._loss += float(torch.stack(self._losses).sum())
         self._losses.clear()
+        self.batches_per_step, self._batches = max(self.batches_per_step, self._batches), 0
         self._total += self._samples
         self._samples = 0
         self._is_dropped = not self.session.emulate_delay(perf_counter() - self._iteration_began)
