@@ -28,7 +28,7 @@ mod _paceline {
     #[pymodule_export]
     use crate::scheme::{PyAggregate, PyAssignment, PyQuestion, PySetup, PyUpdate};
     #[pymodule_export]
-    use crate::session::{PySession, PyTask};
+    use crate::session::{PySession, PyTakenTask};
     #[pymodule_export]
     use crate::turn::PyTurn;
 }

@@ -28,12 +28,12 @@ type Tensors = Vec<(String, Vec<usize>)>;
 /// A worker's session with its server. It rejoins when the connection is lost.
 #[pyclass(name = "Session", module = "paceline._paceline", frozen)]
 pub struct PySession {
-    state: Mutex<SessionState>,
+    state: Mutex<JoinedSession>,
     /// Counts the steps of this worker, whatever the state is used for.
     progress: Mutex<paceline::workload::Progress>,
 }
 
-struct SessionState {
+struct JoinedSession {
     worker: Worker,
     model: OfferedModel,
     session: WorkerSession,
@@ -45,7 +45,7 @@ struct SessionState {
 
 /// A task, as Python sees it.
 #[pyclass(name = "Task", module = "paceline._paceline", frozen, get_all)]
-pub struct PyTask {
+pub struct PyTakenTask {
     number: u64,
     /// The version of the model.
     version: u64,
@@ -71,7 +71,7 @@ pub struct PyTask {
     result: Py<PyMemory>,
 }
 
-impl SessionState {
+impl JoinedSession {
     /// Joins again after the session was lost. An error if that is not possible; `None` if the run is over.
     fn after(&mut self, end: SessionEnd) -> Result<Option<()>, WorkerError> {
         self.task = None;
@@ -99,7 +99,7 @@ impl SessionState {
 }
 
 impl PySession {
-    fn lock(&self) -> MutexGuard<'_, SessionState> {
+    fn lock(&self) -> MutexGuard<'_, JoinedSession> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -107,7 +107,7 @@ impl PySession {
     fn wait_for<T: Send>(
         &self,
         py: Python<'_>,
-        mut attempt: impl FnMut(&mut SessionState, Instant) -> Option<T> + Send,
+        mut attempt: impl FnMut(&mut JoinedSession, Instant) -> Option<T> + Send,
     ) -> PyResult<T> {
         loop {
             let found = py.detach(|| attempt(&mut self.lock(), Instant::now() + INTERVAL));
@@ -176,7 +176,7 @@ impl PySession {
         })?;
         let (worker, model, session, welcome) = joined.map_err(|error| exception(&error))?;
         let progress = Mutex::new(session.progress().clone());
-        let state = SessionState { worker, model, session, welcome, task: None, ended: None };
+        let state = JoinedSession { worker, model, session, welcome, task: None, ended: None };
         Ok(PySession { state: Mutex::new(state), progress })
     }
 
@@ -199,7 +199,7 @@ impl PySession {
     }
 
     /// Waits for the next task. `None` if the run is over.
-    fn next_task(&self, py: Python<'_>) -> PyResult<Option<PyTask>> {
+    fn next_task(&self, py: Python<'_>) -> PyResult<Option<PyTakenTask>> {
         if self.lock().ended.is_some() {
             return Ok(None);
         }
@@ -213,7 +213,7 @@ impl PySession {
                         Work::Local(LocalWork { start: ReplicaStart::Replica { pull }, .. }) => Some(pull),
                         _ => None,
                     };
-                    let shown = PyTask {
+                    let shown = PyTakenTask {
                         number: assignment.task.number,
                         version: assignment.version.0,
                         samples: assignment.samples,
@@ -268,7 +268,7 @@ impl PySession {
         };
         let asked = {
             let mut state = self.lock();
-            let SessionState { session, task, .. } = &mut *state;
+            let JoinedSession { session, task, .. } = &mut *state;
             task.as_ref().map_or(Ok(()), |task| session.ask(task, iterations, times))
         };
         // If the session has ended, the report finds it.
