@@ -13,7 +13,7 @@ use paceline_runtime::{Iteration, Monitor, Notice, Observer};
 use paceline_workload::{Evaluation, Order, Partition, Sampler, SoftmaxRegression, Workload, synthetic_digits};
 
 use super::*;
-use crate::frame::{self, FrameHeader};
+use crate::frame::{self, FrameHeader, PROTOCOL_VERSION};
 use crate::frame_reader::Received;
 use crate::scripted_peer::ScriptedPeer;
 use crate::worker::{Worker, WorkerError, WorkerNotice, WorkerOutcome};
@@ -173,7 +173,7 @@ fn peers_with_an_invalid_handshake_are_refused_with_the_reason() {
         assert!(
             ScriptedWorker::connected(stream, &job)
                 .refusal()
-                .contains("the peer has version 7, this side has version 2")
+                .contains(&format!("the peer has version 7, this side has version {PROTOCOL_VERSION}"))
         );
 
         let mut without_hello = ScriptedWorker::connected(connect(address), &job);
