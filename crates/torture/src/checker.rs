@@ -4,8 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use paceline_core::{Action, Assignment, Commit, Decision, Event, Ledger, LocalLength, TaskId, WorkerId};
 
-/// A range of a worker's samples: worker, start, end.
-type SampleRange = (WorkerId, u64, u64);
+/// A range of a worker's samples, and how many of them it says it used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct SampleRange {
+    worker: WorkerId,
+    start: u64,
+    end: u64,
+    used: u64,
+}
 
 /// The state of a run as derived from its events and decisions.
 #[derive(Debug, Clone, Default)]
@@ -39,7 +45,7 @@ impl LawChecker {
             };
             u64::from(assignment.samples) * u64::from(iterations)
         });
-        let arrived = self.arrived.values().filter(|(owner, ..)| *owner == worker).map(|(_, start, end)| end - start);
+        let arrived = self.arrived.values().filter(|range| range.worker == worker).map(|range| range.used);
         open.chain(arrived).sum()
     }
 
@@ -58,7 +64,7 @@ impl LawChecker {
                 self.open.retain(|task, _| task.worker != worker);
                 self.arrived.retain(|task, _| task.worker != worker);
             }
-            Event::Reported { task, .. } => {
+            Event::Reported { task, report } => {
                 let (assignment, asked) =
                     self.open.remove(&task).ok_or(format!("{task} is reported, but was not assigned"))?;
                 let iterations = match assignment.work.length() {
@@ -66,8 +72,11 @@ impl LawChecker {
                     Some(LocalLength::Iterations(count)) => count,
                     Some(LocalLength::AskAndWait | LocalLength::AskAndContinue) => asked,
                 };
-                let end = assignment.offset + u64::from(assignment.samples) * u64::from(iterations);
-                self.arrived.insert(task, (task.worker, assignment.offset, end));
+                let (start, samples) = (assignment.offset, report.samples.unwrap_or(assignment.samples));
+                // A worker that used more took them from elsewhere.
+                let end = start + u64::from(samples.min(assignment.samples)) * u64::from(iterations);
+                let used = u64::from(samples) * u64::from(iterations);
+                self.arrived.insert(task, SampleRange { worker: task.worker, start, end, used });
                 self.start_queued(task.worker);
             }
             Event::Asked { task, iterations, .. } => {
@@ -132,15 +141,14 @@ impl LawChecker {
     /// The commit of this update left it out.
     fn take_out(&mut self, task: TaskId) -> Result<(), String> {
         let range = self.committed.remove(&task).ok_or(format!("{task} is broken, but was not just committed"))?;
-        let (worker, start, end) = range;
         self.applied.retain(|applied| *applied != range);
-        self.by_start.remove(&(worker, start));
-        self.used -= end - start;
+        self.by_start.remove(&(range.worker, range.start));
+        self.used -= range.used;
         Ok(())
     }
 
     fn apply(&mut self, range: SampleRange) -> Result<(), String> {
-        let (worker, start, end) = range;
+        let SampleRange { worker, start, end, used } = range;
         let before = self.by_start.range(..(worker, end)).next_back();
         if let Some((&(other, from), &to)) = before.filter(|&(&(other, _), &to)| other == worker && to > start) {
             return Err(format!(
@@ -149,7 +157,7 @@ impl LawChecker {
         }
         self.by_start.insert((worker, start), end);
         self.applied.push(range);
-        self.used += end - start;
+        self.used += used;
         Ok(())
     }
 
@@ -179,9 +187,9 @@ impl LawChecker {
     /// Returns to a checkpoint: later commits are no longer in the model.
     pub(crate) fn restore(&mut self, mark: CheckerMark) {
         let lost = self.applied.split_off(mark.applied);
-        for (worker, start, end) in lost {
+        for SampleRange { worker, start, used, .. } in lost {
             self.by_start.remove(&(worker, start));
-            self.used -= end - start;
+            self.used -= used;
         }
         self.version = mark.version;
         self.open.clear();

@@ -254,7 +254,11 @@ impl LedgerState {
         self.samples.issued = self.samples.issued - expected + found;
         self.samples.reissued += unused;
         let state = self.worker_mut(task.worker);
-        state.drawn = state.drawn - unused - expected + found;
+        state.drawn -= unused;
+        // What is queued has its place already.
+        if state.queued.is_none() || found > expected {
+            state.drawn = state.drawn - expected + found;
+        }
         let withheld = state.queued.is_some_and(|queued| queued.version > version);
         state.arrived.push(ArrivedUpdate { update, withheld });
         self.end_running(now, task.worker);
