@@ -151,6 +151,8 @@ pub struct ServedRun<'a> {
 /// Worker processes that bring the model.
 pub struct ScriptWorkers<'a> {
     pub count: u32,
+    /// Whether another one evaluates the model.
+    pub has_evaluator: bool,
     /// The command that starts a worker of the server at an address, with this run folder.
     pub command: &'a (dyn Fn(&Address, &Path, WorkerId) -> Command + Sync),
     /// Makes the job of the model.
@@ -197,6 +199,7 @@ impl ServedRun<'_> {
         let show = logs::worker_output(&bars, self.output.json);
         let processes = LocalWorkers {
             command: &|worker| (workers.command)(&address, &absolute, worker),
+            has_evaluator: workers.has_evaluator,
             stopper: server.stopper(),
             started: started.clone(),
             announce: &|line| tracing::warn!("{line}"),

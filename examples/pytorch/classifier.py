@@ -27,6 +27,11 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     loader = DataLoader(digits(arguments.samples, seed=1), batch_size=arguments.batch, shuffle=True)
     model, optimizer, loader = run.prepare(model, optimizer, loader)
+    held_out = digits(2000, seed=2)
+
+    @run.evaluate
+    def measure() -> dict[str, float]:
+        return {"accuracy": accuracy(model, held_out)}
 
     for epoch in range(arguments.epochs):
         losses = []
@@ -41,7 +46,7 @@ def main() -> None:
             print(f"epoch {epoch + 1}: loss {sum(losses) / len(losses):.3f}")
 
     if run.rank == 0:
-        print(f"held-out accuracy {accuracy(model, digits(2000, seed=2)):.4f}")
+        print(f"held-out accuracy {accuracy(model, held_out):.4f}")
 
 
 if __name__ == "__main__":

@@ -208,6 +208,7 @@ class Session:
         *,
         address: str,
         rank: int | None,
+        evaluates: bool,
         join_timeout: float,
         emulate: str | None,
         emulated_rank: int | None,
@@ -260,6 +261,9 @@ class Session:
         rates: Sequence[float],
     ) -> None:
         """Report the task that was taken last. Its result is in place. Times are seconds."""
+
+    def report_evaluation(self, *, loss: float | None, accuracy: float | None) -> None:
+        """Report what an evaluator has found for the model of the task that was taken last."""
 
     def is_cancelled(self) -> bool:
         """Whether the result of the task is no longer needed."""

@@ -133,7 +133,8 @@ class RunResults:
     summary: Summary | None
     """`None` as long as the run goes on."""
     metrics: Columns
-    """A row per iteration: iteration, time, duration, waited_for, samples, loss, accuracy. NaN: not measured."""
+    """A row per iteration: iteration, time, duration, waited_for, samples, loss, accuracy, held_out_loss.
+    NaN: not measured."""
     reasons: tuple[str, ...]
     """Why each iteration ended when it did."""
     folder: Path | None
@@ -145,7 +146,7 @@ class RunResults:
         return Columns({field.name: [getattr(row, field.name) for row in times] for field in fields(WorkerTimes)})
 
 
-METRICS = ("iteration", "time", "duration", "waited_for", "samples", "loss", "accuracy")
+METRICS = ("iteration", "time", "duration", "waited_for", "samples", "loss", "accuracy", "held_out_loss")
 
 
 def read_run(folder: str | os.PathLike[str]) -> RunResults:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch.amp import GradScaler
     from torch.optim import Optimizer
 
+    from paceline._torch.evaluation import Evaluation
     from paceline._torch.state import Stateful
     from paceline._torch.training import Training
 
@@ -42,7 +43,23 @@ def join() -> "Run":
 
     """
     server = os.environ.get(_SERVER)
-    return Run(server, _number("PACELINE_RANK"), _number("PACELINE_WORKERS") or 1)
+    if server is not None:
+        atexit.register(_say_that_input_is_wrong)
+    evaluates = os.environ.get("PACELINE_ROLE") == "evaluator"
+    return Run(server, _number("PACELINE_RANK"), _number("PACELINE_WORKERS") or 1, evaluates=evaluates)
+
+
+def _failure() -> BaseException | None:
+    """Return the exception that ended the script, if one did."""
+    return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+
+
+def _say_that_input_is_wrong() -> None:
+    """End with exit code 2 after an error that would come again: the script is not to be restarted."""
+    if isinstance(_failure(), InputError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(2)
 
 
 def _number(variable: str) -> int | None:
@@ -59,11 +76,13 @@ def _number(variable: str) -> int | None:
 class Run:
     """A run, as one of its workers sees it."""
 
-    def __init__(self, server: str | None, rank: int | None, workers: int) -> None:
+    def __init__(self, server: str | None, rank: int | None, workers: int, *, evaluates: bool = False) -> None:
         """Use `paceline.join`."""
         self._server = server
         self._rank = rank
         self._workers = workers
+        self._evaluates = evaluates
+        self._evaluate: Callable[[], Evaluation] | None = None
         self._training: Training | None = None
         self._is_prepared = False
         self._states: dict[str, Stateful] = {}
@@ -75,8 +94,15 @@ class Run:
         return self._server is None
 
     @property
+    def is_evaluator(self) -> bool:
+        """Whether this process evaluates the model instead of training it."""
+        return self._evaluates
+
+    @property
     def rank(self) -> int:
-        """The number of this worker, from 0. Without a launcher the server gives it at `prepare`."""
+        """The number of this worker, from 0; -1 for an evaluator. Without a launcher it is known after `prepare`."""
+        if self._evaluates:
+            return -1
         return self._training.rank if self._training else self._rank or 0
 
     @property
@@ -119,6 +145,7 @@ class Run:
             return model, optimizer, loader
         try:
             from paceline._torch import optimizers  # noqa: PLC0415 may be missing
+            from paceline._torch.evaluation import Evaluator  # noqa: PLC0415 may be missing
             from paceline._torch.state import StateKeeper  # noqa: PLC0415 may be missing
             from paceline._torch.training import PreparedLoader, Training  # noqa: PLC0415 may be missing
         except ModuleNotFoundError:
@@ -131,6 +158,7 @@ class Run:
         session = Session.join(
             address=self._server,
             rank=self._rank,
+            evaluates=self._evaluates,
             join_timeout=float(os.environ.get("PACELINE_JOIN_TIMEOUT", "60")),
             emulate=os.environ.get("PACELINE_EMULATE"),
             emulated_rank=_number("PACELINE_EMULATED_RANK"),
@@ -145,8 +173,10 @@ class Run:
             frozen=zlib.crc32((training.specification or "").encode(), training.tensors.frozen),
         )
         training.join(session)
+        if self._evaluates:
+            training.evaluator = Evaluator(self._evaluate)
         folder = os.environ.get("PACELINE_FOLDER")
-        if folder is not None:
+        if folder is not None and not self._evaluates:
             training.keeper = StateKeeper(Path(folder) / "workers", session.rank)
             training.keeper.register("optimizer", optimizer)
             for name, thing in self._states.items():
@@ -170,6 +200,17 @@ class Run:
             self._states[name] = thing
             if self._training is not None and self._training.keeper is not None:
                 self._training.keeper.register(name, thing)
+
+    def evaluate(self, function: "Callable[[], Evaluation]") -> "Callable[[], Evaluation]":
+        """Evaluate the model with this function, if the run asks for evaluations.
+
+        It returns the held-out loss, the share of correct predictions, or both: `{"loss": 0.3, "accuracy": 0.91}`. It
+        is called in a process of its own, with the model in evaluation mode and without gradients.
+        """
+        self._evaluate = function
+        if self._training is not None and self._training.evaluator is not None:
+            self._training.evaluator.function = function
+        return function
 
     def backward(self, loss: "Tensor", scaler: "GradScaler | None" = None) -> None:
         """Compute the gradients of a loss, as `loss.backward()` does, and note the loss.
@@ -226,7 +267,7 @@ class Run:
         """Leave the run. A script does so when it ends."""
         training, self._training = self._training, None
         if training is not None and training.session is not None and not training.over:
-            failure = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+            failure = _failure()
             reason = "its script has ended"
             if failure is not None:
                 reason = f"its script failed: {type(failure).__name__}: {failure}".splitlines()[0]

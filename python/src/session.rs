@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use paceline::core::{LocalLength, LocalWork, ReplicaStart, Span, Work};
+use paceline::core::{LocalLength, LocalWork, ReplicaStart, Span, Work, WorkerId};
 use paceline::net::{
     Address, AfterIteration, Keys, OfferedTraining, SessionEnd, TakenTask, TaskReport, TimeSpent, Welcome, Worker,
     WorkerError, WorkerSession, after_iteration,
@@ -135,12 +135,13 @@ impl PySession {
 impl PySession {
     /// Joins the server with a model.
     #[staticmethod]
-    #[pyo3(signature = (*, address, rank, join_timeout, emulate, emulated_rank, keys, trainable, statistics, values, optimizer, rate, batch, epoch, frozen))]
+    #[pyo3(signature = (*, address, rank, evaluates, join_timeout, emulate, emulated_rank, keys, trainable, statistics, values, optimizer, rate, batch, epoch, frozen))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn join(
         py: Python<'_>,
         address: &str,
         rank: Option<u32>,
+        evaluates: bool,
         join_timeout: f64,
         emulate: Option<&str>,
         emulated_rank: Option<u32>,
@@ -158,7 +159,7 @@ impl PySession {
         let address: Address = address.parse().map_err(|error| input(&error))?;
         let emulation = emulate.map(|delay| paceline::emulation(delay, emulated_rank.or(rank))).transpose();
         let mut worker = Worker {
-            rank,
+            rank: if evaluates { Some(WorkerId::EVALUATOR.0) } else { rank },
             join_timeout: Duration::try_from_secs_f64(join_timeout).map_err(|error| input(&error))?,
             emulation: emulation.map_err(|error| input(&format_args!("{error:#}")))?,
             keys: keys.as_deref().map(Keys::read).transpose().map_err(|error| input(&error))?,
@@ -308,6 +309,21 @@ impl PySession {
             let task = state.task.take()?;
             Some(state.session.report(task, report))
         });
+        match reported {
+            None => Err(PyRuntimeError::new_err("no task to report")),
+            Some(Ok(())) => Ok(()),
+            Some(Err(end)) => self.resume(py, end).map(|_| ()),
+        }
+    }
+
+    /// Reports what an evaluator has found for the model of the task that was taken last.
+    #[pyo3(signature = (*, loss, accuracy))]
+    fn report_evaluation(&self, py: Python<'_>, loss: Option<f64>, accuracy: Option<f64>) -> PyResult<()> {
+        let reported = {
+            let mut state = self.lock();
+            let JoinedSession { session, task, .. } = &mut *state;
+            task.take().map(|task| session.report_evaluation(task, loss, accuracy))
+        };
         match reported {
             None => Err(PyRuntimeError::new_err("no task to report")),
             Some(Ok(())) => Ok(()),

@@ -149,9 +149,9 @@ def test_other_schemes_train(scheme: str, warm: list[str], tmp_path: Path) -> No
 
 
 REFUSED = {
-    "other_frozen_values": "refused this worker: ",
+    "other_frozen_values": "different workload: its optimizer, or values that are not trained, are not those of the ",
     "other_model": "refused this worker: different workload: the server has ",
-    "other_optimizer": "refused this worker: ",
+    "other_optimizer": "different workload: its optimizer, or values that are not trained, are not those of the ",
     "changed_weights": "parameter '0.weight' was changed after run.prepare: load weights before run.prepare",
     "replaced_weights": "parameter '0.weight' was replaced after run.prepare: change the model before run.prepare",
     "another_type_before_the_loop": "parameter '0.weight' was torch.float32 at run.prepare and is torch.bfloat16: ",

@@ -63,7 +63,7 @@ pub struct TrainArgs {
 }
 
 /// What a script decides itself: options that can't be given beside it.
-const OF_SCRIPT: [&str; 13] = [
+const OF_SCRIPT: [&str; 12] = [
     "model",
     "data",
     "partition",
@@ -74,7 +74,6 @@ const OF_SCRIPT: [&str; 13] = [
     "optimizer",
     "micro-batch",
     "clip-gradient",
-    "evaluate-every",
     "init",
     "device",
 ];
@@ -123,16 +122,16 @@ impl TrainArgs {
         self.check_emulation().map_err(Failure::Input)?;
         let has_goals = configuration.is_given("until");
         let goals = Goals::any(if has_goals { &self.job.until } else { &[] });
-        if goals.need_accuracy() {
-            return Err(Failure::Input(anyhow!(
-                "--until {goals}: the server can't evaluate a script's model; use loss<X"
-            )));
-        }
-        let job = |model| self.job.of_script(model, goals.clone());
+        let asks_for_evaluations = configuration.is_given("evaluate-every") || goals.need_accuracy();
+        let evaluate_every = if asks_for_evaluations { self.job.training.evaluate_every } else { 0 };
+        self.job.training.check_evaluations(&goals).map_err(Failure::Input)?;
+        let job = |model| self.job.of_script(model, goals.clone(), evaluate_every);
         self.job.scheme.build(&self.job.setup_of_script(1)).map_err(Failure::input)?;
         let traces = self.emulate.iter().filter_map(|straggler| straggler.delay.file());
         let configuration = configuration.clone().without(&OF_SCRIPT);
         let configuration = if has_goals { configuration } else { configuration.without(&["until"]) };
+        let configuration =
+            if asks_for_evaluations { configuration } else { configuration.without(&["evaluate-every"]) };
         let run = ServedRun {
             addresses: &[self.address()],
             transport: self.job.transport(),
@@ -142,7 +141,8 @@ impl TrainArgs {
             open: false,
         };
         let command = |server: &Address, folder: &Path, worker| self.script(server, folder, worker);
-        run.run_script(&ScriptWorkers { count: self.job.workers, command: &command, job: &job })
+        let (count, has_evaluator) = (self.job.workers, evaluate_every > 0);
+        run.run_script(&ScriptWorkers { count, has_evaluator, command: &command, job: &job })
     }
 
     /// Where the server listens.
@@ -192,12 +192,17 @@ impl TrainArgs {
         command.args(&self.command[1..]).stdin(Stdio::null());
         command.env("PACELINE_SERVER", server.to_string());
         command.env("PACELINE_FOLDER", folder);
-        command.env("PACELINE_RANK", worker.0.to_string());
+        match worker {
+            WorkerId::EVALUATOR => command.env("PACELINE_ROLE", "evaluator"),
+            WorkerId(rank) => command.env("PACELINE_RANK", rank.to_string()),
+        };
         command.env("PACELINE_WORKERS", self.job.workers.to_string());
         command.env("PACELINE_SEED", self.job.seed.to_string());
         if let Some((delay, rank)) = self.delay_of(worker) {
             command.env("PACELINE_EMULATE", delay).env("PACELINE_EMULATED_RANK", rank);
         }
+        // A lost server does not come back.
+        command.env("PACELINE_JOIN_TIMEOUT", "5");
         // Workers share the processors; a script that wants other numbers of threads sets them.
         let processors = available_parallelism().map_or(1, NonZero::get);
         let threads = (processors / self.job.workers as usize).max(1).to_string();

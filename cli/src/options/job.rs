@@ -89,7 +89,7 @@ impl JobOptions {
     }
 
     /// The job of a model that the workers bring.
-    pub fn of_script(&self, model: OfferedModel, goals: Goals) -> anyhow::Result<Job> {
+    pub fn of_script(&self, model: OfferedModel, goals: Goals, evaluate_every: u64) -> anyhow::Result<Job> {
         let setup = self.setup_of_script(model.training.batch);
         self.scheme.build(&setup)?;
         Ok(Job {
@@ -102,6 +102,7 @@ impl JobOptions {
             .to_string(),
             clip_sum: self.training.clip_sum,
             shards: self.shards as usize,
+            evaluate_every,
             goals,
             timeout: Span::from_seconds(self.timeout),
             seed: self.seed,

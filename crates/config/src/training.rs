@@ -108,7 +108,8 @@ pub struct TrainingOptions {
     #[arg(long, value_name = "NORM", value_parser = positive)]
     pub clip_sum: Option<f32>,
 
-    /// Evaluate on the held-out set after every N samples, the same under every scheme, and at the end; 0: only at the end
+    /// Evaluate on the held-out set after every N samples, the same under every scheme, and at the end; 0: only at the end.
+    /// A script's function for that is called in a process of its own
     #[arg(long, value_name = "SAMPLES", default_value_t = 2500)]
     pub evaluate_every: u64,
 
@@ -141,6 +142,11 @@ impl TrainingOptions {
         if goals.need_accuracy() && !workload.has_accuracy() {
             bail!("--until {goals}: model '{model}' has no accuracy; use loss<X");
         }
+        self.check_evaluations(goals)
+    }
+
+    /// Refuses goals that need an accuracy if the model is never evaluated.
+    pub fn check_evaluations(&self, goals: &Goals) -> anyhow::Result<()> {
         if goals.need_accuracy() && self.evaluate_every == 0 {
             bail!("--until {goals} needs evaluations: expected --evaluate-every above 0");
         }

@@ -16,6 +16,9 @@ use crate::{CommitStep, Reason, RestoreError, Span, Time, Turn, Work};
 pub struct WorkerId(pub u32);
 
 impl WorkerId {
+    /// Stands for a process that evaluates the model. It has no rank and takes no part in a step.
+    pub const EVALUATOR: WorkerId = WorkerId(u32::MAX);
+
     /// The rank as an index.
     pub fn index(self) -> usize {
         self.0 as usize
@@ -24,7 +27,10 @@ impl WorkerId {
 
 impl fmt::Display for WorkerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "worker {}", self.0)
+        match *self {
+            WorkerId::EVALUATOR => write!(f, "the evaluator"),
+            WorkerId(rank) => write!(f, "worker {rank}"),
+        }
     }
 }
 

@@ -34,6 +34,8 @@ const REFUSED: i32 = 2;
 pub struct LocalWorkers<'a> {
     /// The command that starts a worker.
     pub command: &'a (dyn Fn(WorkerId) -> Command + Sync),
+    /// Whether one process more is started, for the [evaluator](WorkerId::EVALUATOR). The run does without if it is gone.
+    pub has_evaluator: bool,
     /// Stops the run when no worker is left.
     pub stopper: Stopper,
     /// Whether the run has started. A worker that exits before that stops the run.
@@ -84,7 +86,7 @@ impl LocalWorkers<'_> {
     /// # Errors
     /// If a process can't be started.
     pub fn run<T, E>(&self, count: u32, run: impl FnOnce() -> Result<T, E>) -> io::Result<Result<T, E>> {
-        let workers = (0..count).map(WorkerId);
+        let workers = (0..count).map(WorkerId).chain(self.has_evaluator.then_some(WorkerId::EVALUATOR));
         let mut processes = WorkerProcesses { remaining: count as usize, ..WorkerProcesses::default() };
         for worker in workers.clone() {
             match self.start(worker) {
@@ -131,7 +133,8 @@ impl LocalWorkers<'_> {
                 Some(0 | REFUSED) => None,
                 _ => history.next(Instant::now()),
             };
-            if code.is_some() && !self.started.load(Ordering::Relaxed) {
+            let is_evaluator = worker == WorkerId::EVALUATOR;
+            if code.is_some() && !is_evaluator && !self.started.load(Ordering::Relaxed) {
                 self.stopper.stop(StopReason::Other(format!("{worker} {cause} before the run started")));
                 return;
             }
@@ -144,13 +147,16 @@ impl LocalWorkers<'_> {
             });
             if !restarted {
                 let mut processes = shared.lock();
-                processes.remaining -= 1;
+                processes.remaining -= usize::from(!is_evaluator);
                 if processes.stopping {
                     return;
                 }
                 // A worker exits with 0 when the run is over.
                 if code != Some(0) {
                     (self.announce)(&format!("{worker} {cause}; it is not restarted"));
+                }
+                if is_evaluator {
+                    return;
                 }
                 processes.failed |= code != Some(0);
                 if processes.remaining == 0 {

@@ -89,7 +89,8 @@ struct OutputQueue {
 }
 
 impl WorkerOutput {
-    /// Output that goes to `show`, and to `0.log`, `1.log` and so on in the folder `logs`. Folder and files are created
+    /// Output that goes to `show`, and to `0.log`, `1.log` and so on in the folder `logs`, and to
+    /// `evaluator.log`. Folder and files are created
     /// when there is something to write, and appended to when they exist.
     ///
     /// # Errors
@@ -163,7 +164,7 @@ impl OutputState {
     }
 
     fn log_path(&self, worker: WorkerId) -> Option<PathBuf> {
-        self.logs.as_ref().map(|folder| folder.join(format!("{}.log", worker.0)))
+        self.logs.as_ref().map(|folder| folder.join(format!("{}.log", label(worker))))
     }
 
     /// Shows what is queued until there is nothing more.
@@ -229,7 +230,7 @@ impl OutputState {
     fn left_out(&self, worker: WorkerId, queue: &mut OutputQueue) -> String {
         let count = queue.left_out.remove(&worker).unwrap_or_default();
         let place = self.log_path(worker).map_or(String::new(), |path| format!("; see {}", path.display()));
-        format!("[{}] {count} lines are not shown, since the terminal was too slow{place}\n", worker.0)
+        format!("[{}] {count} lines are not shown, since the terminal was too slow{place}\n", label(worker))
     }
 
     /// Shows a unit. A traceback is shown once.
@@ -266,12 +267,17 @@ impl OutputQueue {
     }
 }
 
+/// What stands before the lines of a worker, and names its log.
+fn label(worker: WorkerId) -> String {
+    if worker == WorkerId::EVALUATOR { "evaluator".into() } else { worker.0.to_string() }
+}
+
 /// The lines with the rank before each.
 fn prefixed(worker: WorkerId, lines: &[String]) -> String {
     let mut text = String::new();
     for line in lines {
         // Writing to a string can't fail.
-        let _ = writeln!(text, "[{}] {line}", worker.0);
+        let _ = writeln!(text, "[{}] {line}", label(worker));
     }
     text
 }

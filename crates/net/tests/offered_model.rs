@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use paceline_core::{LocalWork, Setup, Work};
+use paceline_core::{LocalWork, Setup, Work, WorkerId};
 use paceline_net::{
     Address, AfterIteration, Server, ServerError, SessionEnd, TaskReport, TransportOptions, Worker, WorkerError,
     after_iteration,
@@ -135,4 +135,64 @@ fn a_server_that_is_stopped_before_it_has_a_model_says_why() {
     let mut server = Server::bind(&addresses(), TransportOptions::default()).unwrap();
     server.stopper().stop(StopReason::Interrupted);
     assert!(matches!(server.receive_model(), Err(ServerError::NoModel(StopReason::Interrupted))));
+}
+
+/// Evaluates models: the accuracy is how close the first value is to 3. Returns the accuracies and the last model.
+fn evaluate(address: &Address) -> (Vec<f64>, Vec<f32>) {
+    let mut evaluator = Worker { rank: Some(WorkerId::EVALUATOR.0), ..Worker::new(address.clone()) };
+    let (mut session, _) = evaluator.join(&model(), &mut |_| {}).unwrap();
+    let mut found = Vec::new();
+    while let Ok(task) = session.next_task(None) {
+        let mut task = task.unwrap();
+        let accuracy = task.with_values(|model, _| f64::from(model[0]) / 3.0);
+        found.push(accuracy);
+        session.report_evaluation(task, None, Some(accuracy)).unwrap();
+    }
+    let (_, memory) = session.last_model().unwrap();
+    // SAFETY: the run is over, so nobody writes it.
+    let values = unsafe { std::slice::from_raw_parts(memory.address(), memory.len()) };
+    (found, values.to_vec())
+}
+
+#[test]
+fn a_process_of_its_own_evaluates_the_model_and_its_accuracy_ends_the_run() {
+    for transport in 0..2 {
+        let mut server = Server::bind(&addresses(), TransportOptions::default()).unwrap();
+        let addresses = server.addresses().to_vec();
+        thread::scope(|scope| {
+            let evaluator = scope.spawn(|| evaluate(&addresses[transport]));
+            let worker = scope.spawn(|| work(&addresses[1 - transport]));
+            let offered = server.receive_model().unwrap();
+            let goals = "accuracy>0.99".parse().unwrap();
+            let job = Job { goals, evaluate_every: 3, ..job("bsp", offered, 1) };
+            let outcome = server.run(&job, &mut ()).unwrap();
+            assert!(outcome.summary.reached && outcome.summary.counted > Some(0.99), "{:?}", outcome.summary);
+            let (found, last) = evaluator.join().unwrap();
+            assert_eq!(last, outcome.parameters);
+            assert!(found.is_sorted() && found.len() > 2, "{found:?}");
+            assert_eq!(found.last().copied(), outcome.summary.accuracy, "the last model is evaluated too");
+            assert_eq!(outcome.summary.accuracy, Some(f64::from(outcome.parameters[0]) / 3.0));
+            worker.join().unwrap().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_run_ends_although_its_evaluator_is_gone() {
+    let mut server = Server::bind(&addresses(), TransportOptions::default()).unwrap();
+    let address = server.addresses()[0].clone();
+    thread::scope(|scope| {
+        let worker = scope.spawn(|| work(&address));
+        let evaluator = scope.spawn(|| {
+            let mut evaluator = Worker { rank: Some(WorkerId::EVALUATOR.0), ..Worker::new(address.clone()) };
+            let (mut session, _) = evaluator.join(&model(), &mut |_| {}).unwrap();
+            session.next_task(None).map(drop)
+        });
+        let offered = server.receive_model().unwrap();
+        let outcome = server.run(&Job { evaluate_every: 3, ..job("bsp", offered, 1) }, &mut ()).unwrap();
+        assert_eq!((outcome.summary.iterations, outcome.summary.accuracy), (20, None));
+        // It has left with a model, or came when the run was over.
+        let _ = evaluator.join().unwrap();
+        worker.join().unwrap().unwrap();
+    });
 }

@@ -23,6 +23,8 @@ pub struct Fingerprint {
     parameters: u64,
     /// The CRC-32 of the tensors' names and shapes.
     layout: u32,
+    /// A checksum of what else must be the same.
+    frozen: u32,
     /// The loss of the probe.
     loss: f64,
     /// The norm of the probe's gradient, statistics included.
@@ -31,13 +33,13 @@ pub struct Fingerprint {
 
 impl Fingerprint {
     /// The fingerprint of a model that can't be probed: dropout or augmentation make every gradient differ. `frozen` is a
-    /// checksum of what is not trained.
+    /// checksum of the values that are not trained, and of the optimizer.
     pub fn of_layout(layout: &Layout, frozen: u32) -> Self {
-        let mut hasher = crc32fast::Hasher::new_with_initial(frozen);
+        let mut hasher = crc32fast::Hasher::new();
         for entry in layout.entries() {
             hasher.update(format!("{} {:?}\n", entry.name, entry.shape).as_bytes());
         }
-        Fingerprint { parameters: layout.len() as u64, layout: hasher.finalize(), ..Fingerprint::default() }
+        Fingerprint { parameters: layout.len() as u64, layout: hasher.finalize(), frozen, ..Fingerprint::default() }
     }
 
     /// The fingerprint of `workload`, with initial parameters from `seed`.
@@ -50,18 +52,23 @@ impl Fingerprint {
         Fingerprint { loss, norm: squares.sqrt(), ..Fingerprint::of_layout(workload.layout(), 0) }
     }
 
-    /// Whether both are fingerprints of the same workload.
-    pub fn agrees_with(&self, other: &Fingerprint) -> bool {
+    /// How the workload of a worker differs from this one of the server, if it does.
+    pub fn difference(&self, worker: &Fingerprint) -> Option<String> {
         let close = |a: f64, b: f64| (a - b).abs() <= TOLERANCE * a.abs().max(b.abs());
-        (self.parameters, self.layout) == (other.parameters, other.layout)
-            && close(self.loss, other.loss)
-            && close(self.norm, other.norm)
+        if (self.parameters, self.layout) == (worker.parameters, worker.layout)
+            && close(self.loss, worker.loss)
+            && close(self.norm, worker.norm)
+        {
+            let difference = "its optimizer, or values that are not trained, are not those of the server's model";
+            return (self.frozen != worker.frozen).then(|| difference.into());
+        }
+        Some(format!("the server has {self}; the worker has {worker}"))
     }
 }
 
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Fingerprint { parameters, layout, loss, norm } = self;
+        let Fingerprint { parameters, layout, loss, norm, .. } = self;
         write!(f, "{parameters} parameters (layout {layout:08x})")?;
         if self.norm > 0.0 { write!(f, ", probe loss {loss:.4}, gradient {norm:.4}") } else { Ok(()) }
     }
@@ -82,17 +89,19 @@ mod tests {
     #[test]
     fn other_data_or_another_sample_order_is_detected() {
         let own = fingerprint(1, 1);
-        assert!(own.agrees_with(&fingerprint(1, 1)));
-        assert!(!own.agrees_with(&fingerprint(2, 1)));
-        assert!(!own.agrees_with(&fingerprint(1, 2)));
+        assert_eq!(own.difference(&fingerprint(1, 1)), None);
+        assert!(own.difference(&fingerprint(2, 1)).is_some());
+        assert!(own.difference(&fingerprint(1, 2)).is_some());
     }
 
     #[test]
     fn rounding_differences_are_tolerated_and_other_shapes_are_not() {
         let own = fingerprint(1, 1);
         let other_processor = Fingerprint { norm: own.norm * (1.0 + 1e-6), ..own };
-        assert!(own.agrees_with(&other_processor));
-        assert!(!own.agrees_with(&Fingerprint { layout: own.layout ^ 1, ..own }));
-        assert!(!own.agrees_with(&Fingerprint { loss: f64::NAN, ..own }));
+        assert_eq!(own.difference(&other_processor), None);
+        assert!(own.difference(&Fingerprint { layout: own.layout ^ 1, ..own }).is_some());
+        assert!(own.difference(&Fingerprint { loss: f64::NAN, ..own }).is_some());
+        let other_frozen = own.difference(&Fingerprint { frozen: 1, ..own });
+        assert!(other_frozen.is_some_and(|difference| difference.contains("not trained")));
     }
 }

@@ -33,6 +33,7 @@ pub use message::{
 };
 pub use model_offer::{ModelIntake, OfferStep, OfferedTraining};
 pub use notice::Notice;
+pub use paceline_workload::Evaluation;
 pub use payload::{CHUNK_LIMIT, PayloadFormat};
 pub use server::{
     HANDSHAKE_TIMEOUT, PeerTrust, ReportedUpdate, ServerConfig, ServerHost, ServerProtocol, SessionId, max_ranks,

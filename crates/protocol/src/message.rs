@@ -19,9 +19,14 @@
 //!         ◀─────────────────────── Refuse     the model has arrived: join again
 //! ```
 //!
+//! An evaluator joins in the same way, as [`WorkerId::EVALUATOR`]. It gets models to evaluate as assignments, and answers
+//! each with [`ToServer::Evaluated`].
+//!
 //! From its hello on, the worker sends a [`Heartbeat`](ToServer::Heartbeat) every second. Either side may close the
 //! connection at any time, and sends the reason before: [`ToWorker::Refuse`], [`ToServer::Leave`].
 
+#[cfg(doc)]
+use paceline_core::WorkerId;
 use paceline_core::{Assignment, Report, Span, Version};
 use paceline_store::OptimizerSpec;
 use serde::{Deserialize, Serialize};
@@ -38,7 +43,8 @@ pub type Token = [u8; 32];
 pub enum ToServer {
     /// The first message of the handshake.
     Hello {
-        /// The rank that the worker had before or was started with; `None` lets the server choose.
+        /// The rank that the worker had before or was started with, or that of [`WorkerId::EVALUATOR`]; `None` lets the
+        /// server choose.
         rank: Option<u32>,
         /// The description of the worker's emulated delays, if it has any.
         emulated: Option<String>,
@@ -100,6 +106,15 @@ pub enum ToServer {
         /// The learning rates that the worker's own schedule asks for: of the tensors outside all parameter groups, then
         /// of every group. Empty if the server has the schedule.
         rates: Vec<f64>,
+    },
+    /// The evaluator has evaluated a model.
+    Evaluated {
+        /// The number of the assignment.
+        number: u64,
+        /// The mean loss on the held-out set, if it was measured.
+        loss: Option<f64>,
+        /// The share of correct predictions, 0 to 1, if it was measured.
+        accuracy: Option<f64>,
     },
     /// The worker has dropped a cancelled task; its buffers are free. Between the chunks of a gradient it also means
     /// that no more of them follow.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use paceline_core::{Span, Time};
+use paceline_core::{Span, Time, WorkerId};
 use paceline_store::{Layout, OptimizerSpec};
 use serde::{Deserialize, Serialize};
 
@@ -102,9 +102,12 @@ impl ModelIntake {
         let tensors = self.sender.as_mut().filter(|(sender, _)| *sender == id).map(|(_, tensors)| tensors);
         match (message, tensors) {
             (ToServer::Heartbeat { .. }, _) => None,
-            (ToServer::Hello { token, .. }, None) => {
+            (ToServer::Hello { token, rank, .. }, None) => {
                 if let Some(reason) = denial(trust, self.token.as_ref(), token.as_ref()) {
                     return Some(self.refuse(id, reason, false));
+                }
+                if rank.map(WorkerId) == Some(WorkerId::EVALUATOR) {
+                    return Some(self.refuse(id, "no worker has brought its model yet", true));
                 }
                 if self.sender.is_some() {
                     return Some(self.refuse(id, "another worker sends its model", true));

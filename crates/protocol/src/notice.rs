@@ -43,6 +43,18 @@ pub enum Notice {
         /// How long the worker's tasks of this size usually take.
         expected: Span,
     },
+    /// A process that evaluates the model joined.
+    EvaluatorJoined {
+        /// Its address.
+        peer: String,
+    },
+    /// It left or was dismissed: the model is not evaluated until another one joins.
+    EvaluatorLeft {
+        /// Why.
+        reason: String,
+    },
+    /// The run is over, and waits until its last model is evaluated.
+    EvaluatingLast,
     /// The server stood still. This counts for no worker.
     Stalled {
         /// For how long.
@@ -65,6 +77,9 @@ impl fmt::Display for Notice {
                 let (elapsed, expected) = (elapsed.seconds(), expected.seconds());
                 write!(f, "{worker} is late: {elapsed:.1} s on a task that usually takes {expected:.1} s")
             }
+            Notice::EvaluatorJoined { peer } => write!(f, "{} joined from {peer}", WorkerId::EVALUATOR),
+            Notice::EvaluatorLeft { reason } => write!(f, "{} left: {reason}", WorkerId::EVALUATOR),
+            Notice::EvaluatingLast => write!(f, "the last model is being evaluated"),
             Notice::Stalled { span } => {
                 write!(f, "the server stood still for {:.1} s; this counts for no worker", span.seconds())
             }

@@ -7,6 +7,7 @@ use paceline_core::{
     Share, Span, TaskId, Time, WorkerId,
 };
 use paceline_store::OptimizerSpec;
+use paceline_workload::Evaluation;
 use subtle::ConstantTimeEq;
 
 use crate::message::{GradientLocation, RunPosition, TaskSettings, ToServer, ToWorker, Token, WireReport};
@@ -131,6 +132,16 @@ pub trait ServerHost {
     /// If the run can't continue.
     fn end_turn(&mut self, now: Time, event: &Event, ledger: &Ledger) -> Result<(), Self::Error>;
 
+    /// A process is ready to evaluate models; there is no other.
+    fn evaluator_joined(&mut self, session: SessionId);
+
+    /// It has left.
+    fn evaluator_left(&mut self);
+
+    /// It has evaluated the model of the assignment `number`, at the run's time `now`. Returns `false` if it has no such
+    /// assignment.
+    fn evaluated(&mut self, now: Time, number: u64, evaluation: Evaluation, ledger: &Ledger) -> bool;
+
     /// A worker computed a gradient or local iterations of a task, in `compute` altogether.
     fn computed(&mut self, task: TaskId, iterations: u32, compute: Span);
 
@@ -159,6 +170,8 @@ enum Stage {
     Building(WorkerId),
     /// It is a member of the run.
     Joined(WorkerId),
+    /// It evaluates models.
+    Evaluating,
     /// The run is over; it closes the connection next.
     Finished,
 }
@@ -167,6 +180,7 @@ impl Stage {
     fn worker(self) -> Option<WorkerId> {
         match self {
             Stage::Building(worker) | Stage::Joined(worker) => Some(worker),
+            Stage::Evaluating => Some(WorkerId::EVALUATOR),
             Stage::Handshake(_) | Stage::Finished => None,
         }
     }
@@ -234,6 +248,8 @@ pub struct ServerProtocol {
     started: Option<Time>,
     /// The run's time at that moment.
     start_time: Time,
+    /// Whether the run is over.
+    is_over: bool,
 }
 
 type Handled<H> = Result<(), DriveError<<H as ServerHost>::Error>>;
@@ -253,6 +269,7 @@ impl ServerProtocol {
             setback: Span::ZERO,
             started: None,
             start_time: Time::START,
+            is_over: false,
         }
     }
 
@@ -293,8 +310,13 @@ impl ServerProtocol {
 
     /// When [`on_timer`](ServerProtocol::on_timer) is due.
     pub fn next_timer(&self) -> Option<Time> {
-        let timer = self.ledger.next_timer().and_then(|at| self.own_time_at(at));
+        let timer = self.scheme_timer();
         [timer, self.next_check()].into_iter().flatten().min().map(|time| self.shown(time))
+    }
+
+    /// When the scheme wants to be called, on the own clock.
+    fn scheme_timer(&self) -> Option<Time> {
+        self.ledger.next_timer().filter(|_| !self.is_over).and_then(|at| self.own_time_at(at))
     }
 
     fn run_time_at(&self, time: Time) -> Time {
@@ -406,7 +428,17 @@ impl ServerProtocol {
             }
             (Stage::Building(worker), ToServer::Ready { fingerprint }) => self.on_ready(id, worker, &fingerprint, host),
             (Stage::Building(_), _) => self.violation(id, "expected a ready message", host),
-            (Stage::Joined(_), ToServer::Ready { .. }) => self.violation(id, "second ready message", host),
+            (Stage::Joined(_) | Stage::Evaluating, ToServer::Ready { .. }) => {
+                self.violation(id, "second ready message", host)
+            }
+            (Stage::Evaluating, ToServer::Evaluated { number, loss, accuracy }) => {
+                let evaluation = Evaluation { loss: loss.unwrap_or(f64::NAN), accuracy: accuracy.filter(is_share) };
+                match host.evaluated(self.run_time_at(self.now), number, evaluation, &self.ledger) {
+                    true => Ok(()),
+                    false => self.violation(id, "an evaluation that was not asked for", host),
+                }
+            }
+            (Stage::Evaluating, _) => self.violation(id, "expected an evaluation", host),
             (Stage::Joined(worker), message) => {
                 progressed(session, self.now, &mut self.lateness);
                 match message {
@@ -444,14 +476,15 @@ impl ServerProtocol {
         {
             self.check(id, host)?;
         }
-        if self.ledger.next_timer().and_then(|at| self.own_time_at(at)).is_some_and(|at| at <= self.now) {
+        if self.scheme_timer().is_some_and(|at| at <= self.now) {
             self.feed(Event::Timer, host)?;
         }
         Ok(())
     }
 
     /// Ends the run. Removes the workers whose updates are not committed and will not be, so that the run can be resumed
-    /// from here, and sends the end to every worker.
+    /// from here, and sends the end to every worker. An evaluator stays, for the last model, until
+    /// [`finish_evaluation`](ServerProtocol::finish_evaluation).
     ///
     /// # Errors
     /// If the run can't continue.
@@ -461,14 +494,27 @@ impl ServerProtocol {
             host.discard_all(worker);
             self.feed(Event::Left { worker }, host)?;
         }
+        self.is_over = true;
+        self.close(reason, |stage| stage != Stage::Evaluating, host);
+        Ok(())
+    }
+
+    /// Sends the end of the run to the evaluator.
+    pub fn finish_evaluation<H: ServerHost>(&mut self, reason: &str, host: &mut H) {
+        self.close(reason, |stage| stage == Stage::Evaluating, host);
+    }
+
+    /// Sends the end of the run to the peers in some stages.
+    fn close<H: ServerHost>(&mut self, reason: &str, is_meant: impl Fn(Stage) -> bool, host: &mut H) {
         let version = self.ledger.version();
-        for (&id, session) in &mut self.sessions {
+        for (&id, session) in self.sessions.iter_mut().filter(|(_, session)| is_meant(session.stage)) {
             host.close(id, &ToWorker::Finished { reason: reason.into(), version, buffer: None });
+            if let Some(worker) = session.stage.worker() {
+                self.members.remove(&worker);
+            }
+            self.checks.remove(&(session.check_at, id));
             session.stage = Stage::Finished;
         }
-        self.members.clear();
-        self.checks.clear();
-        Ok(())
     }
 
     // --- time ---
@@ -572,16 +618,26 @@ impl ServerProtocol {
         if let Some(reason) = denial(session.trust, self.config.token.as_ref(), token) {
             return self.violation(id, reason, host);
         }
+        if self.is_over {
+            self.close("the run is over", |stage| matches!(stage, Stage::Handshake(_)), host);
+            return Ok(());
+        }
         let limit = max_ranks(self.config.workers);
         let taken = |rank: u32| self.members.contains_key(&WorkerId(rank));
         let rank = match rank {
-            Some(rank) if rank >= limit => {
+            Some(rank) if rank >= limit && WorkerId(rank) != WorkerId::EVALUATOR => {
                 let workers = self.config.workers;
                 let reason = format!("rank {rank}: expected 0 to {} in a run for {workers} workers", limit - 1);
                 return self.dismiss(id, reason, false, host);
             }
             // It may be the same worker, whose old connection is not closed yet.
-            Some(rank) if taken(rank) => return self.dismiss(id, format!("rank {rank} is taken"), true, host),
+            Some(rank) if taken(rank) => {
+                let reason = match WorkerId(rank) {
+                    WorkerId::EVALUATOR => "there is an evaluator".into(),
+                    _ => format!("rank {rank} is taken"),
+                };
+                return self.dismiss(id, reason, true, host);
+            }
             Some(rank) => rank,
             None => match (0..limit).find(|&rank| !taken(rank)) {
                 Some(rank) => rank,
@@ -608,12 +664,16 @@ impl ServerProtocol {
         theirs: &Fingerprint,
         host: &mut H,
     ) -> Handled<H> {
-        let ours = self.config.fingerprint;
-        if !ours.agrees_with(theirs) {
-            let reason = format!("different workload: the server has {ours}; the worker has {theirs}");
-            return self.dismiss(id, reason, false, host);
+        if let Some(difference) = self.config.fingerprint.difference(theirs) {
+            return self.dismiss(id, format!("different workload: {difference}"), false, host);
         }
         let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
+        if worker == WorkerId::EVALUATOR {
+            session.stage = Stage::Evaluating;
+            host.notice(Notice::EvaluatorJoined { peer: session.peer.clone() });
+            host.evaluator_joined(id);
+            return Ok(());
+        }
         session.stage = Stage::Joined(worker);
         host.notice(Notice::Joined { worker, peer: session.peer.clone(), emulated: session.emulated.clone() });
         if self.started.is_some() {
@@ -647,6 +707,11 @@ impl ServerProtocol {
             Stage::Finished => Ok(()),
             Stage::Handshake(_) | Stage::Building(_) => {
                 host.notice(Notice::Refused { peer: session.peer, reason });
+                Ok(())
+            }
+            Stage::Evaluating => {
+                host.evaluator_left();
+                host.notice(Notice::EvaluatorLeft { reason });
                 Ok(())
             }
             Stage::Joined(worker) => {
@@ -794,6 +859,10 @@ pub(crate) fn denial(trust: PeerTrust, ours: Option<&Token>, theirs: Option<&Tok
         }
         Some(_) => None,
     }
+}
+
+fn is_share(value: &f64) -> bool {
+    (0.0..=1.0).contains(value)
 }
 
 /// The worker of a session made progress.

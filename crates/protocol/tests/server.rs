@@ -7,8 +7,8 @@ use paceline_core::{
     Update, WorkerId,
 };
 use paceline_protocol::{
-    Fingerprint, GradientLocation, Notice, PayloadFormat, PeerTrust, ReportedUpdate, RunPosition, ServerConfig,
-    ServerHost, ServerProtocol, SessionId, ToServer, ToWorker, WireReport,
+    Evaluation, Fingerprint, GradientLocation, Notice, PayloadFormat, PeerTrust, ReportedUpdate, RunPosition,
+    ServerConfig, ServerHost, ServerProtocol, SessionId, ToServer, ToWorker, WireReport,
 };
 use paceline_store::OptimizerKind;
 
@@ -19,6 +19,10 @@ struct RecordingHost {
     notices: Vec<String>,
     reported: Vec<Span>,
     late: Vec<TaskId>,
+    evaluator: Option<SessionId>,
+    /// The number of the model that is being evaluated.
+    evaluating: Option<u64>,
+    evaluations: Vec<Evaluation>,
 }
 
 impl ServerHost for RecordingHost {
@@ -68,6 +72,19 @@ impl ServerHost for RecordingHost {
 
     fn end_turn(&mut self, _: Time, _: &Event, _: &Ledger) -> Result<(), Infallible> {
         Ok(())
+    }
+
+    fn evaluator_joined(&mut self, session: SessionId) {
+        self.evaluator = Some(session);
+    }
+
+    fn evaluator_left(&mut self) {
+        self.evaluator = None;
+    }
+
+    fn evaluated(&mut self, _: Time, number: u64, evaluation: Evaluation, _: &Ledger) -> bool {
+        self.evaluations.push(evaluation);
+        self.evaluating.take() == Some(number)
     }
 
     fn computed(&mut self, _: TaskId, _: u32, _: Span) {}
@@ -361,4 +378,65 @@ fn ranks_are_bounded_by_the_size_of_the_run() {
     server.connect(FIRST, PeerTrust::SameUser);
     server.hello(FIRST, Some(60_000), None);
     assert_eq!(server.refusal(), ("rank 60000: expected 0 to 9 in a run for 2 workers", false));
+}
+
+const THIRD: SessionId = SessionId(2);
+
+#[test]
+fn an_evaluator_is_no_worker_and_stays_for_the_last_model() {
+    let mut server = TestServer::with_two_workers();
+    let rank = Some(WorkerId::EVALUATOR.0);
+    for session in [THIRD, SessionId(3)] {
+        server.connect(session, PeerTrust::SameUser);
+        server.hello(session, rank, None);
+    }
+    assert_eq!(server.refusal(), ("there is an evaluator", true));
+    server.message(THIRD, ToServer::Ready { fingerprint: Fingerprint::default() });
+    assert_eq!(server.host.evaluator, Some(THIRD));
+    assert_eq!((server.protocol.joined(), server.protocol.ledger().live()), (2, 2));
+
+    let evaluated = |number| ToServer::Evaluated { number, loss: None, accuracy: Some(0.5) };
+    server.host.evaluating = Some(0);
+    server.message(THIRD, evaluated(0));
+    assert_eq!(server.host.evaluations[0].accuracy, Some(0.5));
+
+    // The workers are told of the end; the evaluator is not, and it is still watched.
+    server.protocol.finish(server.now, "enough", &mut server.host).unwrap();
+    let is_told = |server: &TestServer, id| {
+        server.host.sent.iter().any(|(to, message)| *to == id && matches!(message, ToWorker::Finished { .. }))
+    };
+    assert_eq!([FIRST, SECOND, THIRD].map(|id| is_told(&server, id)), [true, true, false]);
+    server.host.evaluating = Some(1);
+    server.message(THIRD, evaluated(1));
+    assert_eq!(server.host.evaluations.len(), 2);
+    // Who comes now comes too late.
+    server.connect(SessionId(4), PeerTrust::SameUser);
+    server.hello(SessionId(4), None, None);
+    assert!(is_told(&server, SessionId(4)));
+    server.protocol.finish_evaluation("enough", &mut server.host);
+    assert!(is_told(&server, THIRD));
+    assert_eq!(server.protocol.next_timer(), None);
+}
+
+#[test]
+fn an_evaluator_that_is_gone_or_breaks_the_protocol_costs_no_worker() {
+    let join = |server: &mut TestServer| {
+        server.connect(THIRD, PeerTrust::SameUser);
+        server.hello(THIRD, Some(WorkerId::EVALUATOR.0), None);
+        server.message(THIRD, ToServer::Ready { fingerprint: Fingerprint::default() });
+    };
+    let mut server = TestServer::with_two_workers();
+    join(&mut server);
+    server.message(THIRD, ToServer::Evaluated { number: 0, loss: None, accuracy: None });
+    assert_eq!(server.refusal(), ("an evaluation that was not asked for", false));
+    assert_eq!((server.host.evaluator, server.protocol.joined()), (None, 2));
+
+    let mut server = TestServer::with_two_workers();
+    join(&mut server);
+    server.protocol.finish(server.now, "enough", &mut server.host).unwrap();
+    server.pass(3.0, |_| {});
+    assert_eq!(server.refusal(), ("no sign of life for 2.5 s; it may rejoin", true));
+    assert_eq!(server.host.evaluator, None);
+    let last = server.host.notices.last().unwrap();
+    assert_eq!(last, "the evaluator left: no sign of life for 2.5 s; it may rejoin");
 }

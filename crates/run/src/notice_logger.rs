@@ -18,10 +18,14 @@ impl Observer for NoticeLogger {
 
     fn on_notice(&mut self, notice: &Notice) {
         match notice {
-            Notice::Joined { .. } => tracing::info!("{notice}"),
-            Notice::Left { .. } | Notice::Refused { .. } | Notice::Late { .. } | Notice::Stalled { .. } => {
-                tracing::warn!("{notice}");
+            Notice::Joined { .. } | Notice::EvaluatorJoined { .. } | Notice::EvaluatingLast => {
+                tracing::info!("{notice}")
             }
+            Notice::Left { .. }
+            | Notice::EvaluatorLeft { .. }
+            | Notice::Refused { .. }
+            | Notice::Late { .. }
+            | Notice::Stalled { .. } => tracing::warn!("{notice}"),
         }
     }
 }

@@ -64,6 +64,7 @@ impl PreparedRun<'_> {
         let logs = self.follower.folder.as_ref().map(|(folder, _)| folder.path().join(WORKER_LOGS));
         let workers = LocalWorkers {
             command: &|worker| command(&address, worker),
+            has_evaluator: false,
             stopper: self.stopper(),
             started: Arc::clone(&self.follower.started),
             announce: &|line| tracing::warn!("{line}"),

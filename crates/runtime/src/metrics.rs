@@ -8,6 +8,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use paceline_spec::LineLimit;
+use paceline_workload::Evaluation;
 use serde::{Deserialize, Serialize};
 
 use crate::folder_writer::{FolderFile, FolderWriter, QueuedFile};
@@ -40,6 +41,8 @@ pub struct MetricsRow {
     pub loss: Option<f64>,
     /// The held-out accuracy, if it was measured since the last row.
     pub accuracy: Option<f64>,
+    /// The held-out loss, likewise.
+    pub held_out_loss: Option<f64>,
     /// Why it ended then.
     pub reason: String,
 }
@@ -87,8 +90,8 @@ pub(crate) struct MetricsLog {
     rows: csv::Writer<QueuedFile>,
     scalars: ScalarLog<QueuedFile>,
     keep: KeepEvents,
-    /// The last accuracy that is in no row yet.
-    accuracy: Option<f64>,
+    /// The last evaluation that is in no row yet.
+    evaluation: Option<Evaluation>,
 }
 
 impl MetricsLog {
@@ -99,7 +102,7 @@ impl MetricsLog {
             rows: csv::WriterBuilder::new().has_headers(iterations == 0).from_writer(rows),
             scalars: ScalarLog::new(writer.file(FolderFile::Scalars, PORTION))?,
             keep: KeepEvents::default(),
-            accuracy: None,
+            evaluation: None,
         })
     }
 
@@ -109,11 +112,11 @@ impl MetricsLog {
     }
 
     pub(crate) fn on_iteration(&mut self, iteration: &Iteration, monitor: &Monitor) -> Result<(), csv::Error> {
-        let accuracy = monitor.fresh_evaluation().and_then(|found| found.accuracy);
-        self.accuracy = accuracy.or(self.accuracy);
+        self.evaluation = monitor.fresh_evaluation().or(self.evaluation);
         if self.keep != KeepEvents::All && !iteration.iteration.is_multiple_of(interval(iteration.iteration)) {
             return Ok(());
         }
+        let evaluation = self.evaluation.take();
         let row = MetricsRow {
             iteration: iteration.iteration,
             time: iteration.time,
@@ -121,12 +124,14 @@ impl MetricsLog {
             waited_for: iteration.waited_for as u64,
             samples: iteration.samples,
             loss: iteration.loss,
-            accuracy: self.accuracy.take(),
+            accuracy: evaluation.and_then(|found| found.accuracy),
+            held_out_loss: evaluation.map(|found| found.loss).filter(|loss| loss.is_finite()),
             reason: iteration.reason.to_string(),
         };
         let mut scalars = vec![("updates per step", row.waited_for as f64), ("seconds per step", row.duration)];
         scalars.extend(row.loss.map(|loss| ("loss", loss)));
         scalars.extend(row.accuracy.map(|accuracy| ("accuracy", accuracy)));
+        scalars.extend(row.held_out_loss.map(|loss| ("held-out loss", loss)));
         self.scalars.write(row.iteration, row.time, &scalars)?;
         self.rows.serialize(&row)?;
         // One write per row.

@@ -131,6 +131,7 @@ impl Status {
                     self.late_tasks.insert(worker.0, running.assignment.task);
                 }
             }
+            Notice::EvaluatorJoined { .. } | Notice::EvaluatorLeft { .. } | Notice::EvaluatingLast => {}
             Notice::Stalled { span } => self.commit_watch.on_server_stall(now, Duration::from_nanos(span.0)),
         }
         self.last_notice = Some(notice.to_string());

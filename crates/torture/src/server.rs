@@ -7,7 +7,7 @@ use paceline_core::{
     Share, Span, TaskId, Time, WorkerId,
 };
 use paceline_protocol::{
-    Fingerprint, Notice, PayloadFormat, PeerTrust, ReportedUpdate, RunPosition, ServerConfig, ServerHost,
+    Evaluation, Fingerprint, Notice, PayloadFormat, PeerTrust, ReportedUpdate, RunPosition, ServerConfig, ServerHost,
     ServerProtocol, SessionId, ToServer, ToWorker,
 };
 use paceline_store::OptimizerKind;
@@ -141,6 +141,14 @@ impl ServerHost for TortureHost {
 
     fn end_turn(&mut self, _: Time, _: &Event, ledger: &Ledger) -> Result<(), TortureFailure> {
         self.checker.compare(ledger).map_err(|problem| self.inconsistent(problem))
+    }
+
+    fn evaluator_joined(&mut self, _: SessionId) {}
+
+    fn evaluator_left(&mut self) {}
+
+    fn evaluated(&mut self, _: Time, _: u64, _: Evaluation, _: &Ledger) -> bool {
+        false
     }
 
     fn computed(&mut self, _: TaskId, _: u32, _: Span) {}

@@ -124,6 +124,8 @@ class PreparedLoader:
         """Yield batches until the epoch ends, or the run."""
         training = self._training
         self._epochs += 1
+        if training.evaluator is not None and not training.over:
+            training.evaluator.serve(training)
         if not training.has_task():
             return
         if self._batches is None:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from paceline._paceline import Session, Task
 from paceline._torch import optimizers
+from paceline._torch.evaluation import Evaluator
 from paceline._torch.loader import PreparedLoader
 from paceline._torch.state import StateKeeper
 from paceline._torch.tensors import ModelTensors
@@ -50,6 +51,8 @@ class Training:
         self.session: Session | None = None
         self.task: Task | None = None
         self.over = False
+        #: What this process does instead of training, if it does.
+        self.evaluator: Evaluator | None = None
         self.version = 0
         #: Whether the body of a loop can be interrupted.
         self.interruptible = False
@@ -131,7 +134,7 @@ class Training:
         assert self.session is not None
         self.task = task = self.session.next_task()
         if task is None:
-            self._end()
+            self.end()
             return
         self.version = task.version
         self.tensors.use(task.model, private=self._steps_here)
@@ -149,7 +152,7 @@ class Training:
         self._loss = 0.0
         self._begin_counts()
 
-    def _end(self) -> None:
+    def end(self) -> None:
         """Give the model its last parameters: the run is over."""
         self.over = True
         last = self.session.last_model() if self.session else None

@@ -119,6 +119,11 @@ impl Ledger {
         Ok(&self.decisions)
     }
 
+    /// When the last event was.
+    pub fn latest(&self) -> Time {
+        self.latest
+    }
+
     fn record(&mut self, now: Time, event: Event) {
         let skipped = self.decisions.len().saturating_sub(HISTORY - 1);
         let decisions = self.decisions.iter().skip(skipped).cloned().map(HistoryLine::Decision);

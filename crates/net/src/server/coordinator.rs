@@ -98,14 +98,22 @@ impl<'a> Coordinator<'a> {
             }
         };
         self.host.observer.on_end();
-        let now = self.protocol.run_time(self.now());
+        let now = match stop {
+            // Its processes have ended too, which takes a while and is no part of the run.
+            StopReason::ScriptEnded => self.protocol.ledger().latest(),
+            _ => self.protocol.run_time(self.now()),
+        };
         let farewell = match &stop {
             StopReason::Goal(goal) => format!("{goal} is reached"),
             other => other.to_string(),
         };
         self.protocol.finish(self.now(), &farewell, &mut self.host).map_err(failure)?;
         self.host.offer_checkpoint(self.protocol.ledger());
-        let outcome = self.host.outcome(now, &stop, &self.protocol.ledger().samples());
+        if stop != StopReason::Interrupted {
+            self.await_last_evaluation(now, event_source)?;
+        }
+        self.protocol.finish_evaluation(&farewell, &mut self.host);
+        let outcome = self.host.outcome(now, &stop, self.protocol.ledger());
         self.await_disconnects(event_source)?;
         Ok(outcome)
     }
@@ -188,6 +196,29 @@ impl<'a> Coordinator<'a> {
             }
             ServerInput::Failed(error) => Err(DriveError::Executor(ServerError::System(error))),
         }
+    }
+
+    /// Waits until a process has evaluated the last model, if there is one for that. The user may stop that.
+    fn await_last_evaluation(&mut self, end: Time, event_source: &mut EventSource) -> Result<(), ServerError> {
+        let mut is_noticed = false;
+        while self.host.evaluate_last(self.protocol.ledger().version(), end)? {
+            if !std::mem::replace(&mut is_noticed, true) {
+                self.host.observer.on_notice(&Notice::EvaluatingLast);
+            }
+            let due = self.protocol.next_timer().map(|due| self.instant(due));
+            self.inputs.extend(event_source.gather(due).map_err(ServerError::System)?);
+            while let Some(input) = self.inputs.pop_front() {
+                if let ServerInput::Stop { reason: StopReason::Interrupted } = input {
+                    return Ok(());
+                }
+                self.handle(input).map_err(failure)?;
+            }
+            let now = self.now();
+            if self.protocol.next_timer().is_some_and(|at| at <= now) {
+                self.protocol.on_timer(now, &mut self.host).map_err(failure)?;
+            }
+        }
+        Ok(())
     }
 
     /// Waits up to [`DISCONNECT_TIMEOUT`] for the workers to disconnect.

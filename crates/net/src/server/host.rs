@@ -3,17 +3,21 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::sync_channel;
 use std::thread::Scope;
 
 use paceline_core::{
-    Commit, CommitOutcome, CommitStep, Decision, Event, Ledger, SampleCounts, Share, Span, TaskId, Time, WorkerId,
+    Assignment, Commit, CommitOutcome, CommitStep, Decision, Event, Ledger, Share, Span, TaskId, Time, Version, Work,
+    WorkerId,
 };
-use paceline_protocol::{GradientLocation, Notice, ReportedUpdate, RunPosition, ServerHost, SessionId, ToWorker};
+use paceline_protocol::{
+    Evaluation, GradientLocation, Notice, ReportedUpdate, RunPosition, ServerHost, SessionId, TaskSettings, ToWorker,
+};
 use paceline_runtime::{
     Contribution, Job, Monitor, RunInfo, RunState, RunTracker, ServerObserver, Stepper, StopReason, compensate,
 };
 
+use super::evaluation::{Evaluator, EvaluatorProcess};
 use super::event_source::{CoordinatorHandle, ServerInput};
 use super::link::{Link, TaskBuffers};
 use super::parameter_ring::{ParameterBuffer, ParameterRing};
@@ -73,8 +77,7 @@ pub(super) struct NetHost<'a> {
     pub(super) withdrawn: Vec<(SessionId, TaskId)>,
     /// The workers with emulated delays, and their descriptions.
     emulated: BTreeMap<WorkerId, String>,
-    /// Sends models to the evaluator, with the times at which they were made.
-    evaluation_sender: Option<SyncSender<(Time, Arc<ParameterBuffer>)>>,
+    evaluator: Evaluator,
 }
 
 impl<'a> NetHost<'a> {
@@ -102,7 +105,7 @@ impl<'a> NetHost<'a> {
             received: None,
             withdrawn: Vec::new(),
             emulated: BTreeMap::new(),
-            evaluation_sender: None,
+            evaluator: Evaluator::Nobody,
         }
     }
 
@@ -139,9 +142,8 @@ impl<'a> NetHost<'a> {
         'a: 'scope,
     {
         let Some(workload) = self.job.model.workload().filter(|_| self.job.evaluate_every > 0) else { return };
-        // One model is being evaluated, one is queued. If the queue is full, the next evaluation is skipped.
         let (sender, receiver) = sync_channel::<(Time, Arc<ParameterBuffer>)>(1);
-        self.evaluation_sender = Some(sender);
+        self.evaluator = Evaluator::Thread(sender);
         scope.spawn(move || {
             let mut replica = workload.replica();
             for (at, parameters) in receiver {
@@ -151,6 +153,43 @@ impl<'a> NetHost<'a> {
                 }
             }
         });
+    }
+
+    /// Has the newest model evaluated. If others are still waiting for that, this one is left out.
+    fn evaluate(&mut self, version: Version, now: Time) -> Result<(), ServerError> {
+        let newest = self.parameter_ring.newest();
+        let process = match &mut self.evaluator {
+            Evaluator::Nobody => return Ok(()),
+            Evaluator::Thread(sender) => {
+                // It fails if the queue is full.
+                let _ = sender.try_send((now, newest.clone()));
+                return Ok(());
+            }
+            Evaluator::Process(process) => process,
+        };
+        let Some(link) = self.links.get_mut(&process.session).filter(|_| process.is_idle()) else { return Ok(()) };
+        let task = TaskId { worker: WorkerId::EVALUATOR, number: process.begin(version, now) };
+        let assignment = Assignment { task, version, work: Work::Gradient, samples: 0, offset: 0, queued: false };
+        let settings = TaskSettings { run: RunPosition::default(), committed: None };
+        link.prepare(task.number, newest.clone());
+        let message = ToWorker::Assign { assignment, after: None, buffers: None, settings };
+        link.assign(task.number, version, message).map_err(no_memory(self.job.model.layout().len()))
+    }
+
+    /// After the run: has the last model evaluated, if a process does that. Returns whether that takes time.
+    pub(super) fn evaluate_last(&mut self, version: Version, now: Time) -> Result<bool, ServerError> {
+        if self.last_evaluation(version).is_none() {
+            self.evaluate(version, now)?;
+        }
+        Ok(matches!(&self.evaluator, Evaluator::Process(process) if !process.is_idle()))
+    }
+
+    /// What a process has found for the last model.
+    fn last_evaluation(&self, version: Version) -> Option<Evaluation> {
+        match &self.evaluator {
+            Evaluator::Process(process) => process.found(version),
+            Evaluator::Nobody | Evaluator::Thread(_) => None,
+        }
     }
 
     // --- the state of the run ---
@@ -169,16 +208,17 @@ impl<'a> NetHost<'a> {
         }
     }
 
-    pub(super) fn outcome(&mut self, now: Time, stop: &StopReason, samples: &SampleCounts) -> RunOutcome {
-        self.evaluation_sender = None;
+    pub(super) fn outcome(&mut self, now: Time, stop: &StopReason, ledger: &Ledger) -> RunOutcome {
+        let found = self.last_evaluation(ledger.version());
+        self.evaluator = Evaluator::Nobody;
         let parameters = self.parameter_ring.newest().region.values();
-        let last = self.job.model.workload().map(|workload| workload.replica().evaluate(parameters));
+        let last = self.job.model.workload().map(|workload| workload.replica().evaluate(parameters)).or(found);
         let Job { scheme, seed, setup, goals, .. } = self.job;
         let scheme = scheme.to_string();
         let run = RunInfo { scheme: &scheme, seed: *seed, workers: setup.workers, goals };
         let bytes = self.context.traffic.bytes();
         RunOutcome {
-            summary: self.tracker.monitor().summary(&run, now, stop, samples, bytes, last),
+            summary: self.tracker.monitor().summary(&run, now, stop, &ledger.samples(), bytes, last),
             parameters: parameters.to_vec(),
             emulated: std::mem::take(&mut self.emulated).into_iter().collect(),
         }
@@ -308,14 +348,31 @@ impl ServerHost for NetHost<'_> {
 
     fn end_turn(&mut self, now: Time, _: &Event, ledger: &Ledger) -> Result<(), ServerError> {
         self.used = ledger.samples().used;
-        let (sender, newest) = (self.evaluation_sender.as_ref(), self.parameter_ring.newest());
+        let mut is_due = false;
         let evaluate = || {
-            // If the queue is full, this evaluation is skipped.
-            sender.and_then(|sender| sender.try_send((now, newest.clone())).ok());
+            is_due = true;
             None
         };
         self.tracker.end_turn(now, &ledger.samples(), evaluate, self.observer);
-        Ok(())
+        if is_due { self.evaluate(ledger.version(), now) } else { Ok(()) }
+    }
+
+    fn evaluator_joined(&mut self, session: SessionId) {
+        self.evaluator = Evaluator::Process(EvaluatorProcess::new(session));
+    }
+
+    fn evaluator_left(&mut self) {
+        self.evaluator = Evaluator::Nobody;
+    }
+
+    fn evaluated(&mut self, now: Time, number: u64, evaluation: Evaluation, ledger: &Ledger) -> bool {
+        let Evaluator::Process(process) = &mut self.evaluator else { return false };
+        let Some(at) = process.complete(number, evaluation) else { return false };
+        if let Some(link) = self.links.get_mut(&process.session) {
+            link.release(number);
+        }
+        self.tracker.evaluated(evaluation, at, now, &ledger.samples());
+        true
     }
 
     fn computed(&mut self, task: TaskId, iterations: u32, compute: Span) {

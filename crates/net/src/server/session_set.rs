@@ -42,6 +42,8 @@ impl SessionSet {
     pub(super) fn add(&mut self, mut session: Session, on_input: &mut dyn FnMut(ServerInput)) {
         match session.begin(&self.poller) {
             Ok(()) => {
+                // What was to be sent before it was here woke nobody.
+                self.poller.waker().wake_to_write(session.id().0);
                 self.sessions.insert(session.id(), session);
             }
             Err(error) => on_input(ServerInput::Closed { session: session.id(), reason: error.to_string() }),

@@ -130,6 +130,9 @@ fn tried_for(waited: &Option<Duration>) -> String {
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(100);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(2);
 
+/// How long to ask a server again that has no place yet, e.g. because another worker sends its model.
+const PLACE_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Builds a workload from its specification; an error is one line.
 type BuildWorkload<'a> = dyn FnMut(&str) -> Result<Arc<dyn Workload>, String> + 'a;
 
@@ -202,7 +205,8 @@ impl Worker {
     }
 
     /// Joins a server whose workers bring the model. Sends it if the server has none yet; if the server has one, it must have
-    /// the same tensors. If the server can't be reached or has no place now, tries again up to the join timeout.
+    /// the same tensors. If the server can't be reached, tries again up to the join timeout; if it has no place now, for a
+    /// minute at least.
     ///
     /// # Errors
     /// If the server can't be reached, has another model, or refuses this worker.
@@ -211,10 +215,9 @@ impl Worker {
         model: &OfferedModel,
         on_notice: &mut dyn FnMut(WorkerNotice<'_>),
     ) -> Result<(WorkerSession, Welcome), WorkerError> {
-        let started = Instant::now();
+        let (started, limit) = (Instant::now(), self.join_timeout.max(PLACE_TIMEOUT));
         loop {
-            let left = self.join_timeout.saturating_sub(started.elapsed());
-            let end = match self.say_hello(left, on_notice)? {
+            let end = match self.say_hello(self.join_timeout, on_notice)? {
                 Ok(HelloAnswer::Welcome(session, welcome)) => {
                     let training = &model.training;
                     session.ready(Fingerprint::of_layout(&model.layout, training.frozen), model.layout.len());
@@ -233,7 +236,7 @@ impl Worker {
                 SessionEnd::Finished(reason) => return Err(WorkerError::Finished { reason }),
                 SessionEnd::Lost(reason) | SessionEnd::RetryLater(reason) => reason,
             };
-            if started.elapsed() >= self.join_timeout {
+            if started.elapsed() >= limit {
                 return Err(WorkerError::Lost { address, reason });
             }
             thread::sleep(MIN_RETRY_DELAY);

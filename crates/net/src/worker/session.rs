@@ -269,6 +269,22 @@ impl WorkerSession {
         Ok(())
     }
 
+    /// Reports what an evaluator has found for the model of a task.
+    ///
+    /// # Errors
+    /// If the session has ended.
+    pub fn report_evaluation(
+        &mut self,
+        task: TakenTask,
+        loss: Option<f64>,
+        accuracy: Option<f64>,
+    ) -> Result<(), SessionEnd> {
+        let evaluated = ToServer::Evaluated { number: task.assignment.task.number, loss, accuracy };
+        self.outbox.send(&evaluated).map_err(|error| self.failed(&error))?;
+        self.task_queue.finish();
+        Ok(())
+    }
+
     /// The session has ended by an error. If the server sent a reason before it closed the connection, that counts.
     fn failed(&self, error: &io::Error) -> SessionEnd {
         self.outbox.disconnect();
