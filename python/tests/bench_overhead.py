@@ -1,10 +1,10 @@
-"""Measure what Paceline adds to a step of a loop: the same loop alone, and as the only worker of `paceline train`.
+"""Measure what Paceline adds to a step of a loop, as the only worker of `paceline train`.
 
 python python/tests/bench_overhead.py [--json]
 
-One thread, one worker, models of three sizes, steps of about 5 and 20 ms. Both loops run at the same time on a machine
-with two processors or more: they take turns, a few steps each, so that other load meets both. The overhead of a step is
-the difference of the medians; that of the fastest tenth is less disturbed by other load.
+One thread, one worker, models of three sizes, steps of about 5 and 20 ms. The worker trains two models of the same shape
+in turns, a few steps each: one in plain PyTorch, one in the run. Other load and the speed of the processor so meet both.
+The overhead of a step is the median over the turns of what its steps take longer than those of the turn before.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter, sleep
+from time import perf_counter
 
 import torch
 from torch import Tensor, nn
@@ -94,86 +95,80 @@ def rows_of(parameters: int, seconds: float) -> int:
     return low
 
 
-def worker(parameters: int, rows: int, steps: int, turns: Path, place: int) -> None:
-    """Train, in turns with the other process; write the times of the steps."""
+def worker(parameters: int, rows: int, turns: int, result: Path) -> None:
+    """Train both models in turns; write the times of their steps, turn by turn."""
     torch.set_num_threads(1)
     run = paceline.join()
-    model = Model(parameters)
-    model.rows = rows
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    loader = DataLoader(Endless(steps), batch_size=1)
+    plain, model = Model(parameters), Model(parameters)
+    plain.rows = model.rows = rows
+    plain_optimizer, optimizer = (torch.optim.SGD(one.parameters(), lr=1e-4) for one in (plain, model))
+    loader = DataLoader(Endless(TURN * turns), batch_size=1)
     model, optimizer, loader = run.prepare(model, optimizer, loader)
-    times = []
-    for index, batch in enumerate(loader):
-        if index % TURN == 0:
-            wait_for_turn(turns, place, index // TURN)
+    batches = iter(loader)
+
+    def joined_step() -> float:
+        batch = next(batches)
         began = perf_counter()
         loss = model(batch)
         optimizer.zero_grad()
         run.backward(loss)
         optimizer.step()
-        # The first step of a turn finds cold caches.
-        if index % TURN:
-            times.append(perf_counter() - began)
-    (turns / f"{place}.ended").touch()
-    (turns / f"{place}.json").write_text(json.dumps(times))
+        return perf_counter() - began
+
+    def other_step() -> float:
+        batch = torch.randn(1, INPUTS)
+        began = perf_counter()
+        plain_step(plain, plain_optimizer, batch)
+        return perf_counter() - began
+
+    def turn(step: Callable[[], float]) -> float:
+        # The first step finds cold caches.
+        return statistics.median([step() for _ in range(TURN)][1:])
+
+    times = [(turn(other_step), turn(joined_step)) for _ in range(turns)]
+    result.write_text(json.dumps(times))
 
 
-def wait_for_turn(turns: Path, place: int, turn: int) -> None:
-    """Let the other process have its turn."""
-    (turns / f"{place}.{turn}").touch()
-    other = turns / f"{1 - place}.{turn + place}"
-    ended = turns / f"{1 - place}.ended"
-    while not (other.exists() or ended.exists()):
-        sleep(0.0002)
-
-
-def measure(parameters: int, seconds: float, steps: int) -> dict[str, float]:
-    """Compare the two loops."""
+def measure(parameters: int, seconds: float, turns: int) -> dict[str, float]:
+    """Compare the steps of the two models."""
     torch.set_num_threads(1)
     rows = rows_of(parameters, seconds)
     with tempfile.TemporaryDirectory() as folder:
-        script = [sys.executable, __file__, "--worker", f"{parameters},{rows},{steps},{folder}"]
+        result = Path(folder) / "times.json"
+        script = [sys.executable, __file__, "--worker", f"{parameters},{rows},{turns},{result}"]
         train = [sys.executable, "-m", "paceline", "train", "--workers", "1", "--out", f"{folder}/run", "--"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        commands = [[*script, "--place", "0"], [*train, *script, "--place", "1"]]
-        started = [
-            subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-            for command in commands
-        ]
-        for process in started:
-            _, errors = process.communicate(timeout=600)
-            if process.returncode:
-                sys.exit(errors)
-        plain, joined = (json.loads((Path(folder) / f"{place}.json").read_text()) for place in (0, 1))
-    found: dict[str, float] = {"parameters": parameters}
-    for name, value in (("median", statistics.median), ("fastest", lambda times: statistics.quantiles(times, n=10)[0])):
-        found |= {f"plain_{name}": value(plain), f"paceline_{name}": value(joined)}
-        found[f"overhead_{name}"] = value(joined) / value(plain) - 1
-    return found
+        ended = subprocess.run(
+            [*train, *script], env=environment, capture_output=True, text=True, timeout=600, check=False
+        )
+        if ended.returncode:
+            sys.exit(ended.stderr)
+        times = json.loads(result.read_text())[2:]
+    plain = statistics.median(plain for plain, _ in times)
+    added = statistics.median(joined - plain for plain, joined in times)
+    return {"parameters": parameters, "plain": plain, "added": added, "overhead": added / plain}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--turns", type=int, default=60)
     parser.add_argument("--sizes", type=lambda text: [round(float(size)) for size in text.split(",")], default=SIZES)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--place", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
-        parameters, rows, steps, turns = given.worker.split(",", 3)
-        worker(int(parameters), int(rows), int(steps), Path(turns), given.place)
+        parameters, rows, turns, result = given.worker.split(",", 3)
+        worker(int(parameters), int(rows), int(turns), Path(result))
         return
-    found = [measure(size, seconds, given.steps) for size in given.sizes for seconds in STEPS]
+    found = [measure(size, seconds, given.turns) for size in given.sizes for seconds in STEPS]
     if given.json:
         print(json.dumps(found, indent=1))
         return
-    print(f"{'parameters':>10}{'plain ms':>10}{'paceline ms':>13}{'overhead':>10}{'of the fastest tenth':>22}")
+    print(f"{'parameters':>10}{'plain ms':>10}{'added ms':>10}{'overhead':>10}")
     for row in found:
-        plain, joined = 1e3 * row["plain_median"], 1e3 * row["paceline_median"]
-        overheads = f"{row['overhead_median']:>10.1%}{row['overhead_fastest']:>22.1%}"
-        print(f"{row['parameters']:>10.0f}{plain:>10.2f}{joined:>13.2f}{overheads}")
+        print(
+            f"{row['parameters']:>10.0f}{1e3 * row['plain']:>10.2f}{1e3 * row['added']:>10.2f}{row['overhead']:>10.1%}"
+        )
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ class Stateful(Protocol):
 def random_state() -> dict[str, Any]:
     """Return the states of all random number generators."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state()
     if "numpy" in sys.modules:
         state["numpy"] = sys.modules["numpy"].random.get_state()
@@ -58,6 +58,8 @@ class StateKeeper:
         self._random: dict[str, Any] | None = None
         self._position: Any = None
         self._is_new = True
+        #: The random state before the next task, if it is known already.
+        self._noted: dict[str, Any] | None = None
         #: Set by the loader: where it is in the data.
         self.position: Any = None
         self._restored: dict[str, Any] | None = None
@@ -73,12 +75,17 @@ class StateKeeper:
         """Where the loader was, if the run resumes."""
         return self._restored["position"] if self._restored else None
 
+    def note_random_state(self) -> None:
+        """Note the random state before a task is known. Nothing may draw random numbers until it begins."""
+        self._noted = random_state()
+
     def begin_task(self, version: int, *, is_due: bool) -> None:
         """Note where a task of this version begins. With the first, restore what was saved with that version."""
+        noted, self._noted = self._noted, None
         if self._is_new:
-            self._is_new = False
+            self._is_new, noted = False, None
             self._restore(version)
-        self._version, self._random, self._position = version, random_state(), self.position
+        self._version, self._random, self._position = version, noted or random_state(), self.position
         if is_due:
             self._save()
 

@@ -20,6 +20,14 @@ class Entry(NamedTuple):
     end: int
 
 
+class VectorViews(NamedTuple):
+    """A vector in some memory, the tensors in it and their addresses."""
+
+    vector: Tensor
+    tensors: list[Tensor]
+    addresses: list[int]
+
+
 class ModelTensors:
     """The trained parameters of a model, then its statistics, in one vector.
 
@@ -52,49 +60,63 @@ class ModelTensors:
                 entries.append(Entry(name, tensor, start, end))
         self.length = end
         self.frozen = _checksum([tensor for tensor in model.parameters() if not tensor.requires_grad])
-        self._views: dict[int, tuple[Tensor, list[Tensor]]] = {}
+        self._views: dict[int, VectorViews] = {}
+        #: The memories that the model's parameters have been in.
+        self._memories: dict[int, Memory] = {}
         # On another device, the vector is there too, and parameters are views of that one.
         self._placed = None if self.device.type == "cpu" else torch.empty(end, device=self.device)
-        self._current: list[Tensor] = []
+        #: Where the parameters of 32 bits are.
+        self._addresses: list[int] = []
         self._model = model
-        self._types = [entry.tensor.dtype for entry in self.trained]
+        self._tensors = [entry.tensor for entry in self.trained]
+        self._types = [tensor.dtype for tensor in self._tensors]
 
     def values(self) -> Tensor:
         """Return all values, in one vector."""
         tensors = [entry.tensor.detach().flatten().float().cpu() for entry in (*self.trained, *self.statistics)]
         return torch.cat(tensors)
 
-    def views(self, memory: Memory) -> tuple[Tensor, list[Tensor]]:
+    def views(self, memory: Memory) -> VectorViews:
         """Return the vector in a memory, and the tensors in it."""
         known = self._views.get(memory.address)
-        if known is None or len(known[0]) != self.length:
-            vector = torch.frombuffer(memory, dtype=torch.float32)
-            known = self._views[memory.address] = (vector, self.split(vector))
+        if known is None or len(known.vector) != self.length:
+            known = self._views[memory.address] = self.split(torch.frombuffer(memory, dtype=torch.float32))
         return known
 
-    def split(self, vector: Tensor) -> list[Tensor]:
+    def split(self, vector: Tensor) -> VectorViews:
         """Return the tensors in a vector."""
         entries = (*self.trained, *self.statistics)
-        return [vector[entry.start : entry.end].view(entry.tensor.shape) for entry in entries]
+        tensors = [vector[entry.start : entry.end].view(entry.tensor.shape) for entry in entries]
+        return VectorViews(vector, tensors, [tensor.data_ptr() for tensor in tensors])
+
+    def forget_writes(self) -> None:
+        """Forget what this process has written to the server's models, which may be used again from now on.
+
+        To be called when no task runs: none of the user's code writes to them until the next one begins.
+        """
+        for memory in self._memories.values():
+            memory.forget_writes()
 
     def use(self, memory: Memory, *, private: bool) -> None:
         """Give the model the parameters in a memory: as views, or as copies of its own if it changes them."""
-        memory.forget_writes()
-        vector, views = self.views(memory)
+        views = self.views(memory)
         if self._placed is not None:
-            self._placed.copy_(vector)
+            self._placed.copy_(views.vector)
             views = self.split(self._placed)
         elif private:
-            views = self.split(vector.clone())
-        self._current = views
+            views = self.split(views.vector.clone())
+        else:
+            self._memories[memory.address] = memory
+        self._addresses = views.addresses
         with torch.no_grad():
-            for entry, view in zip(self.trained, views, strict=False):
-                if entry.tensor.dtype == torch.float32:
-                    entry.tensor.data = view
+            for tensor, dtype, view in zip(self._tensors, self._types, views.tensors, strict=False):
+                if dtype is torch.float32:
+                    tensor.data = view
                 else:
-                    entry.tensor.data.copy_(view)
-            for entry, view in zip(self.statistics, views[len(self.trained) :], strict=True):
-                entry.tensor.copy_(view)
+                    tensor.data.copy_(view)
+            if self.statistics:
+                for entry, view in zip(self.statistics, views.tensors[len(self.trained) :], strict=True):
+                    entry.tensor.copy_(view)
 
     def check_same(self) -> None:
         """Raise an error if the model no longer has the parameters that it was prepared with."""
@@ -109,48 +131,52 @@ class ModelTensors:
 
     def _check_types(self) -> None:
         """Raise an error if parameters have another type than they were prepared with."""
-        for entry, dtype in zip(self.trained, self._types, strict=True):
-            if entry.tensor.dtype != dtype:
+        for tensor, dtype in zip(self._tensors, self._types, strict=True):
+            if tensor.dtype is not dtype:
                 message = (
-                    f"parameter '{entry.name}' was {dtype} at run.prepare and is {entry.tensor.dtype}: call model.to() "
-                    "before run.prepare"
+                    f"parameter '{self._name(tensor)}' was {dtype} at run.prepare and is {tensor.dtype}: call "
+                    "model.to() before run.prepare"
                 )
                 raise InputError(message)
 
     def check_unchanged(self) -> None:
         """Raise an error if the model's parameters are no longer those that the run gave it."""
-        self._check_types()
-        for entry, view in zip(self.trained, self._current, strict=False):
-            if entry.tensor.dtype == torch.float32 and entry.tensor.data_ptr() != view.data_ptr() and view.numel():
+        for tensor, dtype, address in zip(self._tensors, self._types, self._addresses, strict=False):
+            if tensor.dtype is not dtype:
+                self._check_types()
+            if dtype is torch.float32 and tensor.data_ptr() != address and tensor.numel():
                 message = (
-                    f"parameter '{entry.name}' was replaced after run.prepare (by model.to(), .data = or "
+                    f"parameter '{self._name(tensor)}' was replaced after run.prepare (by model.to(), .data = or "
                     "load_state_dict(assign=True)): change the model before run.prepare"
                 )
                 raise InputError(message)
+
+    def _name(self, tensor: Tensor) -> str:
+        return next(entry.name for entry in self.trained if entry.tensor is tensor)
 
     def write_statistics(self, model: Memory, result: Memory) -> None:
         """Write how the statistics have changed since the task began."""
         if self.statistics:
             first = len(self.trained)
-            before, changes = self.views(model)[1][first:], self.views(result)[1][first:]
+            before, changes = self.views(model).tensors[first:], self.views(result).tensors[first:]
             for entry, old, change in zip(self.statistics, before, changes, strict=True):
                 torch.sub(old, entry.tensor.float().cpu(), out=change)
 
     def write_difference(self, model: Memory, result: Memory) -> None:
         """Write the difference of the model and the replica that was trained from it."""
-        before, changes = self.views(model)[1], self.views(result)[1]
+        before, changes = self.views(model).tensors, self.views(result).tensors
         with torch.no_grad():
             for entry, old, change in zip((*self.trained, *self.statistics), before, changes, strict=True):
                 torch.sub(old, entry.tensor.detach().float().cpu(), out=change)
 
     def pull(self, memory: Memory, replica: Tensor, share: float) -> None:
         """Go on from a replica, moved towards the model by a share. One that is not finite starts over."""
-        vector, _ = self.views(memory)
+        vector = self.views(memory).vector
         pulled = replica + share * (vector - replica)
         if not torch.isfinite(pulled).all():
             return
         with torch.no_grad():
-            for entry, value in zip((*self.trained, *self.statistics), self.split(pulled), strict=True):
+            for entry, value in zip((*self.trained, *self.statistics), self.split(pulled).tensors, strict=True):
                 entry.tensor.copy_(value)
 
 

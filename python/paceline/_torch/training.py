@@ -54,11 +54,12 @@ class Training:
         #: What this process does instead of training, if it does.
         self.evaluator: Evaluator | None = None
         self.version = 0
-        #: Whether the body of a loop can be interrupted.
-        self.interruptible = False
+        self._interruptible = False
+        self._watches_modules = False
         self._versions = [entry.tensor._version for entry in self.tensors.trained]
         self._parameters = sum(len(group["params"]) for group in optimizer.param_groups)
-        self._results: list[Tensor] = []
+        #: Where the server wants the gradients; None if it wants none.
+        self._results: list[Tensor] | None = None
         self._arrived: set[int] = set()
         self._kept: dict[int, Tensor] = {}
         self._schedulers: list[FollowedScheduler] = []
@@ -77,11 +78,23 @@ class Training:
         for index, entry in enumerate(self.tensors.trained):
             hook = self._gradient_hook(index, entry.name)
             entry.tensor.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-        for module in self.model.modules():
-            if not any(module.children()):
-                module.register_forward_pre_hook(self._interruption_hook)
         self.optimizer.register_step_pre_hook(self._before_step)
         self.optimizer.register_step_post_hook(self._after_step)
+
+    @property
+    def interruptible(self) -> bool:
+        """Whether the body of a loop can be interrupted."""
+        return self._interruptible
+
+    @interruptible.setter
+    def interruptible(self, value: bool) -> None:
+        self._interruptible = value
+        # A module with a hook is called more slowly.
+        if value and not self._watches_modules:
+            self._watches_modules = True
+            for module in self.model.modules():
+                if not any(module.children()):
+                    module.register_forward_pre_hook(self._interruption_hook)
 
     # --- tasks ---
 
@@ -131,25 +144,32 @@ class Training:
         self._querying = 0.0
 
     def _begin_task(self) -> None:
+        """Take the next task. What does not depend on it comes first: the server is still stepping."""
         assert self.session is not None
+        keeper = self.keeper
+        if keeper is not None:
+            keeper.note_random_state()
+        self.tensors.forget_writes()
+        self._arrived.clear()
+        self._iterations = 0
+        self._total = 0
+        self._loss = 0.0
         self.task = task = self.session.next_task()
         if task is None:
             self.end()
             return
         self.version = task.version
-        self.tensors.use(task.model, private=self._steps_here)
-        if self.keeper is not None:
-            self.keeper.begin_task(task.version, is_due=task.checkpoint)
+        steps_here = self._steps_here
+        self.tensors.use(task.model, private=steps_here)
+        if keeper is not None:
+            keeper.begin_task(task.version, is_due=task.checkpoint)
         for scheduler in self._schedulers:
             scheduler.advance()
-        if task.pull is not None and (replica := self._kept.get(task.committed or -1)) is not None:
-            self.tensors.pull(task.model, replica, task.pull)
-        self._kept = {number: kept for number, kept in self._kept.items() if number >= (task.committed or 0)}
-        self._results = self.tensors.views(task.result)[1]
-        self._arrived.clear()
-        self._iterations = 0
-        self._total = 0
-        self._loss = 0.0
+        if self._kept:
+            if task.pull is not None and (replica := self._kept.get(task.committed or -1)) is not None:
+                self.tensors.pull(task.model, replica, task.pull)
+            self._kept = {number: kept for number, kept in self._kept.items() if number >= (task.committed or 0)}
+        self._results = None if steps_here else self.tensors.views(task.result).tensors
         self._begin_counts()
 
     def end(self) -> None:
@@ -192,25 +212,30 @@ class Training:
         self._losses.append(loss.detach())
 
     def _gradient_hook(self, index: int, name: str) -> Callable[[Tensor], None]:
+        assert self.session is not None
+        progressed, arrived = self.session.progressed, self._arrived
+        strided, float32 = torch.strided, torch.float32
+
         def copy(parameter: Tensor) -> None:
             gradient = parameter.grad
             if self.task is None or gradient is None:
                 return
-            if gradient.layout != torch.strided:
+            if gradient.layout is not strided:
                 message = (
                     f"the gradient of '{name}' is sparse, which is not supported: use sparse=False in nn.Embedding"
                 )
                 raise InputError(message)
-            self._check_interruption()
-            assert self.session is not None
-            self.session.progressed()
-            if self._steps_here or gradient.dtype != torch.float32 or gradient.device.type != "cpu":
+            if self._interruptible:
+                self._check_interruption()
+            progressed()
+            results = self._results
+            if results is None or gradient.dtype is not float32 or not gradient.is_cpu:
                 return
-            result = self._results[index]
+            result = results[index]
             if gradient.data_ptr() != result.data_ptr():
                 result.copy_(gradient)
                 parameter.grad = result
-            self._arrived.add(index)
+            arrived.add(index)
 
         return copy
 
@@ -218,7 +243,7 @@ class Training:
         self._check_interruption()
 
     def _check_interruption(self) -> None:
-        if self.interruptible and self.task is not None and self.session is not None and self.session.is_cancelled():
+        if self._interruptible and self.task is not None and self.session is not None and self.session.is_cancelled():
             raise Interrupted
 
     def drop(self) -> None:
@@ -263,37 +288,36 @@ class Training:
             self._losses.clear()
             self._samples = 0
             return
-        self._loss += float(torch.stack(self._losses).sum())
+        losses = self._losses
+        self._loss += float(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
         self._losses.clear()
         self.batches_per_step, self._batches = max(self.batches_per_step, self._batches), 0
         self._total += self._samples
         self._samples = 0
         self._is_dropped = not self.session.emulate_delay(perf_counter() - self._iteration_began)
-        if self._steps_here:
+        if self._results is None:
             if self._is_dropped:
                 self._clear_gradients()
             return
-        self._write_gradients()
+        self._write_gradients(self._results)
         self.tensors.write_statistics(self.task.model, self.task.result)
         samples = self._total if self._total not in {0, self.task.samples} else None
         self._report(samples, optimizers.rates(optimizer))
-
-    def _write_gradients(self) -> None:
-        """Write the gradients that no hook could write where they belong, and zeros where there are none."""
-        with torch.no_grad():
-            for index, entry in enumerate(self.tensors.trained):
-                if index not in self._arrived:
-                    gradient = entry.tensor.grad
-                    if gradient is None:
-                        self._results[index].zero_()
-                    else:
-                        self._results[index].copy_(gradient)
-                elif (gradient := entry.tensor.grad) is not None and gradient.data_ptr() != self._results[
-                    index
-                ].data_ptr():
-                    # The user's code replaced it, e.g. to clip it.
-                    self._results[index].copy_(gradient)
         self._clear_gradients()
+        self._begin_task()
+
+    def _write_gradients(self, results: list[Tensor]) -> None:
+        """Write the gradients that no hook could write where they belong, and zeros where there are none."""
+        arrived = self._arrived
+        with torch.no_grad():
+            for index, (entry, result) in enumerate(zip(self.tensors.trained, results, strict=False)):
+                gradient = entry.tensor.grad
+                if gradient is None:
+                    if index not in arrived:
+                        result.zero_()
+                elif index not in arrived or gradient.data_ptr() != result.data_ptr():
+                    # Also one that the user's code replaced, e.g. to clip it.
+                    result.copy_(gradient)
 
     def _overflowed(self, optimizer: Optimizer) -> bool:
         """Undo the scale of a GradScaler that leaves it to a fused optimizer. Return whether gradients overflowed."""
@@ -349,12 +373,12 @@ class Training:
         samples = round(self._total / count)
         rates = [] if task.local else [1.0] * len(self.optimizer.param_groups)
         self._report(samples if samples not in {0, task.samples} else None, rates)
+        self._begin_task()
 
     def _report(self, samples: int | None, rates: list[float]) -> None:
         assert self.session is not None
         compute = max(perf_counter() - self._began - self._querying, 0.0)
         self.session.report(self._loss, compute, self._querying, self._loading, samples, rates)
-        self._begin_task()
 
     # --- schedules ---
 
