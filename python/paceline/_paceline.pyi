@@ -209,6 +209,7 @@ class Session:
         address: str,
         rank: int | None,
         evaluates: bool,
+        on_device: bool,
         join_timeout: float,
         emulate: str | None,
         emulated_rank: int | None,
@@ -259,6 +260,7 @@ class Session:
         loading: float,
         samples: int | None,
         rates: Sequence[float],
+        device_memory: float | None,
     ) -> None:
         """Report the task that was taken last. Its result is in place. Times are seconds."""
 
@@ -339,6 +341,10 @@ class Memory:
     @property
     def address(self) -> int:
         """The address of the first value."""
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether nothing can be written there."""
 
     def forget_writes(self) -> None:
         """Forget what this process has written to a model in shared memory."""

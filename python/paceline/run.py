@@ -159,6 +159,7 @@ class Run:
             address=self._server,
             rank=self._rank,
             evaluates=self._evaluates,
+            on_device=training.tensors.device is not None,
             join_timeout=float(os.environ.get("PACELINE_JOIN_TIMEOUT", "60")),
             emulate=os.environ.get("PACELINE_EMULATE"),
             emulated_rank=_number("PACELINE_EMULATED_RANK"),

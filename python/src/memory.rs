@@ -24,6 +24,12 @@ impl PyMemory {
         self.0.address() as usize
     }
 
+    /// Whether nothing can be written there.
+    #[getter]
+    fn is_read_only(&self) -> bool {
+        self.0.is_read_only()
+    }
+
     /// Forgets what this process has written to a model in shared memory.
     fn forget_writes(&self) -> PyResult<()> {
         Ok(self.0.forget_writes()?)

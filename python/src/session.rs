@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use paceline::core::{LocalLength, LocalWork, ReplicaStart, Span, Work, WorkerId};
 use paceline::net::{
-    Address, AfterIteration, Keys, OfferedTraining, SessionEnd, TakenTask, TaskReport, TimeSpent, Welcome, Worker,
-    WorkerError, WorkerSession, after_iteration,
+    Address, AfterIteration, Keys, ModelMapping, OfferedTraining, SessionEnd, TakenTask, TaskReport, TimeSpent,
+    Welcome, Worker, WorkerError, WorkerSession, after_iteration,
 };
 use paceline::runtime::OfferedModel;
 use paceline::store::Layout;
@@ -135,13 +135,14 @@ impl PySession {
 impl PySession {
     /// Joins the server with a model.
     #[staticmethod]
-    #[pyo3(signature = (*, address, rank, evaluates, join_timeout, emulate, emulated_rank, keys, trainable, statistics, values, optimizer, rate, batch, epoch, frozen))]
+    #[pyo3(signature = (*, address, rank, evaluates, on_device, join_timeout, emulate, emulated_rank, keys, trainable, statistics, values, optimizer, rate, batch, epoch, frozen))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn join(
         py: Python<'_>,
         address: &str,
         rank: Option<u32>,
         evaluates: bool,
+        on_device: bool,
         join_timeout: f64,
         emulate: Option<&str>,
         emulated_rank: Option<u32>,
@@ -163,6 +164,7 @@ impl PySession {
             join_timeout: Duration::try_from_secs_f64(join_timeout).map_err(|error| input(&error))?,
             emulation: emulation.map_err(|error| input(&format_args!("{error:#}")))?,
             keys: keys.as_deref().map(Keys::read).transpose().map_err(|error| input(&error))?,
+            model_mapping: if on_device { ModelMapping::ReadOnly } else { ModelMapping::Private },
             ..Worker::new(address)
         };
         let layout = Layout::checked(trainable, statistics)
@@ -302,8 +304,10 @@ impl PySession {
         loading: f64,
         samples: Option<u32>,
         rates: Vec<f64>,
+        device_memory: Option<f32>,
     ) -> PyResult<()> {
-        let report = TaskReport { loss, times: times(compute, querying, loading), samples, rates };
+        let times = times(compute, querying, loading);
+        let report = TaskReport { loss, times, samples, device_memory, rates };
         let reported = py.detach(|| {
             let mut state = self.lock();
             let task = state.task.take()?;

@@ -121,12 +121,11 @@ impl WorkArgs {
             eprintln!("emulating a straggler: {emulation}");
         }
         let worker = Worker {
-            address: address.clone(),
             rank,
             join_timeout: Duration::from_secs(u64::from(self.join_timeout)),
             emulation,
-            congestion: None,
             keys: self.keys.as_deref().map(Keys::read).transpose().map_err(Failure::input)?,
+            ..Worker::new(address.clone())
         };
         let mut progress = |progress: WorkerNotice<'_>| match progress {
             _ if self.quiet => {}

@@ -110,7 +110,7 @@ mod tests {
     use crate::outbox::{Transfer, TransferEnd};
     use crate::poller::{Poller, Ready};
     use crate::scripted_peer::ScriptedPeer;
-    use crate::shared_memory::{Region, RegionWriter};
+    use crate::shared_memory::{ModelMapping, Region, RegionWriter};
     use paceline_core::Version;
     use paceline_protocol::{PayloadFormat, ToServer, ToWorker};
     use std::net::{Shutdown, TcpListener, TcpStream};
@@ -325,7 +325,7 @@ mod tests {
             assert_eq!(message, ToServer::Dropped { number: 1 });
             if with_file {
                 let file = receiving.stream().file().unwrap();
-                assert_eq!(Region::open(file, 3, RegionWriter::Owner).unwrap().values()[2], 4.0);
+                assert_eq!(Region::open_model(file, 3, ModelMapping::Private).unwrap().values()[2], 4.0);
             }
         }
         assert!(receiving.stream().file().is_err());

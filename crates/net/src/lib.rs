@@ -60,7 +60,7 @@ pub use paceline_protocol::{
     AfterIteration, OfferedTraining, PayloadFormat, RunPosition, SessionEnd, TaskSettings, Welcome, after_iteration,
 };
 pub use server::{MAX_CONNECTIONS, RunOutcome, Server, ServerError, Stopper, TransportOptions};
-pub use shared_memory::ValueMemory;
+pub use shared_memory::{ModelMapping, ValueMemory};
 pub use worker::{
     Emulation, TakenTask, TaskReport, TimeSpent, Worker, WorkerError, WorkerNotice, WorkerOutcome, WorkerSession,
 };

@@ -18,6 +18,16 @@ pub(crate) enum RegionWriter {
     Peer,
 }
 
+/// How a process maps a model that another one writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ModelMapping {
+    /// What this process writes there is its own.
+    #[default]
+    Private,
+    /// Nothing can be written there. A device may read it directly, which pins the pages.
+    ReadOnly,
+}
+
 /// A vector of `f32` in its own pages.
 ///
 /// A shared region is an anonymous file (`memfd`): the system frees it with the last process that maps it, even if that
@@ -27,8 +37,8 @@ pub(crate) struct Region {
     map: Arc<MmapRaw>,
     length: usize,
     file: Option<OwnedFd>,
-    /// Whether this process reads what another one writes. Its own writes are then its own.
-    is_foreign: bool,
+    /// How it is mapped if another process writes it.
+    mapping: Option<ModelMapping>,
 }
 
 /// The memory of a vector of values, for code that can't borrow it: a tensor of another library. It stays mapped while a
@@ -40,7 +50,7 @@ pub(crate) struct Region {
 pub struct ValueMemory {
     map: Arc<MmapRaw>,
     length: usize,
-    is_foreign: bool,
+    mapping: Option<ModelMapping>,
 }
 
 impl ValueMemory {
@@ -59,13 +69,18 @@ impl ValueMemory {
         self.length == 0
     }
 
+    /// Whether nothing can be written there.
+    pub fn is_read_only(&self) -> bool {
+        self.mapping == Some(ModelMapping::ReadOnly)
+    }
+
     /// Forgets what this process has written to a model in shared memory. Its pages are private from the first write on, and
     /// would no longer follow the server's. To be called when a task begins that uses them again. Other memory stays as it is.
     ///
     /// # Errors
     /// If the system can't say which pages those are.
     pub fn forget_writes(&self) -> io::Result<()> {
-        if !self.is_foreign {
+        if self.mapping != Some(ModelMapping::Private) {
             return Ok(());
         }
         let page = rustix::param::page_size();
@@ -104,7 +119,7 @@ impl Region {
         let map = MmapMut::map_anon(bytes(length)?)?;
         // Only a hint: without huge pages it is a little slower.
         let _ = map.advise(Advice::HugePage);
-        Ok(Region { map: Arc::new(map.into()), length, file: None, is_foreign: false })
+        Ok(Region { map: Arc::new(map.into()), length, file: None, mapping: None })
     }
 
     /// Allocates `length` zeros that can be shared with another process.
@@ -113,35 +128,31 @@ impl Region {
         ftruncate(&file, bytes(length)? as u64)?;
         let map = MmapOptions::new().len(bytes(length)?).map_raw(&file)?;
         fcntl_add_seals(&file, seals(writer))?;
-        Ok(Region { map: Arc::new(map), length, file: Some(file), is_foreign: false })
+        Ok(Region { map: Arc::new(map), length, file: Some(file), mapping: None })
     }
 
-    /// Opens the region of `length` values behind a file descriptor that another process sent.
-    pub(crate) fn open(file: OwnedFd, length: usize, writer: RegionWriter) -> io::Result<Self> {
-        let size = bytes(length)?;
-        let found = fstat(&file)?.st_size;
-        if found != size as i64 {
-            let text = format!("shared buffer of {found} bytes: expected {size}");
-            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
-        }
-        let (sealed, required) = (fcntl_get_seals(&file)?, seals(writer));
-        if !sealed.contains(required) {
-            let text = format!("shared buffer with the seals {sealed:?}: expected {required:?}");
-            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
-        }
+    /// Opens a region for gradients of `length` values behind a file descriptor that another process sent.
+    pub(crate) fn open(file: OwnedFd, length: usize) -> io::Result<Self> {
+        let size = checked_size(&file, length, RegionWriter::Peer)?;
+        let map = MmapOptions::new().len(size).map_raw(&file)?;
+        Ok(Region { map: Arc::new(map), length, file: None, mapping: None })
+    }
+
+    /// Opens the model of `length` values behind a file descriptor that another process sent, which writes it.
+    pub(crate) fn open_model(file: OwnedFd, length: usize, mapping: ModelMapping) -> io::Result<Self> {
         let mut options = MmapOptions::new();
-        let map = match writer {
-            // Private: what this process writes there, its owner does not see.
+        let options = options.len(checked_size(&file, length, RegionWriter::Owner)?);
+        let map = match mapping {
             // SAFETY: its size is sealed, and no reference into it exists yet; see `values` for those that will.
-            RegionWriter::Owner => MmapRaw::from(unsafe { options.len(size).map_copy(&file) }?),
-            RegionWriter::Peer => options.len(size).map_raw(&file)?,
+            ModelMapping::Private => MmapRaw::from(unsafe { options.map_copy(&file) }?),
+            ModelMapping::ReadOnly => options.map_raw_read_only(&file)?,
         };
-        Ok(Region { map: Arc::new(map), length, file: None, is_foreign: writer == RegionWriter::Owner })
+        Ok(Region { map: Arc::new(map), length, file: None, mapping: Some(mapping) })
     }
 
     /// A handle to its memory.
     pub(crate) fn memory(&self) -> ValueMemory {
-        ValueMemory { map: self.map.clone(), length: self.length, is_foreign: self.is_foreign }
+        ValueMemory { map: self.map.clone(), length: self.length, mapping: self.mapping }
     }
 
     /// Closes the file descriptor after it was sent; the memory stays mapped.
@@ -177,6 +188,22 @@ impl AsRef<[f32]> for Region {
     }
 }
 
+/// The size in bytes of a region of `length` values. An error if the file has another one, or not the seals of its kind.
+fn checked_size(file: &OwnedFd, length: usize, writer: RegionWriter) -> io::Result<usize> {
+    let size = bytes(length)?;
+    let found = fstat(file)?.st_size;
+    if found != size as i64 {
+        let text = format!("shared buffer of {found} bytes: expected {size}");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    }
+    let (sealed, required) = (fcntl_get_seals(file)?, seals(writer));
+    if !sealed.contains(required) {
+        let text = format!("shared buffer with the seals {sealed:?}: expected {required:?}");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    }
+    Ok(size)
+}
+
 /// The seals of a shared region: its size is fixed, and parameters can be written by their owner only.
 fn seals(writer: RegionWriter) -> SealFlags {
     let size = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
@@ -199,17 +226,18 @@ mod tests {
         let mut created = Region::shared(1000, RegionWriter::Owner).unwrap();
         created.values_mut()[7] = 2.5;
         let file = || created.file().unwrap().try_clone_to_owned().unwrap();
-        let opened = Region::open(file(), 1000, RegionWriter::Owner).unwrap();
-        assert_eq!(opened.values()[7], 2.5);
+        for mapping in [ModelMapping::Private, ModelMapping::ReadOnly] {
+            let opened = Region::open_model(file(), 1000, mapping).unwrap();
+            assert_eq!(opened.values()[7], 2.5);
+        }
         assert!(ftruncate(file(), 0).is_err(), "the size is sealed");
-        assert!(Region::open(file(), 1000, RegionWriter::Peer).is_err(), "the peer may not write parameters");
-        assert!(
-            Region::open(file(), 999, RegionWriter::Owner).unwrap_err().to_string().contains("4000 bytes: expected")
-        );
+        assert!(Region::open(file(), 1000).is_err(), "the peer may not write parameters");
+        let too_short = Region::open_model(file(), 999, ModelMapping::Private).unwrap_err().to_string();
+        assert!(too_short.contains("4000 bytes: expected"), "{too_short}");
 
         let shared = Region::shared(10, RegionWriter::Peer).unwrap();
         let file = shared.file().unwrap().try_clone_to_owned().unwrap();
-        Region::open(file, 10, RegionWriter::Peer).unwrap().values_mut()[9] = -1.0;
+        Region::open(file, 10).unwrap().values_mut()[9] = -1.0;
         assert_eq!(shared.values()[9], -1.0);
     }
 
@@ -218,7 +246,7 @@ mod tests {
         const LENGTH: usize = 100_000;
         let mut owner = Region::shared(LENGTH, RegionWriter::Owner).unwrap();
         let file = owner.file().unwrap().try_clone_to_owned().unwrap();
-        let mut reader = Region::open(file, LENGTH, RegionWriter::Owner).unwrap();
+        let mut reader = Region::open_model(file, LENGTH, ModelMapping::Private).unwrap();
         let memory = reader.memory();
         for version in 1..4 {
             owner.values_mut().fill(version as f32);
@@ -236,12 +264,12 @@ mod tests {
         let file = memfd_create("paceline-test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&file, 400).unwrap();
         let copy = file.try_clone().unwrap();
-        let error = Region::open(copy, 100, RegionWriter::Peer).unwrap_err().to_string();
+        let error = Region::open(copy, 100).unwrap_err().to_string();
         assert!(error.starts_with("shared buffer with the seals"), "{error}");
         fcntl_add_seals(&file, seals(RegionWriter::Peer)).unwrap();
         let copy = file.try_clone().unwrap();
-        assert!(Region::open(copy, 100, RegionWriter::Owner).is_err(), "others may write it");
-        assert!(Region::open(file, 100, RegionWriter::Peer).is_ok());
+        assert!(Region::open_model(copy, 100, ModelMapping::Private).is_err(), "others may write it");
+        assert!(Region::open(file, 100).is_ok());
     }
 
     #[test]

@@ -35,6 +35,7 @@ class Evaluator:
             with torch.no_grad():
                 loss, accuracy = checked(self.function())
             training.model.train(was_training)
+            training.tensors.finish_copies()
             training.session.report_evaluation(loss=loss, accuracy=accuracy)
         training.end()
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline._paceline import Memory
+from paceline._torch.device import Device, copy_all, is_host
 from paceline.errors import InputError
 
 
@@ -50,7 +51,7 @@ class ModelTensors:
         if len(devices) > 1:
             message = f"the model is on several devices ({', '.join(sorted(devices))}): expected one per worker"
             raise InputError(message)
-        self.device = trained[0][1].device
+        device = trained[0][1].device
         self.trained: list[Entry] = []
         self.statistics: list[Entry] = []
         end = 0
@@ -64,7 +65,8 @@ class ModelTensors:
         #: The memories that the model's parameters have been in.
         self._memories: dict[int, Memory] = {}
         # On another device, the vector is there too, and parameters are views of that one.
-        self._placed = None if self.device.type == "cpu" else torch.empty(end, device=self.device)
+        self.device = None if is_host(device) else Device(device)
+        self._placed = None if self.device is None else self.split(torch.empty(end, device=device))
         #: Where the parameters of 32 bits are.
         self._addresses: list[int] = []
         self._model = model
@@ -81,6 +83,8 @@ class ModelTensors:
         known = self._views.get(memory.address)
         if known is None or len(known.vector) != self.length:
             known = self._views[memory.address] = self.split(torch.frombuffer(memory, dtype=torch.float32))
+            if self.device is not None:
+                self.device.register(memory)
         return known
 
     def split(self, vector: Tensor) -> VectorViews:
@@ -101,8 +105,9 @@ class ModelTensors:
         """Give the model the parameters in a memory: as views, or as copies of its own if it changes them."""
         views = self.views(memory)
         if self._placed is not None:
-            self._placed.copy_(views.vector)
-            views = self.split(self._placed)
+            # The copy is over before the task is reported, so that the server leaves the memory alone until then.
+            self._placed.vector.copy_(views.vector, non_blocking=True)
+            views = self._placed
         elif private:
             views = self.split(views.vector.clone())
         else:
@@ -154,20 +159,36 @@ class ModelTensors:
     def _name(self, tensor: Tensor) -> str:
         return next(entry.name for entry in self.trained if entry.tensor is tensor)
 
+    def finish_copies(self) -> None:
+        """Wait until nothing is copied from or to a device: the server may have the memory."""
+        if self.device is not None:
+            self.device.finish()
+
     def write_statistics(self, model: Memory, result: Memory) -> None:
         """Write how the statistics have changed since the task began."""
         if self.statistics:
             first = len(self.trained)
             before, changes = self.views(model).tensors[first:], self.views(result).tensors[first:]
-            for entry, old, change in zip(self.statistics, before, changes, strict=True):
-                torch.sub(old, entry.tensor.float().cpu(), out=change)
+            now = [entry.tensor.float() for entry in self.statistics]
+            if self.device is None or self._placed is None:
+                for old, new, change in zip(before, now, changes, strict=True):
+                    torch.sub(old, new, out=change)
+            else:
+                differences = torch._foreach_sub(self._placed.tensors[first:], now)
+                self.device.download(lambda: copy_all(differences, changes))
 
     def write_difference(self, model: Memory, result: Memory) -> None:
         """Write the difference of the model and the replica that was trained from it."""
-        before, changes = self.views(model).tensors, self.views(result).tensors
+        before, changes = self.views(model), self.views(result)
+        now = [entry.tensor.detach() for entry in (*self.trained, *self.statistics)]
         with torch.no_grad():
-            for entry, old, change in zip((*self.trained, *self.statistics), before, changes, strict=True):
-                torch.sub(old, entry.tensor.detach().float().cpu(), out=change)
+            if self.device is None:
+                for old, new, change in zip(before.tensors, now, changes.tensors, strict=True):
+                    torch.sub(old, new.float(), out=change)
+            else:
+                self.device.download(lambda: copy_all(now, changes.tensors))
+                self.device.finish()
+                torch.sub(before.vector, changes.vector, out=changes.vector)
 
     def pull(self, memory: Memory, replica: Tensor, share: float) -> None:
         """Go on from a replica, moved towards the model by a share. One that is not finite starts over."""

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from paceline._paceline import Session, Task
 from paceline._torch import optimizers
+from paceline._torch.device import Device
 from paceline._torch.evaluation import Evaluator
 from paceline._torch.loader import PreparedLoader
 from paceline._torch.state import StateKeeper
@@ -65,6 +66,8 @@ class Training:
         self._schedulers: list[FollowedScheduler] = []
         #: What this worker needs to resume, and where it is kept; None if there is no folder.
         self.keeper: StateKeeper | None = None
+        #: The device whose memory the scheme wants to know.
+        self._measured_device: Device | None = None
         self._begin_counts()
         self._iterations = 0
         self._is_dropped = False
@@ -75,6 +78,8 @@ class Training:
         self.rank = session.rank
         if session.description.startswith("{"):
             self.description = json.loads(session.description)
+        if "mode=gpu" in self.description.get("scheme", ""):
+            self._measured_device = self.tensors.device
         for index, entry in enumerate(self.tensors.trained):
             hook = self._gradient_hook(index, entry.name)
             entry.tensor.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
@@ -170,6 +175,8 @@ class Training:
                 self.tensors.pull(task.model, replica, task.pull)
             self._kept = {number: kept for number, kept in self._kept.items() if number >= (task.committed or 0)}
         self._results = None if steps_here else self.tensors.views(task.result).tensors
+        if self._measured_device:
+            self._measured_device.begin_measuring()
         self._begin_counts()
 
     def end(self) -> None:
@@ -213,7 +220,7 @@ class Training:
 
     def _gradient_hook(self, index: int, name: str) -> Callable[[Tensor], None]:
         assert self.session is not None
-        progressed, arrived = self.session.progressed, self._arrived
+        progressed, arrived, device = self.session.progressed, self._arrived, self.tensors.device
         strided, float32 = torch.strided, torch.float32
 
         def copy(parameter: Tensor) -> None:
@@ -229,9 +236,14 @@ class Training:
                 self._check_interruption()
             progressed()
             results = self._results
-            if results is None or gradient.dtype is not float32 or not gradient.is_cpu:
+            if results is None:
                 return
             result = results[index]
+            if device is not None:
+                device.begin_gradient(index, gradient, result)
+                return
+            if gradient.dtype is not float32:
+                return
             if gradient.data_ptr() != result.data_ptr():
                 result.copy_(gradient)
                 parameter.grad = result
@@ -250,7 +262,8 @@ class Training:
         """Leave the interrupted task, and take the next."""
         self.optimizer.zero_grad(set_to_none=True)
         if self.task is not None and self.session is not None:
-            self.session.report(0.0, perf_counter() - self._began, 0.0, self._loading, None, [])
+            self.tensors.finish_copies()
+            self.session.report(0.0, perf_counter() - self._began, 0.0, self._loading, None, [], None)
             self._begin_task()
 
     # --- steps ---
@@ -301,6 +314,7 @@ class Training:
             return
         self._write_gradients(self._results)
         self.tensors.write_statistics(self.task.model, self.task.result)
+        self.tensors.finish_copies()
         samples = self._total if self._total not in {0, self.task.samples} else None
         self._report(samples, optimizers.rates(optimizer))
         self._clear_gradients()
@@ -308,8 +322,12 @@ class Training:
 
     def _write_gradients(self, results: list[Tensor]) -> None:
         """Write the gradients that no hook could write where they belong, and zeros where there are none."""
-        arrived = self._arrived
+        arrived, device = self._arrived, self.tensors.device
         with torch.no_grad():
+            if device is not None:
+                trained = self.tensors.trained
+                device.finish_gradients([entry.tensor.grad for entry in trained], results[: len(trained)])
+                return
             for index, (entry, result) in enumerate(zip(self.tensors.trained, results, strict=False)):
                 gradient = entry.tensor.grad
                 if gradient is None:
@@ -378,7 +396,8 @@ class Training:
     def _report(self, samples: int | None, rates: list[float]) -> None:
         assert self.session is not None
         compute = max(perf_counter() - self._began - self._querying, 0.0)
-        self.session.report(self._loss, compute, self._querying, self._loading, samples, rates)
+        memory = self._measured_device.needed_memory() if self._measured_device else None
+        self.session.report(self._loss, compute, self._querying, self._loading, samples, rates, memory)
 
     # --- schedules ---
 

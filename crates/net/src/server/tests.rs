@@ -75,15 +75,7 @@ fn serve(job: &Job, play: impl FnOnce(&Address, &Notices<String>, &Stopper) + Se
 }
 
 fn work(address: &Address, rank: u32, workload: Arc<dyn Workload>) -> Result<WorkerOutcome, WorkerError> {
-    let address = address.clone();
-    let worker = Worker {
-        address,
-        rank: Some(rank),
-        join_timeout: Duration::ZERO,
-        emulation: None,
-        congestion: None,
-        keys: None,
-    };
+    let worker = Worker { rank: Some(rank), join_timeout: Duration::ZERO, ..Worker::new(address.clone()) };
     worker.run(|_| Ok(workload.clone()), &mut |_| {})
 }
 
@@ -285,14 +277,7 @@ fn a_worker_with_another_workload_is_refused_and_both_are_named() {
     serve(&job, |address, notices, _| {
         let error = work(address, 0, workload(2)).unwrap_err().to_string();
         assert!(error.contains("the server has 7850 parameters") && error.contains("the worker has 7850"), "{error}");
-        let failed = Worker {
-            address: address.clone(),
-            rank: None,
-            join_timeout: Duration::ZERO,
-            emulation: None,
-            congestion: None,
-            keys: None,
-        };
+        let failed = Worker { join_timeout: Duration::ZERO, ..Worker::new(address.clone()) };
         let error = failed.run(|_| Err("no such data".into()), &mut |_| {}).unwrap_err();
         assert_eq!(error.to_string(), "can't build the workload of the server: no such data");
         await_refusals(notices, &["different workload", "no such data"]);

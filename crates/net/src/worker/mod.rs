@@ -25,6 +25,7 @@ pub use emulation::Emulation;
 
 use crate::address::Address;
 use crate::keys::Keys;
+use crate::shared_memory::ModelMapping;
 use computer::Computer;
 use connect::connect;
 use link::WorkerLink;
@@ -46,6 +47,8 @@ pub struct Worker {
     pub congestion: Option<String>,
     /// The keys that authenticate this worker and its server over TCP, if the server has keys.
     pub keys: Option<Keys>,
+    /// How models in shared memory are mapped.
+    pub model_mapping: ModelMapping,
 }
 
 /// A change in the state of a worker.
@@ -148,7 +151,8 @@ impl Worker {
     /// A worker of the server at `address`, of any rank, which tries to reach it for half a minute.
     pub fn new(address: Address) -> Self {
         let join_timeout = Duration::from_secs(30);
-        Worker { address, rank: None, join_timeout, emulation: None, congestion: None, keys: None }
+        let model_mapping = ModelMapping::default();
+        Worker { address, rank: None, join_timeout, emulation: None, congestion: None, keys: None, model_mapping }
     }
 
     /// Takes part in a run until it is over. If the connection is lost, the worker rejoins.
@@ -258,7 +262,7 @@ impl Worker {
         // The token is for a server on a network, and only readable for it: TLS is on with keys.
         let token = self.keys.as_ref().filter(|_| !link.is_shared()).map(Keys::token);
         let hello = ToServer::Hello { rank: self.rank, emulated, token };
-        let answer = WorkerSession::join(link, &hello, self.keys.is_some());
+        let answer = WorkerSession::join(link, &hello, self.keys.is_some(), self.model_mapping);
         if let Ok(HelloAnswer::Welcome(_, welcome)) = &answer {
             self.rank = Some(welcome.rank);
             on_notice(WorkerNotice::Joined { worker: WorkerId(welcome.rank) });
@@ -322,14 +326,7 @@ mod tests {
     #[test]
     fn an_absent_server_is_reported_with_its_address_and_the_time_tried() {
         let absent = Address::Local { name: format!("paceline-absent-{}", std::process::id()) };
-        let worker = Worker {
-            address: absent,
-            rank: None,
-            join_timeout: Duration::from_millis(1),
-            emulation: None,
-            congestion: None,
-            keys: None,
-        };
+        let worker = Worker { join_timeout: Duration::from_millis(1), ..Worker::new(absent) };
         let mut notices = 0;
         let error = worker
             .run(|_| Err("never called".into()), &mut |notice| {

@@ -12,7 +12,7 @@ use super::task_queue::{TaskModel, TaskQueue};
 use crate::connection::Connection;
 use crate::frame_reader::invalid;
 use crate::outbox::Outbox;
-use crate::shared_memory::{Region, RegionWriter};
+use crate::shared_memory::{ModelMapping, Region};
 
 /// Handles the messages of the server.
 pub(super) struct ServerMessages {
@@ -21,6 +21,7 @@ pub(super) struct ServerMessages {
     payload: PayloadFormat,
     /// The length of the parameter vector, once the workload is built.
     length: Arc<OnceLock<usize>>,
+    mapping: ModelMapping,
     /// Parameter buffers shared by the server.
     parameters: BTreeMap<u32, Arc<Region>>,
     /// Gradient buffers shared by the server.
@@ -39,10 +40,22 @@ impl ServerMessages {
         progress: Progress,
         payload: PayloadFormat,
         length: Arc<OnceLock<usize>>,
+        mapping: ModelMapping,
     ) -> Self {
         let (parameters, gradients) = (BTreeMap::new(), BTreeMap::new());
         let (models, arriving, bytes) = (Vec::new(), None, 0);
-        ServerMessages { task_queue, progress, payload, length, parameters, gradients, models, arriving, bytes }
+        ServerMessages {
+            task_queue,
+            progress,
+            payload,
+            length,
+            mapping,
+            parameters,
+            gradients,
+            models,
+            arriving,
+            bytes,
+        }
     }
 
     /// Ends the session; only the first reason counts.
@@ -127,13 +140,16 @@ impl ServerMessages {
         if length != expected as u64 {
             return Err(SessionEnd::Lost(format!("shared buffer of {length} values: expected {expected}")));
         }
-        let (SharedBuffer::Parameters(index) | SharedBuffer::Gradient(index)) = buffer;
-        let writer = if let SharedBuffer::Parameters(_) = buffer { RegionWriter::Owner } else { RegionWriter::Peer };
-        let file = connection.stream().file();
-        let region = file.and_then(|file| Region::open(file, expected, writer)).map_err(|error| lost(&error))?;
-        match writer {
-            RegionWriter::Owner => drop(self.parameters.insert(index, Arc::new(region))),
-            RegionWriter::Peer => drop(self.gradients.insert(index, Arc::new(Mutex::new(region)))),
+        let file = connection.stream().file().map_err(|error| lost(&error))?;
+        match buffer {
+            SharedBuffer::Parameters(index) => {
+                let region = Region::open_model(file, expected, self.mapping).map_err(|error| lost(&error))?;
+                self.parameters.insert(index, Arc::new(region));
+            }
+            SharedBuffer::Gradient(index) => {
+                let region = Region::open(file, expected).map_err(|error| lost(&error))?;
+                self.gradients.insert(index, Arc::new(Mutex::new(region)));
+            }
         }
         Ok(())
     }

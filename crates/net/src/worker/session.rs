@@ -24,7 +24,7 @@ use super::task_queue::{TaskModel, TaskQueue};
 use crate::frame;
 use crate::frame_reader::invalid;
 use crate::outbox::{Outbox, Transfer, TransferEnd};
-use crate::shared_memory::{Region, ValueMemory};
+use crate::shared_memory::{ModelMapping, Region, ValueMemory};
 
 /// Where the result of a task goes: a gradient, or a model difference.
 enum ResultBuffer {
@@ -88,6 +88,8 @@ pub struct TaskReport {
     pub times: TimeSpent,
     /// The samples of each iteration, if they were not as many as assigned.
     pub samples: Option<u32>,
+    /// The share of a device's memory that the task needed, with what others use there, 0 to 1; `None` without a device.
+    pub device_memory: Option<f32>,
     /// The learning rates that the worker's own schedule asks for: of the tensors outside all parameter groups, then of
     /// every group. Empty if the server has the schedule.
     pub rates: Vec<f64>,
@@ -133,13 +135,19 @@ pub struct WorkerSession {
 
 impl WorkerSession {
     /// Sends the hello, and waits for the answer up to [`HANDSHAKE_TIMEOUT`].
-    pub(super) fn join(mut link: WorkerLink, hello: &ToServer, has_keys: bool) -> Result<HelloAnswer, SessionEnd> {
+    pub(super) fn join(
+        mut link: WorkerLink,
+        hello: &ToServer,
+        has_keys: bool,
+        mapping: ModelMapping,
+    ) -> Result<HelloAnswer, SessionEnd> {
         let task_queue = Arc::new(TaskQueue::default());
         let Some(welcome) = shake_hands(&mut link, hello, has_keys, &task_queue)? else {
             return Ok(HelloAnswer::SendModel(link));
         };
         let (progress, length) = (Progress::default(), Arc::new(OnceLock::new()));
-        let messages = ServerMessages::new(task_queue.clone(), progress.clone(), welcome.payload, length.clone());
+        let messages =
+            ServerMessages::new(task_queue.clone(), progress.clone(), welcome.payload, length.clone(), mapping);
         let (outbox, is_shared, socket) = (link.outbox().clone(), link.is_shared(), link.socket());
         let exchange = move || link.run(messages);
         let thread = thread::Builder::new().name("connection".into()).spawn(exchange);
@@ -239,7 +247,7 @@ impl WorkerSession {
     /// # Errors
     /// If the session has ended.
     pub fn ask(&mut self, task: &TakenTask, iterations: u32, times: TimeSpent) -> Result<(), SessionEnd> {
-        let report = self.wire_report(times, None);
+        let report = self.wire_report(times);
         let asked = ToServer::Asked { number: task.assignment.task.number, iterations, report };
         self.outbox.send(&asked).map_err(|error| self.failed(&error))
     }
@@ -294,15 +302,17 @@ impl WorkerSession {
         }
     }
 
-    fn wire_report(&mut self, TimeSpent { compute, querying, loading }: TimeSpent, samples: Option<u32>) -> WireReport {
+    fn wire_report(&mut self, TimeSpent { compute, querying, loading }: TimeSpent) -> WireReport {
         let (cpu, memory) = self.system_load.shares();
-        WireReport { compute, querying, cpu, memory, loading, samples }
+        WireReport { compute, querying, cpu, memory, loading, samples: None }
     }
 
     /// The message that reports a task.
     fn report_message(&mut self, number: u64, report: TaskReport, gradient: GradientLocation) -> ToServer {
-        let TaskReport { loss, times, samples, rates } = report;
-        ToServer::Report { number, report: self.wire_report(times, samples), loss, gradient, rates }
+        let TaskReport { loss, times, samples, device_memory, rates } = report;
+        let report = self.wire_report(times);
+        let report = WireReport { samples, memory: device_memory.or(report.memory), ..report };
+        ToServer::Report { number, report, loss, gradient, rates }
     }
 
     fn report_in_place(&mut self, number: u64, report: TaskReport) -> io::Result<()> {
