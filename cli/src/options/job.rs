@@ -39,9 +39,10 @@ pub struct JobOptions {
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     pub seed: u64,
 
-    /// Threads that aggregate gradients and step the model, one per shard of the parameters
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u32>(1..=1024))]
-    pub shards: u32,
+    /// Threads that aggregate gradients and step the model, one per shard of the parameters [default: one per half a
+    /// million parameters, but not more than processors]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=1024))]
+    pub shards: Option<u32>,
 
     /// Format of values sent over TCP: f32, f16 or bf16
     #[arg(long, value_name = "FORMAT", default_value = "f32")]
@@ -75,7 +76,7 @@ impl JobOptions {
             schedule: self.training.schedule,
             rate: self.training.lr.0,
             clip_sum: self.training.clip_sum,
-            shards: self.shards as usize,
+            shards: self.shards.map(|shards| shards as usize),
             evaluate_every: self.training.evaluate_every,
             goals,
             timeout: Span::from_seconds(self.timeout),
@@ -101,7 +102,7 @@ impl JobOptions {
             })
             .to_string(),
             clip_sum: self.training.clip_sum,
-            shards: self.shards as usize,
+            shards: self.shards.map(|shards| shards as usize),
             evaluate_every,
             goals,
             timeout: Span::from_seconds(self.timeout),

@@ -1,6 +1,8 @@
 //! A job: what a server trains, how, and until when.
 
+use std::num::NonZero;
 use std::sync::Arc;
+use std::thread::available_parallelism;
 
 use paceline_core::{SchemeSpec, Setup, Span};
 use paceline_protocol::OfferedTraining;
@@ -30,8 +32,9 @@ pub struct Job {
     pub rate: f32,
     /// The largest norm of a sum of gradients; longer ones are scaled down.
     pub clip_sum: Option<f32>,
-    /// Threads that aggregate gradients and step the model, each a range of it; 0 counts as 1.
-    pub shards: usize,
+    /// Threads that aggregate gradients and step the model, each a range of it; `None` for as many as pay off. Their number
+    /// does not change the result.
+    pub shards: Option<usize>,
     /// Samples between evaluations on the held-out set, which run in parallel with the training. There is always one
     /// at the end; with 0 it is the only one.
     pub evaluate_every: u64,
@@ -43,6 +46,9 @@ pub struct Job {
     /// The seed of everything random.
     pub seed: u64,
 }
+
+/// How many values make another thread worth its start.
+const VALUES_PER_THREAD: usize = 1 << 19;
 
 impl Job {
     /// A job of a workload under `bsp` for 1000 iterations, with plain SGD at a rate of 0.1, and no evaluation before the
@@ -69,7 +75,7 @@ impl Job {
             schedule: Schedule::default(),
             rate: 0.1,
             clip_sum: None,
-            shards: 1,
+            shards: None,
             evaluate_every: 0,
             goals: "iterations=1000".parse().expect(valid),
             timeout: Span::from_seconds(60.0),
@@ -80,6 +86,13 @@ impl Job {
     /// The parameters to start from.
     pub fn initial(&self) -> Vec<f32> {
         self.initial.as_ref().map_or_else(|| self.model.initial(self.seed), |initial| initial.to_vec())
+    }
+
+    /// How many threads aggregate gradients and step the model.
+    pub fn step_threads(&self) -> usize {
+        let processors = || available_parallelism().map_or(1, NonZero::get);
+        let automatic = || (self.model.layout().len() / VALUES_PER_THREAD).clamp(1, processors());
+        self.shards.unwrap_or_else(automatic)
     }
 
     /// What sets the learning rate.

@@ -55,7 +55,7 @@ pub fn job(scheme: &str, length: usize, workers: usize, iterations: usize, shard
         scheme: scheme.parse().expect("a valid scheme"),
         workload_spec: length.to_string(),
         rate: 1e-6,
-        shards,
+        shards: Some(shards),
         goals: format!("iterations={iterations}").parse().expect("a valid goal"),
         seed: 0,
         ..Job::new(workload(length), Setup::new(workers, 1))

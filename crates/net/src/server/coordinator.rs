@@ -39,7 +39,7 @@ impl<'a> Coordinator<'a> {
         from: Option<ResumePoint>,
     ) -> Result<Self, ServerError> {
         let layout = job.model.layout();
-        let (rate, shards) = (job.rate_spec(), job.shards);
+        let (rate, shards) = (job.rate_spec(), job.step_threads());
         let (ledger, monitor, stepper, parameters, resumed) = match from {
             None => {
                 let stepper = Stepper::new(layout, job.optimizer.clone(), rate, shards).clipping(job.clip_sum);
