@@ -2,9 +2,9 @@
 
 python python/tests/bench_overhead.py [--json]
 
-One thread, one worker, models of three sizes, steps of about 5 and 20 ms. The worker trains two models of the same shape
-in turns, a few steps each: one in plain PyTorch, one in the run. Other load and the speed of the processor so meet both.
-The overhead of a step is the median over the turns of what its steps take longer than those of the turn before.
+One thread, one worker, models of three sizes, steps of about 5 and 20 ms. The worker trains two models of the same
+shape in turns, a few steps each: one in plain PyTorch, one in the run. So other load and the processor's speed meet
+both. The overhead of a step is the median over the turns of what its steps take longer than those of the turn before.
 """
 
 from __future__ import annotations
