@@ -39,8 +39,8 @@ pub struct JobOptions {
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     pub seed: u64,
 
-    /// Threads that aggregate gradients and step the model, one per shard of the parameters [default: one per half a
-    /// million parameters, but not more than processors]
+    /// Threads that aggregate gradients and step the model, one per shard of the parameters [default: as many as
+    /// the size of the model and the number of processors make worthwhile]
     #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=1024))]
     pub shards: Option<u32>,
 

@@ -47,8 +47,11 @@ pub struct Job {
     pub seed: u64,
 }
 
-/// How many values make another thread worth its start.
-const VALUES_PER_THREAD: usize = 1 << 19;
+/// How many values make another thread worth its start, while half of the processors are left to others.
+const VALUES_PER_THREAD: usize = 1 << 18;
+
+/// The same beyond that.
+const VALUES_PER_LAST_THREAD: usize = 1 << 21;
 
 impl Job {
     /// A job of a workload under `bsp` for 1000 iterations, with plain SGD at a rate of 0.1, and no evaluation before the
@@ -90,8 +93,11 @@ impl Job {
 
     /// How many threads aggregate gradients and step the model.
     pub fn step_threads(&self) -> usize {
-        let processors = || available_parallelism().map_or(1, NonZero::get);
-        let automatic = || (self.model.layout().len() / VALUES_PER_THREAD).clamp(1, processors());
+        let automatic = || {
+            let (values, processors) = (self.model.layout().len(), available_parallelism().map_or(1, NonZero::get));
+            let few = (values / VALUES_PER_THREAD).min(processors / 2);
+            few.max(values / VALUES_PER_LAST_THREAD).clamp(1, processors)
+        };
         self.shards.unwrap_or_else(automatic)
     }
 

@@ -171,9 +171,10 @@ class Training:
         for scheduler in self._schedulers:
             scheduler.advance()
         if self._kept:
-            if task.pull is not None and (replica := self._kept.get(task.committed or -1)) is not None:
+            committed = -1 if task.committed is None else task.committed
+            if task.pull is not None and (replica := self._kept.get(committed)) is not None:
                 self.tensors.pull(task.model, replica, task.pull)
-            self._kept = {number: kept for number, kept in self._kept.items() if number >= (task.committed or 0)}
+            self._kept = {number: kept for number, kept in self._kept.items() if number >= committed}
         self._results = None if steps_here else self.tensors.views(task.result).tensors
         if self._measured_device:
             self._measured_device.begin_measuring()
