@@ -1,7 +1,7 @@
 """A device that a worker computes on: copies to and from it that do not wait, and its memory."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -50,14 +50,20 @@ class Device:
         except RuntimeError:
             pass
 
-    def download(self, copies: Callable[[], None]) -> None:
-        """Copy from the device what is computed by now. `finish` waits for it."""
+    def upload(self, source: Tensor, target: Tensor) -> None:
+        """Copy to the device. It is done when `finish` returns, if not before."""
+        target.copy_(source, non_blocking=self._is_cuda)
+
+    def download(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+        """Copy from the device what is computed by now. It is done when `finish` returns."""
         if self._copies is None:
-            copies()
+            for source, target in zip(sources, targets, strict=True):
+                target.copy_(source)
             return
         self._copies.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._copies):
-            copies()
+            for source, target in zip(sources, targets, strict=True):
+                target.copy_(source, non_blocking=True)
 
     def finish(self) -> None:
         """Wait until everything is copied: the server may have the memory."""
@@ -69,7 +75,7 @@ class Device:
         """Begin to copy a gradient that the backward pass has just computed."""
         if self._copies_early:
             self._copied[index] = (gradient.data_ptr(), gradient._version)
-            self.download(lambda: copy_all([gradient], [result]))
+            self.download([gradient], [result])
 
     def finish_gradients(self, gradients: Sequence[Tensor | None], results: Sequence[Tensor]) -> None:
         """Copy the gradients that were not copied yet or have changed since. Write zeros where there are none."""
@@ -82,7 +88,7 @@ class Device:
             elif copied.get(index) != (gradient.data_ptr(), gradient._version):
                 self._copies_early = self._copies_early and index not in copied
                 late.append((gradient, result))
-        self.download(lambda: copy_all([gradient for gradient, _ in late], [result for _, result in late]))
+        self.download([gradient for gradient, _ in late], [result for _, result in late])
         if missing:
             # The copy of one that was dropped may be under way.
             self.finish()
@@ -108,9 +114,3 @@ class Device:
 def is_host(device: torch.device) -> bool:
     """Whether tensors on it can be in memory that the server shares."""
     return device.type == "cpu"
-
-
-def copy_all(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    """Copy tensors without waiting for it, where their memory allows that."""
-    for source, target in zip(sources, targets, strict=True):
-        target.copy_(source, non_blocking=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline._paceline import Memory
-from paceline._torch.device import Device, copy_all, is_host
+from paceline._torch.device import Device, is_host
 from paceline.errors import InputError
 
 
@@ -104,9 +104,9 @@ class ModelTensors:
     def use(self, memory: Memory, *, private: bool) -> None:
         """Give the model the parameters in a memory: as views, or as copies of its own if it changes them."""
         views = self.views(memory)
-        if self._placed is not None:
-            # The copy is over before the task is reported, so that the server leaves the memory alone until then.
-            self._placed.vector.copy_(views.vector, non_blocking=True)
+        if self.device is not None and self._placed is not None:
+            # Before the task is reported, it is done: the server leaves the memory alone until then.
+            self.device.upload(views.vector, self._placed.vector)
             views = self._placed
         elif private:
             views = self.split(views.vector.clone())
@@ -175,7 +175,7 @@ class ModelTensors:
                     torch.sub(old, new, out=change)
             else:
                 differences = torch._foreach_sub(self._placed.tensors[first:], now)
-                self.device.download(lambda: copy_all(differences, changes))
+                self.device.download(differences, changes)
 
     def write_difference(self, model: Memory, result: Memory) -> None:
         """Write the difference of the model and the replica that was trained from it."""
@@ -186,7 +186,7 @@ class ModelTensors:
                 for old, new, change in zip(before.tensors, now, changes.tensors, strict=True):
                     torch.sub(old, new.float(), out=change)
             else:
-                self.device.download(lambda: copy_all(now, changes.tensors))
+                self.device.download(now, changes.tensors)
                 self.device.finish()
                 torch.sub(before.vector, changes.vector, out=changes.vector)
 

@@ -1,0 +1,180 @@
+//! Who may join, and who has to leave.
+
+use paceline_core::{Event, Time, WorkerId};
+use subtle::ConstantTimeEq;
+
+use super::liveness::PATIENCE;
+use super::{Handled, PeerTrust, ServerConfig, ServerHost, ServerProtocol, SessionId, Stage};
+use crate::Fingerprint;
+use crate::message::{ToWorker, Token};
+use crate::notice::Notice;
+
+/// How many ranks a run for `workers` workers has. More workers than planned may join, but not without limit: reports
+/// and tables have a row for every rank.
+pub fn max_ranks(workers: usize) -> u32 {
+    u32::try_from((2 * workers).max(workers + 8)).unwrap_or(u32::MAX)
+}
+
+impl ServerProtocol {
+    /// Gives a new worker a rank and sends it the workload.
+    pub(super) fn on_hello<H: ServerHost>(
+        &mut self,
+        id: SessionId,
+        rank: Option<u32>,
+        emulated: Option<String>,
+        token: Option<&Token>,
+        host: &mut H,
+    ) -> Handled<H> {
+        let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
+        if let Some(reason) = denial(session.trust, self.config.token.as_ref(), token) {
+            return self.violation(id, reason, host);
+        }
+        if self.is_over {
+            self.close("the run is over", |stage| matches!(stage, Stage::Handshake(_)), host);
+            return Ok(());
+        }
+        let limit = max_ranks(self.config.workers);
+        let taken = |rank: u32| self.members.contains_key(&WorkerId(rank));
+        let rank = match rank {
+            Some(rank) if rank >= limit && WorkerId(rank) != WorkerId::EVALUATOR => {
+                let workers = self.config.workers;
+                let reason = format!("rank {rank}: expected 0 to {} in a run for {workers} workers", limit - 1);
+                return self.dismiss(id, reason, false, host);
+            }
+            // It may be the same worker, whose old connection is not closed yet.
+            Some(rank) if taken(rank) => {
+                let reason = match WorkerId(rank) {
+                    WorkerId::EVALUATOR => "there is an evaluator".into(),
+                    _ => format!("rank {rank} is taken"),
+                };
+                return self.dismiss(id, reason, true, host);
+            }
+            Some(rank) => rank,
+            None => match (0..limit).find(|&rank| !taken(rank)) {
+                Some(rank) => rank,
+                None => return self.dismiss(id, format!("all {limit} ranks are taken"), true, host),
+            },
+        };
+        let worker = WorkerId(rank);
+        session.stage = Stage::Building(worker);
+        session.emulated = emulated.as_deref().map(printable);
+        session.patience = self.patience.get(&worker).copied().unwrap_or(PATIENCE);
+        self.members.insert(worker, id);
+        let ServerConfig { workload_spec, seed, payload, optimizer, .. } = &self.config;
+        let (workload_spec, seed, payload, optimizer) = (workload_spec.clone(), *seed, *payload, optimizer.clone());
+        host.send(id, &ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer });
+        let next = self.now + PATIENCE;
+        self.schedule(id, next);
+        Ok(())
+    }
+
+    pub(super) fn on_ready<H: ServerHost>(
+        &mut self,
+        id: SessionId,
+        worker: WorkerId,
+        theirs: &Fingerprint,
+        host: &mut H,
+    ) -> Handled<H> {
+        if let Some(difference) = self.config.fingerprint.difference(theirs) {
+            return self.dismiss(id, format!("different workload: {difference}"), false, host);
+        }
+        let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
+        if worker == WorkerId::EVALUATOR {
+            session.stage = Stage::Evaluating;
+            host.notice(Notice::EvaluatorJoined { peer: session.peer.clone() });
+            host.evaluator_joined(id);
+            return Ok(());
+        }
+        session.stage = Stage::Joined(worker);
+        host.notice(Notice::Joined { worker, peer: session.peer.clone(), emulated: session.emulated.clone() });
+        if self.started.is_some() {
+            return self.feed(Event::Joined { worker }, host);
+        }
+        let is_ready = |id: &SessionId| self.sessions.get(id).is_some_and(|one| matches!(one.stage, Stage::Joined(_)));
+        let ready: Vec<WorkerId> =
+            self.members.iter().filter(|(_, id)| is_ready(id)).map(|(&worker, _)| worker).collect();
+        if ready.len() >= self.config.workers {
+            self.started = Some(self.now);
+            ready.into_iter().try_for_each(|worker| self.feed(Event::Joined { worker }, host))?;
+        }
+        Ok(())
+    }
+
+    /// Dismisses a peer that broke the protocol. It may not rejoin.
+    pub(super) fn violation<H: ServerHost>(&mut self, id: SessionId, reason: &str, host: &mut H) -> Handled<H> {
+        self.dismiss(id, reason.into(), false, host)
+    }
+
+    /// Removes a peer that has left or must leave; `may_rejoin` is sent to it.
+    pub(super) fn dismiss<H: ServerHost>(
+        &mut self,
+        id: SessionId,
+        reason: String,
+        may_rejoin: bool,
+        host: &mut H,
+    ) -> Handled<H> {
+        let Some(session) = self.sessions.remove(&id) else { return Ok(()) };
+        self.checks.remove(&(session.check_at, id));
+        // If the peer has left, the message is lost, which does no harm.
+        host.close(id, &ToWorker::Refuse { reason: reason.clone(), may_rejoin });
+        if let Some(worker) = session.stage.worker() {
+            self.members.remove(&worker);
+        }
+        match session.stage {
+            Stage::Finished => Ok(()),
+            Stage::Handshake(_) | Stage::Building(_) => {
+                host.notice(Notice::Refused { peer: session.peer, reason });
+                Ok(())
+            }
+            Stage::Evaluating => {
+                host.evaluator_left();
+                host.notice(Notice::EvaluatorLeft { reason });
+                Ok(())
+            }
+            Stage::Joined(worker) => {
+                host.discard_all(worker);
+                let lost = self.ledger.outstanding(worker);
+                if self.started.is_some() {
+                    self.feed(Event::Left { worker }, host)?;
+                }
+                let remaining = self.joined();
+                host.notice(Notice::Left { worker, reason, lost, remaining });
+                Ok(())
+            }
+        }
+    }
+
+    /// Dismisses a worker for a reason that its messages do not show, such as broken updates.
+    ///
+    /// # Errors
+    /// If the run can't continue.
+    pub fn dismiss_worker<H: ServerHost>(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        reason: String,
+        may_rejoin: bool,
+        host: &mut H,
+    ) -> Handled<H> {
+        self.advance(now, host);
+        let id = self.members.get(&worker).copied();
+        id.map_or(Ok(()), |id| self.dismiss(id, reason, may_rejoin, host))
+    }
+}
+
+/// Why a peer may not join, if it has not the server's token where it needs one.
+pub(crate) fn denial(trust: PeerTrust, ours: Option<&Token>, theirs: Option<&Token>) -> Option<&'static str> {
+    let ours = ours.filter(|_| trust == PeerTrust::Network)?;
+    match theirs {
+        None => Some("no token: start the worker with --keys DIR"),
+        Some(theirs) if !bool::from(ours.ct_eq(theirs)) => {
+            Some("wrong token: start the worker with the --keys DIR of the server")
+        }
+        Some(_) => None,
+    }
+}
+
+/// Text from a peer without control characters, which a terminal would interpret.
+pub(super) fn printable(text: &str) -> String {
+    text.replace(char::is_control, " ")
+}
