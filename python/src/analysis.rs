@@ -22,19 +22,21 @@ struct IterationColumns {
     samples: Vec<f64>,
     loss: Vec<f64>,
     accuracy: Vec<f64>,
+    held_out_loss: Vec<f64>,
     reason: Vec<String>,
 }
 
 impl Observer for IterationColumns {
     fn on_iteration(&mut self, iteration: &Iteration, monitor: &Monitor) {
-        let accuracy = monitor.fresh_evaluation().and_then(|found| found.accuracy);
+        let evaluation = monitor.fresh_evaluation();
         self.iteration.push(iteration.iteration as f64);
         self.time.push(iteration.time);
         self.duration.push(iteration.duration);
         self.waited_for.push(iteration.waited_for as f64);
         self.samples.push(iteration.samples as f64);
         self.loss.push(iteration.loss.unwrap_or(f64::NAN));
-        self.accuracy.push(accuracy.unwrap_or(f64::NAN));
+        self.accuracy.push(evaluation.and_then(|found| found.accuracy).unwrap_or(f64::NAN));
+        self.held_out_loss.push(evaluation.map_or(f64::NAN, |found| found.loss));
         self.reason.push(iteration.reason.to_string());
     }
 }
@@ -49,6 +51,7 @@ impl IterationColumns {
         columns.set_item("samples", self.samples)?;
         columns.set_item("loss", self.loss)?;
         columns.set_item("accuracy", self.accuracy)?;
+        columns.set_item("held_out_loss", self.held_out_loss)?;
         columns.set_item("reason", self.reason)?;
         Ok(columns)
     }

@@ -85,7 +85,7 @@ def test_a_simulation_returns_summary_metrics_and_worker_times() -> None:
     assert run.metrics["time"][-1] == run.summary.time
     assert run.reasons[0] == "6 of 8 gradients are in"
     assert list(run.worker_times["worker"]) == list(range(8))
-    assert run.metrics.to_pandas().shape == (50, 7)
+    assert run.metrics.to_pandas().shape == (50, 8)
     assert run.folder is None
 
 
