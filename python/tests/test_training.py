@@ -172,9 +172,9 @@ def test_flags_about_the_model_are_refused_beside_a_script(scripts: Scripts) -> 
         refused = scripts.train(flag, value, script=script)
         assert refused.code == 2
         assert f"error: {flag} can't be given with a script" in refused.errors
-    refused = scripts.train("--until", "accuracy>0.5", script=script)
+    refused = scripts.train("--until", "accuracy>0.5", "--evaluate-every", "0", script=script)
     assert refused.code == 2
-    assert "use loss<X" in refused.errors
+    assert "needs evaluations: expected --evaluate-every above 0" in refused.errors
     assert not (scripts.folder / "run").exists()
 
 
