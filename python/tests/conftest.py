@@ -22,6 +22,10 @@ class Trained:
     output: str
     errors: str
 
+    def __str__(self) -> str:
+        """Everything that was printed, for messages."""
+        return f"exit code {self.code}\n{self.output}\n{self.errors}"
+
     def records(self, rank: int | None = None) -> list[dict[str, Any]]:
         """The JSON objects that a worker printed; None for a script that ran alone."""
         prefix = "" if rank is None else f"[{rank}] "

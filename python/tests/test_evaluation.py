@@ -13,7 +13,7 @@ import paceline
 pytest.importorskip("torch")
 
 if TYPE_CHECKING:
-    from conftest import Scripts, Trained
+    from conftest import Scripts
 
 SCRIPT = """
     import json, sys
@@ -55,17 +55,12 @@ SCRIPT = """
 """
 
 
-def failed(trained: Trained) -> str:
-    """Everything that was printed, for messages."""
-    return f"exit code {trained.code}\n{trained.output}\n{trained.errors}"
-
-
 @pytest.mark.parametrize("transport", ["shared-memory", "tcp"])
 def test_the_accuracy_of_an_evaluator_ends_the_run(scripts: Scripts, transport: str) -> None:
     script = scripts.write(SCRIPT)
     options = ("--workers", "2", "--until", "accuracy>0.9", "--evaluate-every", "500", "--transport", transport)
     trained = scripts.train(*options, script=script, arguments=("100000", "measure"))
-    assert trained.code == 0, failed(trained)
+    assert trained.code == 0, str(trained)
     line = next(line for line in trained.output.splitlines() if line.startswith("[evaluator] "))
     evaluator = json.loads(line.removeprefix("[evaluator] "))
     [worker] = trained.records(0)
@@ -91,8 +86,8 @@ def test_the_accuracy_of_an_evaluator_ends_the_run(scripts: Scripts, transport: 
 def test_a_mistake_in_the_evaluation_costs_no_training(scripts: Scripts, found: str, message: str) -> None:
     script = scripts.write(SCRIPT)
     trained = scripts.train("--workers", "1", "--evaluate-every", "20", script=script, arguments=("20", found))
-    assert trained.code == 0, failed(trained)
-    assert f"InputError: {message}" in trained.errors, failed(trained)
+    assert trained.code == 0, str(trained)
+    assert f"InputError: {message}" in trained.errors, str(trained)
     assert trained.errors.count("Traceback") == 1
     summary = paceline.read_run(scripts.folder / "run").summary
     assert summary is not None
@@ -101,5 +96,5 @@ def test_a_mistake_in_the_evaluation_costs_no_training(scripts: Scripts, found: 
 
 def test_alone_nobody_evaluates(scripts: Scripts) -> None:
     trained = scripts.alone(scripts.write(SCRIPT), "1", "{}['never called']")
-    assert trained.code == 0, failed(trained)
+    assert trained.code == 0, str(trained)
     assert trained.records()[0]["rank"] == 0

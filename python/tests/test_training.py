@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torch")
 
 if TYPE_CHECKING:
-    from conftest import Scripts, Trained
+    from conftest import Scripts
 
 #: A loop with momentum, clipping, a cosine schedule, accumulation, and a last batch that is smaller.
 LOOP = """
@@ -64,11 +64,6 @@ def summary(scripts: Scripts, folder: str = "run") -> dict[str, object]:
     return found
 
 
-def failed(trained: Trained) -> str:
-    """Everything that was printed, for messages."""
-    return f"exit code {trained.code}\n{trained.output}\n{trained.errors}"
-
-
 @pytest.mark.parametrize("arguments", [("norm",), ("shuffle", "norm"), ("accumulate=3",), ("shuffle", "dropout=0.2")])
 def test_one_worker_under_bsp_computes_what_the_loop_computes_alone(
     scripts: Scripts, arguments: tuple[str, ...]
@@ -76,7 +71,7 @@ def test_one_worker_under_bsp_computes_what_the_loop_computes_alone(
     script = scripts.write(LOOP)
     alone = scripts.alone(script, *arguments)
     trained = scripts.train("--workers", "1", script=script, arguments=arguments)
-    assert (alone.code, trained.code) == (0, 0), failed(trained)
+    assert (alone.code, trained.code) == (0, 0), str(trained)
     assert len(alone.losses()) == 95
     assert trained.losses(0) == alone.losses()
     assert trained.records(0)[-1]["weight"] == alone.records()[-1]["weight"]
@@ -87,7 +82,7 @@ def test_four_workers_under_bsp_compute_what_one_computes_with_batches_of_all(sc
     script = scripts.write(LOOP)
     alone = scripts.alone(script, "samples=640", "batch=64", "clip=100")
     trained = scripts.train("--workers", "4", script=script, arguments=("samples=640", "batch=16", "clip=100"))
-    assert trained.code == 0, failed(trained)
+    assert trained.code == 0, str(trained)
     workers = [trained.losses(rank) for rank in range(4)]
     means = [sum(losses) / 4 for losses in zip(*workers, strict=True)]
     assert len(means) == len(alone.losses()) == 50
@@ -99,9 +94,9 @@ def test_a_run_resumes_as_if_it_had_not_ended(scripts: Scripts, arguments: tuple
     script = scripts.write(LOOP)
     alone = scripts.alone(script, *arguments)
     first = scripts.train("--workers", "1", "--until", "iterations=47", script=script, arguments=arguments)
-    assert first.code == 0, failed(first)
+    assert first.code == 0, str(first)
     resumed = scripts.train("--resume", "run", "--until", "iterations=1000", script=script, arguments=arguments)
-    assert resumed.losses(0) == alone.losses()[47:], failed(resumed)
+    assert resumed.losses(0) == alone.losses()[47:], str(resumed)
     without = scripts.train("--resume", "run", script=script, arguments=arguments)
     assert without.code == 0, "the script has nothing left to do"
     missing = subprocess.run(
@@ -117,7 +112,7 @@ def test_every_scheme_trains_a_script_with_a_straggler(scripts: Scripts, scheme:
     script = scripts.write(LOOP)
     options = ("--scheme", scheme, "--workers", "4", "--emulate", "0=3", "--until", "loss<0.5,time=120")
     trained = scripts.train(*options, script=script, arguments=("lr=0.05", "momentum=0.5", "epochs=1000"))
-    assert trained.code == 0, failed(trained)
+    assert trained.code == 0, str(trained)
     assert "Straggling was emulated: worker 0, 3" in trained.output
     last = [trained.records(rank)[-1] for rank in range(4)]
     assert all(record == last[0] for record in last), "all workers end with the last model"
@@ -143,7 +138,7 @@ def test_a_killed_worker_is_replaced_and_a_killed_server_leaves_nobody_behind(sc
     versions = [int(path.suffix[1:]) for path in (scripts.folder / "run").glob("workers/0.state.*")]
     goal = f"iterations={max(versions) + 50}"
     resumed = scripts.train("--resume", "run", "--until", goal, script=script, arguments=("epochs=100000",))
-    assert resumed.code == 0, failed(resumed)
+    assert resumed.code == 0, str(resumed)
 
 
 def await_worker(server: int, rank: str, other_than: int = 0) -> int:

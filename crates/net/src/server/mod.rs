@@ -4,7 +4,8 @@
 //! through the `host`, which has the model and a `link` to every connection. The other end of a link is a `session`,
 //! which reads and writes the connection and never blocks. The sessions of a thread are a `session_set`: the coordinator
 //! itself has those that share memory, and a few `io_thread`s have those over TCP. The `listener` accepts connections.
-//! Models go to an `evaluation` while the run goes on. `parameter_ring` holds the versions of the model. If the workers bring the model, a `model_intake` takes it before the run.
+//! `evaluation` says who evaluates models meanwhile, and `parameter_ring` holds the versions of the model. If the workers
+//! bring the model, a `model_intake` takes it before the run.
 
 mod coordinator;
 mod error;
