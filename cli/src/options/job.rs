@@ -39,10 +39,10 @@ pub struct JobOptions {
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     pub seed: u64,
 
-    /// Threads that aggregate gradients and step the model, one per shard of the parameters [default: as many as
-    /// the size of the model and the number of processors make worthwhile]
+    /// Threads that aggregate gradients and step the model [default: as many as the size of the model and the number
+    /// of processors make worthwhile]
     #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=1024))]
-    pub shards: Option<u32>,
+    pub step_threads: Option<u32>,
 
     /// Format of values sent over TCP: f32, f16 or bf16
     #[arg(long, value_name = "FORMAT", default_value = "f32")]
@@ -76,7 +76,7 @@ impl JobOptions {
             schedule: self.training.schedule,
             rate: self.training.lr.0,
             clip_sum: self.training.clip_sum,
-            shards: self.shards.map(|shards| shards as usize),
+            step_threads: self.step_threads.map(|threads| threads as usize),
             evaluate_every: self.training.evaluate_every,
             goals,
             timeout: Span::from_seconds(self.timeout),
@@ -102,7 +102,7 @@ impl JobOptions {
             })
             .to_string(),
             clip_sum: self.training.clip_sum,
-            shards: self.shards.map(|shards| shards as usize),
+            step_threads: self.step_threads.map(|threads| threads as usize),
             evaluate_every,
             goals,
             timeout: Span::from_seconds(self.timeout),

@@ -34,7 +34,7 @@ pub struct Job {
     pub clip_sum: Option<f32>,
     /// Threads that aggregate gradients and step the model, each a range of it; `None` for as many as pay off. Their number
     /// does not change the result.
-    pub shards: Option<usize>,
+    pub step_threads: Option<usize>,
     /// Samples between evaluations on the held-out set, which run in parallel with the training. There is always one
     /// at the end; with 0 it is the only one.
     pub evaluate_every: u64,
@@ -78,7 +78,7 @@ impl Job {
             schedule: Schedule::default(),
             rate: 0.1,
             clip_sum: None,
-            shards: None,
+            step_threads: None,
             evaluate_every: 0,
             goals: "iterations=1000".parse().expect(valid),
             timeout: Span::from_seconds(60.0),
@@ -98,7 +98,7 @@ impl Job {
             let few = (values / VALUES_PER_THREAD).min(processors / 2);
             few.max(values / VALUES_PER_LAST_THREAD).clamp(1, processors)
         };
-        self.shards.unwrap_or_else(automatic)
+        self.step_threads.unwrap_or_else(automatic)
     }
 
     /// What sets the learning rate.

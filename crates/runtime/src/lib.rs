@@ -43,6 +43,7 @@ mod run_folder;
 mod run_tracker;
 mod server_observer;
 mod status;
+mod step_threads;
 mod tensorboard;
 mod trained_model;
 mod trainer;

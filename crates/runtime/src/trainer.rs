@@ -1,8 +1,6 @@
 //! Stepping the model: what a commit does to the parameters.
 
 use std::ops::Range;
-use std::panic::resume_unwind;
-use std::thread;
 
 use paceline_core::{Aggregate, Commit, CommitOutcome, CommitStep, Share, TaskId, UpdateNorm, Version, WorkerId};
 use paceline_store::{
@@ -11,6 +9,7 @@ use paceline_store::{
 };
 
 use crate::rate_control::{RateControl, RateSpec, RateState};
+use crate::step_threads::StepThreads;
 
 /// One update's part in a commit: its gradient, weight and mean training loss.
 #[derive(Debug, Clone, Copy)]
@@ -41,20 +40,20 @@ pub struct Stepper {
     rate: RateControl,
     /// The largest norm of a sum of gradients.
     clip: Option<f32>,
-    shards: usize,
+    threads: StepThreads,
 }
 
 impl Stepper {
-    /// A stepper of models with this layout, on `shards` threads. Their number does not change the result, bit for bit.
-    pub fn new(layout: &Layout, optimizer: OptimizerSpec, rate: RateSpec, shards: usize) -> Self {
+    /// A stepper of models with this layout, on this many `threads`. Their number does not change the result, bit for bit.
+    pub fn new(layout: &Layout, optimizer: OptimizerSpec, rate: RateSpec, threads: usize) -> Self {
         let optimizer = Optimizer::new(optimizer, layout);
-        Stepper::resumed(layout, optimizer, rate, RateState::default(), shards)
+        Stepper::resumed(layout, optimizer, rate, RateState::default(), threads)
     }
 
     /// A stepper that continues with an optimizer and a learning rate in this state.
-    pub fn resumed(layout: &Layout, optimizer: Optimizer, rate: RateSpec, state: RateState, shards: usize) -> Self {
+    pub fn resumed(layout: &Layout, optimizer: Optimizer, rate: RateSpec, state: RateState, threads: usize) -> Self {
         let (trainable, rate) = (layout.trainable(), RateControl::new(rate, state));
-        Stepper { trainable, optimizer, next_state: NextState::default(), rate, clip: None, shards }
+        Stepper { trainable, optimizer, next_state: NextState::default(), rate, clip: None, threads: StepThreads::new(threads) }
     }
 
     /// The same stepper, which scales sums of gradients down to this norm. That takes another look at every gradient.
@@ -128,7 +127,7 @@ impl Stepper {
         let (optimizer, next, scheduled_rate, rate) = match commit.step {
             CommitStep::Optimizer | CommitStep::Compensated { .. } => {
                 if let Some(limit) = self.clip {
-                    let norms = measure(self.trainable, old.len(), contributions, self.shards);
+                    let norms = measure(self.trainable, old.len(), contributions, &self.threads);
                     scale = (f64::from(limit) / norms.mean.sqrt()).min(1.0) as f32;
                 }
                 let k = contributions.len();
@@ -153,7 +152,7 @@ impl Stepper {
         if let Some(rates) = &asked {
             step = step.group_rates(rates);
         }
-        let norms = apply(step, self.trainable, old, new, contributions, self.shards);
+        let norms = apply(step, self.trainable, old, new, contributions, &self.threads);
         if !norms.broken.is_empty() {
             return Err(norms.broken);
         }
@@ -218,31 +217,32 @@ fn apply(
     old: &[f32],
     mut new: &mut [f32],
     contributions: &[Contribution<'_>],
-    shards: usize,
+    threads: &StepThreads,
 ) -> Norms {
     assert_eq!(old.len(), new.len(), "old and new parameters differ in length");
     let mut parts = Vec::new();
-    for range in Shards::new(old.len(), shards).ranges().filter(|range| !range.is_empty()) {
+    for range in ranges(old.len(), threads) {
         let (front, rest) = new.split_at_mut(range.len());
         let after = step.split_off(range.len());
-        let shard = Shard { start: range.start, old: &old[range], new: front, trainable, step, contributions };
-        parts.push(|| shard.run());
+        parts.push(StepPart { start: range.start, old: &old[range], new: front, trainable, step, contributions });
         (new, step) = (rest, after);
     }
-    Norms::join(&in_parallel(parts))
+    Norms::join(&threads.map(parts, StepPart::run).concat())
 }
 
 /// The norms of the contributions and of their sum, without a step.
-fn measure(trainable: usize, length: usize, contributions: &[Contribution<'_>], shards: usize) -> Norms {
-    let ranges = Shards::new(length, shards).ranges().filter(|range| !range.is_empty());
+fn measure(trainable: usize, length: usize, contributions: &[Contribution<'_>], threads: &StepThreads) -> Norms {
     let measure = |range: Range<usize>| {
-        move || {
-            let mut sum = SumBlock::new(contributions, range.len());
-            let blocks = range.clone().step_by(BLOCK).map(|start| start..(start + BLOCK).min(range.end));
-            blocks.map(|block| sum.add_up(block, trainable).1).collect()
-        }
+        let mut sum = SumBlock::new(contributions, range.len());
+        let blocks = range.clone().step_by(BLOCK).map(|start| start..(start + BLOCK).min(range.end));
+        blocks.map(|block| sum.add_up(block, trainable).1).collect::<Vec<_>>()
     };
-    Norms::join(&in_parallel(ranges.map(measure).collect()))
+    Norms::join(&threads.map(ranges(length, threads).collect(), measure).concat())
+}
+
+/// The ranges of the parts of a step.
+fn ranges(length: usize, threads: &StepThreads) -> impl Iterator<Item = Range<usize>> {
+    Shards::new(length, threads.parts()).ranges().filter(|range| !range.is_empty())
 }
 
 /// The sum of the contributions in one block.
@@ -269,8 +269,8 @@ impl<'a> SumBlock<'a> {
     }
 }
 
-/// One thread's part of a step.
-struct Shard<'a> {
+/// One part of a step.
+struct StepPart<'a> {
     /// Where it starts in the vector.
     start: usize,
     old: &'a [f32],
@@ -281,9 +281,9 @@ struct Shard<'a> {
     contributions: &'a [Contribution<'a>],
 }
 
-impl Shard<'_> {
+impl StepPart<'_> {
     fn run(self) -> Vec<ShardNorms> {
-        let Shard { mut start, old, new, trainable, mut step, contributions } = self;
+        let StepPart { mut start, old, new, trainable, mut step, contributions } = self;
         let mut sum = SumBlock::new(contributions, old.len());
         let mut norms = Vec::with_capacity(old.len().div_ceil(BLOCK));
         for (old, new) in old.chunks(BLOCK).zip(new.chunks_mut(BLOCK)) {
@@ -296,20 +296,6 @@ impl Shard<'_> {
         }
         norms
     }
-}
-
-/// Calls each part on a thread, the first on this one.
-fn in_parallel<P: FnOnce() -> Vec<ShardNorms> + Send>(parts: Vec<P>) -> Vec<ShardNorms> {
-    let mut parts = parts.into_iter();
-    thread::scope(|scope| {
-        let first = parts.next();
-        let others: Vec<_> = parts.map(|part| scope.spawn(part)).collect();
-        let mut norms = first.map_or(Vec::new(), |part| part());
-        for other in others {
-            norms.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
-        }
-        norms
-    })
 }
 
 /// The model under training.
@@ -369,7 +355,7 @@ mod tests {
     const OPTIMIZER: CommitStep = CommitStep::Optimizer;
 
     #[test]
-    fn blocks_and_shards_give_the_bits_of_the_whole() {
+    fn blocks_and_threads_give_the_bits_of_the_whole() {
         let (trainable, statistics) = (2 * BLOCK + 100, BLOCK);
         let layout = Layout::new([("weight", vec![trainable])], [("mean", vec![statistics])]);
         let gradients: Vec<Vec<f32>> =
@@ -385,11 +371,11 @@ mod tests {
         let spec: OptimizerSpec = "adam".parse().unwrap();
         Optimizer::plain("adam".parse().unwrap(), trainable).step(&mut expected, &sum, 0.1);
 
-        for shards in [0, 1, 2, 3, 9] {
+        for threads in [0, 1, 2, 3, 9] {
             let (old, mut new) = (vec![1.0; layout.len()], vec![0.0; layout.len()]);
-            let mut stepper = Stepper::new(&layout, spec.clone(), RateSpec::constant(0.1), shards);
+            let mut stepper = Stepper::new(&layout, spec.clone(), RateSpec::constant(0.1), threads);
             let result = stepper.commit(&commit(OPTIMIZER), &old, &mut new, &contributions, 5);
-            assert_eq!(new, expected, "{shards} shards");
+            assert_eq!(new, expected, "{threads} threads");
             let aggregate = result.aggregate.unwrap();
             assert_eq!(aggregate.square_of_mean, norms.mean);
             let squares: Vec<f64> = aggregate.norms.iter().map(|norm| norm.square).collect();
@@ -438,9 +424,9 @@ mod tests {
             rates: &[],
         };
         for (limit, scale) in [(None, 1.0), (Some(10.0), 1.0), (Some(5.0), 1.0), (Some(2.5), 0.5)] {
-            for shards in [1, 2] {
+            for threads in [1, 2] {
                 let (spec, rate) = ("sgd".parse().unwrap(), RateSpec::constant(0.1));
-                let mut stepper = Stepper::new(&layout, spec, rate, shards).clipping(limit);
+                let mut stepper = Stepper::new(&layout, spec, rate, threads).clipping(limit);
                 let (old, mut new) = (vec![1.0; layout.len()], vec![0.0; layout.len()]);
                 let outcome = stepper.commit(&commit(OPTIMIZER), &old, &mut new, &[one(0), one(1)], 2);
                 let expected = [1.0 - 0.1 * (3.0 * scale), 1.0 - 0.1 * (4.0 * scale), -1.0];
@@ -487,8 +473,8 @@ mod tests {
             ("adam", CommitStep::Optimizer),
             ("adam", CommitStep::Average { rate: 0.5 }),
         ] {
-            for shards in [1, 2, 3] {
-                let stepper = || Stepper::new(&layout, optimizer.parse().unwrap(), rate, shards);
+            for threads in [1, 2, 3] {
+                let stepper = || Stepper::new(&layout, optimizer.parse().unwrap(), rate, threads);
                 let (mut stepper, mut expected) = (stepper(), stepper());
                 let (mut old, mut new, mut other) = (vec![0.5; length], vec![0.0; length], vec![0.0; length]);
                 for _ in 0..3 {

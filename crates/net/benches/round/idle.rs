@@ -50,12 +50,11 @@ impl Replica for IdleReplica {
 }
 
 /// A run of `scheme` with idle workers.
-pub fn job(scheme: &str, length: usize, workers: usize, iterations: usize, shards: usize) -> Job {
+pub fn job(scheme: &str, length: usize, workers: usize, iterations: usize) -> Job {
     Job {
         scheme: scheme.parse().expect("a valid scheme"),
         workload_spec: length.to_string(),
         rate: 1e-6,
-        shards: Some(shards),
         goals: format!("iterations={iterations}").parse().expect("a valid goal"),
         seed: 0,
         ..Job::new(workload(length), Setup::new(workers, 1))

@@ -3,6 +3,7 @@
 //! Workers are processes of the same program. `cargo bench -p paceline-net -- crowd` runs only the second part,
 //! `-- rounds 1000000` only the rounds of one length.
 
+mod bare_sum;
 mod crowd;
 mod idle;
 mod peers;

@@ -11,13 +11,10 @@ use paceline_net::Address;
 use paceline_runtime::{Iteration, Monitor, Observer, ServerObserver};
 use rustix::net::sockopt;
 
-use crate::{idle, peers};
+use crate::{bare_sum, idle, peers};
 
 pub const LENGTHS: [usize; 3] = [100_000, 1_000_000, 25_600_000];
 const WORKERS: [usize; 3] = [2, 4, 8];
-
-/// Threads of the server for aggregation.
-const SHARDS: usize = 2;
 
 /// Rounds before the measurement, in which pages are touched and connections reach full speed.
 const WARM_UP: usize = 5;
@@ -55,7 +52,7 @@ impl Observer for RoundRecorder {
 impl ServerObserver for RoundRecorder {}
 
 fn own(address: &Address, length: usize, workers: usize) -> RoundTimes {
-    let job = idle::job("bsp", length, workers, rounds(length) + WARM_UP, SHARDS);
+    let job = idle::job("bsp", length, workers, rounds(length) + WARM_UP);
     let mut durations = RoundRecorder::default();
     idle::run(&job, address, workers, Duration::ZERO, &mut durations);
     RoundTimes::of(durations.0.split_off(WARM_UP))
@@ -159,6 +156,7 @@ pub fn compare(lengths: &[usize]) {
                     println!("{length:>10} × {workers:<7}  {name:<16} {median:>9.2} {range:>18} {ratio:>8.2}");
                 }
             };
+            row("bare sum", Some(bare_sum::measure(length, workers)), shared_bound);
             row("shared memory", Some(own(&local, length, workers)), shared_bound);
             row("TCP", Some(own(&tcp, length, workers)), tcp_bound);
             row("Gloo", peers::gloo(length, workers), tcp_bound);

@@ -28,7 +28,7 @@ pub fn job(scheme: &str, workers: usize, goals: &str) -> Job {
         workload_spec: "digits".into(),
         optimizer: "momentum:0.5".parse().unwrap(),
         rate: 0.02,
-        shards: Some(2),
+        step_threads: Some(2),
         goals: goals.parse().unwrap(),
         seed: 3,
         ..Job::new(workload(workers), Setup::new(workers, 16))
