@@ -333,6 +333,17 @@ class Task:
         """Where the gradient or the difference goes."""
 
 @final
+class Copies:
+    """Copies that a thread of their own makes."""
+
+    def __new__(cls) -> Copies: ...
+    def begin(self, source: int, target: int, length: int) -> None:
+        """Begin to copy 32-bit values. Both memories must stay, and be left alone, until `finish` returns."""
+
+    def finish(self) -> None:
+        """Wait until everything is copied."""
+
+@final
 class Memory:
     """A vector of 32-bit values. It supports the buffer protocol, and stays mapped while a buffer of it exists."""
 

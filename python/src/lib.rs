@@ -3,12 +3,14 @@
 //! - `command`: the command `paceline`.
 //! - `analysis`: simulations and `whatif` as calls.
 //! - `scheme`, `turn`: schemes written in Python.
-//! - `session`: a worker's session, for a training loop in Python; `memory`: the values that it shares with its server.
+//! - `session`: a worker's session, for a training loop in Python; `memory`: the values that it shares with its server;
+//!   `copies`: copies into them beside the backward pass.
 //! - `interruptible`: long work without the interpreter's lock that ends at Ctrl-C.
 //! - `errors`: failures as the package's exceptions.
 
 mod analysis;
 mod command;
+mod copies;
 mod errors;
 mod interruptible;
 mod memory;
@@ -23,6 +25,8 @@ mod _paceline {
     use crate::analysis::{simulate, whatif};
     #[pymodule_export]
     use crate::command::main;
+    #[pymodule_export]
+    use crate::copies::PyCopies;
     #[pymodule_export]
     use crate::memory::PyMemory;
     #[pymodule_export]

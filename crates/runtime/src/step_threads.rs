@@ -10,7 +10,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 const PARTS_PER_THREAD: usize = 8;
 
 /// How many values are worth another thread on an idle processor.
-const VALUES_PER_IDLE_PROCESSOR: usize = 1 << 18;
+const VALUES_PER_IDLE_PROCESSOR: usize = 1 << 17;
 
 /// How many values are worth another thread on a busy one: the run waits for the step.
 const VALUES_PER_BUSY_PROCESSOR: usize = 1 << 21;
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn large_models_get_idle_processors_and_huge_ones_busy_ones_too() {
         assert_eq!(worthwhile(100_000, 16, 16), 1);
-        assert_eq!(worthwhile(1_000_000, 16, 16), 3);
+        assert_eq!(worthwhile(1_000_000, 16, 16), 7);
         assert_eq!(worthwhile(1_000_000, 1, 16), 1);
         assert_eq!(worthwhile(25_600_000, 16, 16), 16);
         assert_eq!(worthwhile(25_600_000, 4, 16), 12);

@@ -13,7 +13,7 @@ from torch.amp import GradScaler
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from paceline._paceline import Session, Task
+from paceline._paceline import Copies, Session, Task
 from paceline._torch import optimizers
 from paceline._torch.device import Device
 from paceline._torch.evaluation import Evaluator
@@ -21,6 +21,9 @@ from paceline._torch.loader import PreparedLoader
 from paceline._torch.state import StateKeeper
 from paceline._torch.tensors import ModelTensors
 from paceline.errors import InputError, Interrupted
+
+#: Gradients with fewer values are copied at once.
+_LARGE = 1 << 15
 
 
 class Training:
@@ -62,6 +65,11 @@ class Training:
         #: Where the server wants the gradients; None if it wants none.
         self._results: list[Tensor] | None = None
         self._arrived: set[int] = set()
+        #: Copies the large gradients of a backward pass that goes on.
+        self._copies = Copies()
+        self._in_backward = False
+        #: What it copies, to be kept until it has.
+        self._copied: list[Tensor] = []
         self._kept: dict[int, Tensor] = {}
         self._schedulers: list[FollowedScheduler] = []
         #: What this worker needs to resume, and where it is kept; None if there is no folder.
@@ -209,7 +217,14 @@ class Training:
             message = f"run.backward takes one number, not a tensor of shape {tuple(loss.shape)}: use loss.mean()"
             raise InputError(message)
         self.note(loss)
-        (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+        self._in_backward = True
+        try:
+            (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+        finally:
+            self._in_backward = False
+            if self._copied:
+                self._copies.finish()
+                self._copied.clear()
 
     def note(self, loss: Tensor) -> None:
         """Note a loss whose gradients are about to be computed."""
@@ -223,6 +238,12 @@ class Training:
         assert self.session is not None
         progressed, arrived, device = self.session.progressed, self._arrived, self.tensors.device
         strided, float32 = torch.strided, torch.float32
+        copies, copied, is_large = self._copies, self._copied, self.tensors.trained[index].tensor.numel() >= _LARGE
+
+        def can_wait(parameter: Tensor, gradient: Tensor) -> bool:
+            # Another hook may look at the gradient.
+            hooks = parameter._post_accumulate_grad_hooks
+            return self._in_backward and len(hooks or ()) == 1 and gradient.is_contiguous()
 
         def copy(parameter: Tensor) -> None:
             gradient = parameter.grad
@@ -245,8 +266,13 @@ class Training:
                 return
             if gradient.dtype is not float32:
                 return
-            if gradient.data_ptr() != result.data_ptr():
-                result.copy_(gradient)
+            source, target = gradient.data_ptr(), result.data_ptr()
+            if source != target:
+                if is_large and can_wait(parameter, gradient):
+                    copied.append(gradient)
+                    copies.begin(source, target, gradient.numel())
+                else:
+                    result.copy_(gradient)
                 parameter.grad = result
             arrived.add(index)
 

@@ -1,0 +1,121 @@
+//! Copies of gradients that a thread makes while the backward pass goes on.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use pyo3::prelude::*;
+
+/// Values that are copied at a time. Whoever waits for the copies takes part in them, piece by piece.
+const PIECE: usize = 1 << 16;
+
+/// One piece of a copy.
+struct Piece {
+    source: *const f32,
+    target: *mut f32,
+    length: usize,
+}
+
+// SAFETY: whoever begins a copy keeps both memories and leaves them alone until it is finished.
+unsafe impl Send for Piece {}
+
+impl Piece {
+    fn copy(self) {
+        // SAFETY: as above; the memories are apart, as one is the server's and the other is not.
+        unsafe { self.source.copy_to_nonoverlapping(self.target, self.length) };
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    pieces: VecDeque<Piece>,
+    /// Whether the thread is copying a piece.
+    is_copying: bool,
+    is_closed: bool,
+}
+
+#[derive(Default)]
+struct SharedQueue {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+impl SharedQueue {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the thread does, until the queue is closed.
+    fn serve(&self) {
+        let mut queue = self.lock();
+        while !queue.is_closed {
+            let Some(piece) = queue.pieces.pop_front() else {
+                queue = self.wait(queue);
+                continue;
+            };
+            queue.is_copying = true;
+            drop(queue);
+            piece.copy();
+            queue = self.lock();
+            queue.is_copying = false;
+            self.changed.notify_all();
+        }
+    }
+
+    /// Copies what is left, and waits for the thread's piece.
+    fn finish(&self) {
+        let mut queue = self.lock();
+        while let Some(piece) = queue.pieces.pop_back() {
+            drop(queue);
+            piece.copy();
+            queue = self.lock();
+        }
+        while queue.is_copying {
+            queue = self.wait(queue);
+        }
+    }
+}
+
+/// Copies that a thread of their own makes.
+#[pyclass(name = "Copies", module = "paceline._paceline", frozen)]
+pub struct PyCopies(Arc<SharedQueue>);
+
+#[pymethods]
+impl PyCopies {
+    /// Starts the thread.
+    #[new]
+    fn new() -> PyResult<Self> {
+        let shared = Arc::new(SharedQueue::default());
+        let served = shared.clone();
+        thread::Builder::new().name("copies".into()).spawn(move || served.serve())?;
+        Ok(PyCopies(shared))
+    }
+
+    /// Begins to copy `length` values of 32 bits. Both memories must stay, and be left alone, until `finish` returns.
+    fn begin(&self, source: usize, target: usize, length: usize) {
+        let piece = |start: usize| Piece {
+            source: (source as *const f32).wrapping_add(start),
+            target: (target as *mut f32).wrapping_add(start),
+            length: PIECE.min(length - start),
+        };
+        self.0.lock().pieces.extend((0..length).step_by(PIECE).map(piece));
+        self.0.changed.notify_all();
+    }
+
+    /// Waits until everything is copied.
+    fn finish(&self, py: Python<'_>) {
+        py.detach(|| self.0.finish());
+    }
+}
+
+impl Drop for PyCopies {
+    /// Ends the thread after its piece.
+    fn drop(&mut self) {
+        self.0.lock().is_closed = true;
+        self.0.changed.notify_all();
+    }
+}
