@@ -43,8 +43,14 @@ impl RunTimePredictor for IndependentNormal {
         self.window.push_back(times.to_vec());
     }
 
-    fn predict(&mut self, workers: &[WorkerId]) -> Option<Forecast> {
-        let times = || self.window.iter().flatten().copied();
+    fn predict_multiples(&mut self, workers: &[WorkerId], multiples: &[f64]) -> Option<Forecast> {
+        let mut by_rank = vec![1.0; self.window.iter().map(Vec::len).max()?];
+        for (worker, &multiple) in workers.iter().zip(multiples) {
+            if let Some(slot) = by_rank.get_mut(worker.index()) {
+                *slot = multiple;
+            }
+        }
+        let times = || self.window.iter().flat_map(|times| times.iter().zip(&by_rank)).map(|(time, by)| time * by);
         let least = times().reduce(f64::min)?;
         let one = moments(times());
         if self.standard.len() != workers.len() {

@@ -2,11 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GLOBAL_RATE, SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup};
-use crate::local_rounds::{LocalDecision, LocalPolicy, LocalRounds};
+use super::{GLOBAL_RATE, LocalPart, SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup};
+use crate::local_rounds::{LocalDecision, LocalPolicy};
 use crate::{
-    LocalLength, LocalWork, QueryMode, Question, Reason, ReplicaStart, Scheme, Span, StateServer, Time, Update,
-    WorkerId,
+    LocalLength, LocalWork, QueryMode, Question, Reason, ReplicaStart, Span, StateServer, Time, Update, WorkerId,
 };
 
 #[derive(Serialize, Deserialize)]
@@ -56,7 +55,7 @@ impl LocalPolicy for Esync {
     }
 }
 
-pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
+pub(super) const ENTRY: SchemeEntry = SchemeEntry::local(
     "esync",
     "fast workers iterate locally until the slowest is about to finish, then replicas are averaged",
     [17, 119, 51],
@@ -70,9 +69,9 @@ pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
 ])
 .variants(&["mode=non-blocking,margin=0", "margin=10,rate=2"]);
 
-fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+fn build(settings: &Settings<'_>, _setup: &Setup) -> Result<LocalPart, SchemeError> {
     let mode = settings.choice("mode", [QueryMode::Blocking, QueryMode::NonBlocking])?;
     let margin = Span::from_seconds(settings.number("margin")?);
     let state = StateServer::new(mode, margin);
-    Ok(Box::new(LocalRounds::new(Esync { mode, state }, settings.number("rate")? as f32, setup.batch)))
+    Ok(LocalPart::new(Esync { mode, state }, settings.number("rate")? as f32))
 }
