@@ -31,7 +31,7 @@ fn specs() -> Vec<String> {
         "lb-bsp:change=0+cutoff:predictor=dmm,samples=3",
         "lb-bsp:change=0+backup:k=2,dispatch=push-interrupt",
         "lb-bsp:change=0+backup:k=2,dispatch=pull+late:staleness=2",
-        "backup:k=1,dispatch=pull+late",
+        "backup:k=1,dispatch=pull+late:weight=1,staleness=1",
     ];
     let combined = combination_examples(WORKERS);
     catalogue().into_iter().flat_map(of_entry).chain(combined).chain(more.map(String::from)).collect()

@@ -132,6 +132,22 @@ mod tests {
     }
 
     #[test]
+    fn times_are_predicted_for_the_sizes_of_the_next_tasks() {
+        let workers: Vec<WorkerId> = (0..4).map(WorkerId).collect();
+        let mut predictor = IndependentNormal::new(20);
+        predictor.observe(&[1.0, 1.0, 1.0, 3.0]);
+        assert_eq!(predictor.predict(&workers).unwrap().cutoff(), 3);
+        // The slow worker has a third of the samples.
+        let balanced = predictor.predict_multiples(&workers, &[1.0, 1.0, 1.0, 1.0 / 3.0]).unwrap();
+        assert!(balanced.ranks.iter().all(|rank| rank.mean == 1.0), "{balanced:?}");
+        assert_eq!(balanced.cutoff(), 4);
+        let twice = predictor.predict_multiples(&workers, &[2.0; 4]).unwrap();
+        for (twice, once) in twice.ranks.iter().zip(predictor.predict(&workers).unwrap().ranks) {
+            assert!((twice.mean - 2.0 * once.mean).abs() < 1e-12, "{twice:?}");
+        }
+    }
+
+    #[test]
     fn old_iterations_are_dropped_and_no_prediction_is_below_all_observed_times() {
         let workers: Vec<WorkerId> = (0..4).map(WorkerId).collect();
         let mut predictor = IndependentNormal::new(2);

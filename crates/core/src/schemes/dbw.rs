@@ -49,8 +49,10 @@ pub(super) struct DynamicQuorum {
     multiples: Vec<f64>,
 }
 
-/// What was measured is dropped when a worker's batch takes longer or less long by this factor than it did then.
-const OTHER_TIMES: f64 = 1.5;
+/// What was measured is dropped when batches take other times than they did then: when the logarithms of the ratios have
+/// this root mean square. Sizes that are set once, by speeds that differ by a factor of two, exceed it; sizes that follow
+/// a noise of one half do not.
+const OTHER_TIMES: f64 = 0.3;
 
 impl DynamicQuorum {
     fn new(gain_model: GainModel, times: IterationTimes, guard: LossGuard) -> Self {
@@ -96,11 +98,9 @@ fn best_rate(gain: impl Fn(usize) -> f64, expected: &[f64]) -> Option<usize> {
 impl Quorum for DynamicQuorum {
     fn begin(&mut self, workers: &[WorkerId], multiples: &[f64]) {
         let then = |worker: &WorkerId| self.multiples.get(worker.index()).copied().unwrap_or(1.0);
-        let is_other = |(worker, now): (&WorkerId, &f64)| {
-            let change = now / then(worker);
-            !(1.0 / OTHER_TIMES..=OTHER_TIMES).contains(&change)
-        };
-        if workers.iter().zip(multiples).any(is_other) {
+        let change = |(worker, now): (&WorkerId, &f64)| libm::log(now / then(worker));
+        let squares: f64 = workers.iter().zip(multiples).map(change).map(|change| change * change).sum();
+        if squares > OTHER_TIMES * OTHER_TIMES * workers.len() as f64 {
             self.times.forget();
             self.multiples.clear();
             self.multiples.resize(workers.last().map_or(0, |last| last.index() + 1), 1.0);
@@ -353,6 +353,22 @@ mod tests {
         assert_eq!(quorum.choice, QuorumChoice::LossRose);
         // k was already the number of workers.
         assert_eq!(iterate(&mut quorum, 3, &arrivals, 4, Some(&aggregate(1.2, 4, 1.0, 1.0))), 1);
+    }
+
+    #[test]
+    fn times_of_other_batch_sizes_are_forgotten() {
+        let workers: Vec<WorkerId> = (0..4).map(WorkerId).collect();
+        let next_k = |multiples: [f64; 4]| {
+            let mut quorum = dynamic(GainModel::Blind, 4);
+            quorum.begin(&workers, &[1.0; 4]);
+            quorum.choose(Time::START, 4);
+            assert_eq!(iterate(&mut quorum, 0, &[1.0, 1.0, 1.0, 9.0], 4, None), 3);
+            quorum.begin(&workers, &multiples);
+            quorum.choose(Time(1_000_000_000_000), 4)
+        };
+        assert_eq!(next_k([1.0; 4]), 3);
+        assert_eq!(next_k([1.1, 0.9, 1.2, 1.0]), 3, "a small change");
+        assert_eq!(next_k([1.3, 1.3, 1.3, 0.15]), 4, "the fourth is no longer late, and all are measured again");
     }
 
     #[test]

@@ -2,10 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GLOBAL_RATE, LocalPart, SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup};
-use crate::local_rounds::{LocalDecision, LocalPolicy};
+use super::{GLOBAL_RATE, SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup};
+use crate::local_rounds::{LocalDecision, LocalPolicy, LocalRounds};
 use crate::{
-    LocalLength, LocalWork, QueryMode, Question, Reason, ReplicaStart, Span, StateServer, Time, Update, WorkerId,
+    LocalLength, LocalWork, QueryMode, Question, Reason, ReplicaStart, Scheme, Span, StateServer, Time, Update,
+    WorkerId,
 };
 
 #[derive(Serialize, Deserialize)]
@@ -55,7 +56,7 @@ impl LocalPolicy for Esync {
     }
 }
 
-pub(super) const ENTRY: SchemeEntry = SchemeEntry::local(
+pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
     "esync",
     "fast workers iterate locally until the slowest is about to finish, then replicas are averaged",
     [17, 119, 51],
@@ -69,9 +70,9 @@ pub(super) const ENTRY: SchemeEntry = SchemeEntry::local(
 ])
 .variants(&["mode=non-blocking,margin=0", "margin=10,rate=2"]);
 
-fn build(settings: &Settings<'_>, _setup: &Setup) -> Result<LocalPart, SchemeError> {
+fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
     let mode = settings.choice("mode", [QueryMode::Blocking, QueryMode::NonBlocking])?;
     let margin = Span::from_seconds(settings.number("margin")?);
     let state = StateServer::new(mode, margin);
-    Ok(LocalPart::new(Esync { mode, state }, settings.number("rate")? as f32))
+    Ok(Box::new(LocalRounds::new(Esync { mode, state }, settings.number("rate")? as f32, setup.batch)))
 }

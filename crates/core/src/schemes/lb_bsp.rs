@@ -9,7 +9,7 @@ use crate::batching::{Cost, Devices, ProfilePoint, balance};
 use crate::recent::RecentValues;
 use crate::rounds::Sizing;
 use crate::speed::{PredictorKind, Resources, Speeds};
-use crate::{LocalLength, Reason, Span, Time, Update, WorkerId};
+use crate::{Reason, Span, Time, Update, WorkerId};
 
 /// The most training steps in an iteration. Each takes about a tenth of a millisecond …
 const TRAINING_STEPS: u32 = 4;
@@ -111,11 +111,8 @@ impl BalancedSizing {
             workers.iter().copied().filter(|&worker| self.costs.probe(worker).is_none()).collect();
         let known: Vec<Option<Cost>> = balanced.iter().map(|&worker| self.costs.cost(worker)).collect();
         // A worker without history counts as an average worker.
-        let speeds: Vec<f64> = known.iter().flatten().map(|cost| 1.0 / cost.per_sample).collect();
-        if speeds.is_empty() {
-            return BatchPlan::default();
-        }
-        let average = Cost::of_speed(speeds.iter().sum::<f64>() / speeds.len() as f64);
+        let speeds = known.iter().flatten().map(|cost| 1.0 / cost.per_sample);
+        let Some(average) = mean(speeds).map(Cost::of_speed) else { return BatchPlan::default() };
         let with_costs = balanced.iter().zip(&known);
         let costs: Vec<Cost> =
             with_costs.map(|(&worker, cost)| self.bounded(worker, cost.unwrap_or(average))).collect();
@@ -181,10 +178,6 @@ impl Sizing for BalancedSizing {
 
     fn on_arrival(&mut self, update: &Update, now: Time) {
         let (worker, report) = (update.task.worker, &update.report);
-        if update.work.length().is_some_and(LocalLength::asks) {
-            // The report is on what came after the last question.
-            return;
-        }
         while worker.index() >= self.communication.len() {
             self.communication.push(RecentValues::new(COMMUNICATIONS));
         }
@@ -210,13 +203,16 @@ impl Sizing for BalancedSizing {
 
     fn on_interrupted(&mut self, worker: WorkerId, samples: u32, elapsed: Span) {
         let CostModel::Speeds(speeds) = &mut self.costs else { return };
+        let known = (0..self.communication.len()).filter_map(|rank| speeds.predict(WorkerId(rank as u32)));
+        // A worker without history counts as an average worker.
+        let Some(expected) = speeds.predict(worker).or_else(|| mean(known)) else { return };
         let communication = self.communication.get(worker.index()).and_then(RecentValues::median).unwrap_or(0.0);
-        let seconds = IMPUTED * (elapsed.seconds() - communication);
-        let speed = f64::from(samples) / seconds;
+        let seconds = elapsed.seconds() - communication;
+        let fastest = f64::from(samples) / seconds;
         // Interrupted before its time: that says nothing.
-        if speeds.predict(worker).is_some_and(|predicted| speed < predicted / IMPUTED) {
+        if seconds > 0.0 && fastest < expected {
             let resources = self.resources.get(worker.index()).copied().unwrap_or_default();
-            speeds.observe(worker, speed, resources);
+            speeds.observe(worker, fastest / IMPUTED, resources);
         }
     }
 
@@ -232,6 +228,12 @@ impl Sizing for BalancedSizing {
         let learns = matches!(&self.costs, CostModel::Speeds(speeds) if speeds.kind().weights() > 0);
         (learns && self.training_steps < TRAINING_STEPS).then_some((REST, Reason::Training))
     }
+}
+
+/// The mean; `None` of nothing.
+fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let (count, sum) = values.fold((0.0, 0.0), |(count, sum), value| (count + 1.0, sum + value));
+    (count > 0.0).then(|| sum / count)
 }
 
 /// A network's weights as given in a setting: numbers separated by `/`.

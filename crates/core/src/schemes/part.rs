@@ -17,7 +17,7 @@ pub enum Part {
     Quorum(Build<Box<dyn Quorum>>),
     /// Chooses the workers' batch sizes.
     Sizing(Build<SizingPart>),
-    /// Chooses how many local iterations the workers do.
+    /// Chooses how many local iterations the workers do, without looking at their times.
     LocalPolicy(Build<LocalPart>),
     /// Says what becomes of gradients that arrive after their round.
     Late(Build<LateRule>),
@@ -69,7 +69,7 @@ impl Part {
             Part::Whole(_) => "stands alone",
             Part::Quorum(_) => "chooses how many gradients a round waits for",
             Part::Sizing(_) => "sets the batch sizes of rounds",
-            Part::LocalPolicy(_) => "sets how many local iterations workers do",
+            Part::LocalPolicy(_) => "sets the number of local iterations",
             Part::Late(_) => "uses the late gradients of rounds",
         }
     }
@@ -128,18 +128,11 @@ fn combinations() -> Vec<Vec<&'static SchemeEntry>> {
     combinations
 }
 
-/// Every combination for `workers` workers, as text: with default settings, and with the variants of parts that are no
-/// schemes by themselves.
+/// Every combination with default settings, and with values for the required ones that fit this number of workers.
 pub fn combination_examples(workers: usize) -> Vec<String> {
-    let mut texts = Vec::new();
-    for entries in combinations() {
-        let variants =
-            entries.iter().find(|entry| matches!(entry.part, Part::Late(_))).map_or(&[][..], |late| late.variants);
-        for variant in [""].iter().chain(variants) {
-            let settings = |entry: &SchemeEntry| if matches!(entry.part, Part::Late(_)) { variant } else { "" };
-            let parts = entries.iter().map(|entry| entry.example(settings(entry), workers));
-            texts.push(parts.collect::<Vec<_>>().join("+"));
-        }
-    }
-    texts
+    let example = |entries: Vec<&SchemeEntry>| {
+        let parts: Vec<String> = entries.iter().map(|entry| entry.example("", workers)).collect();
+        parts.join("+")
+    };
+    combinations().into_iter().map(example).collect()
 }

@@ -469,7 +469,7 @@ mod tests {
             (
                 "asp+lb-bsp",
                 format!(
-                    "'asp' can't be combined with 'lb-bsp': lb-bsp {sizing}; combine it with {rounds}, esync, local-sgd, \
+                    "'asp' can't be combined with 'lb-bsp': lb-bsp {sizing}; combine it with {rounds}, local-sgd, \
                      adacomm, easgd or late"
                 ),
             ),

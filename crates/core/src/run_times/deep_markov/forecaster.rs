@@ -185,6 +185,23 @@ mod tests {
     }
 
     #[test]
+    fn times_are_predicted_for_the_sizes_of_the_next_tasks() {
+        let mut predictor = Amortized::new(Arc::new(DeepMarkov::new(&constant()).unwrap()), 500, 1);
+        let workers: Vec<WorkerId> = (0..50).map(WorkerId).collect();
+        let times: Vec<f64> = (0..50).map(|rank| if rank == 0 { 0.2 } else { 1.0 }).collect();
+        (0..6).for_each(|_| predictor.observe(&times));
+        let mut multiples = vec![1.0; 50];
+        multiples[7] = 3.0;
+        let once = predictor.predict(&workers).unwrap();
+        let sized = predictor.predict_multiples(&workers, &multiples).unwrap();
+        assert_eq!(sized.worker(WorkerId(7)).mean, 3.0 * once.worker(WorkerId(7)).mean);
+        assert_eq!(sized.worker(WorkerId(8)), once.worker(WorkerId(8)));
+        // Three times as long as the others: always the last.
+        let (last, expected) = (sized.ranks[49], sized.worker(WorkerId(7)));
+        assert!((last.mean / expected.mean - 1.0).abs() < 0.02, "{last:?} {expected:?}");
+    }
+
+    #[test]
     fn independent_times_have_elfvings_order_statistics() {
         let found = forecast(2_000, 1, 1.0);
         for (standard, rank) in elfving(50).zip(&found.ranks) {
