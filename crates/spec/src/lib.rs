@@ -209,7 +209,7 @@ pub fn one_of<T: Copy>(kind: &'static str, text: &str, choices: &[(&str, T)]) ->
 
 /// The parts of a spec that combines several: `a:k=6+b` is `a:k=6` and `b`. A `+` begins a part if a known name follows,
 /// or if it follows a name. Otherwise it belongs to a value: `a:rate=1e+5`, `a:file=x+y`.
-pub fn split_parts<'a>(text: &'a str, is_name: impl Fn(&str) -> bool) -> Vec<&'a str> {
+pub fn split_parts(text: &str, is_name: impl Fn(&str) -> bool) -> Vec<&str> {
     let mut parts = Vec::new();
     let mut start = 0;
     for (position, _) in text.match_indices('+') {

@@ -63,7 +63,7 @@ impl Part {
         )
     }
 
-    /// What it does, after its name: "lb-bsp" …
+    /// What it does, as a sentence whose subject is its name.
     pub fn role(&self) -> &'static str {
         match self {
             Part::Whole(_) => "stands alone",
