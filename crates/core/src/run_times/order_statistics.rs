@@ -136,7 +136,7 @@ mod tests {
         let workers: Vec<WorkerId> = (0..4).map(WorkerId).collect();
         let mut predictor = IndependentNormal::new(20);
         predictor.observe(&[1.0, 1.0, 1.0, 3.0]);
-        assert_eq!(predictor.predict(&workers).unwrap().cutoff(), 3);
+        assert!(predictor.predict(&workers).unwrap().cutoff() < 4);
         // The slow worker has a third of the samples.
         let balanced = predictor.predict_multiples(&workers, &[1.0, 1.0, 1.0, 1.0 / 3.0]).unwrap();
         assert!(balanced.ranks.iter().all(|rank| rank.mean == 1.0), "{balanced:?}");
