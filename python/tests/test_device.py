@@ -47,13 +47,16 @@ SCRIPT = """
                 if (index + 1) % every == 0 or index + 1 == len(loader):
                     if "clip" in options:
                         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                    if "data" in options:
+                        for parameter in model.parameters():
+                            parameter.grad.data.clamp_(-0.01, 0.01)
                     optimizer.step()
                     optimizer.zero_grad()
             print(json.dumps({"loss": loss.item(), "version": run.version}))
 """
 
 #: What else a script does with its gradients, and the versions that it then has at the end.
-OPTIONS: dict[str, int] = {"": 52, "clip": 52, "accumulate": 28, "bf16": 52}
+OPTIONS: dict[str, int] = {"": 52, "clip": 52, "data": 52, "accumulate": 28, "bf16": 52}
 
 
 def places() -> list[str]:

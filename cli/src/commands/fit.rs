@@ -70,7 +70,7 @@ impl FitArgs {
         let goals = Goals::any(&self.until);
         let TrainingOptions { optimizer, schedule, lr, clip_sum, .. } = self.training.clone();
         let rate = RateSpec { schedule, ..RateSpec::constant(lr.0) };
-        let stepper = Stepper::new(workload.layout(), optimizer, rate, 1).clipping(clip_sum);
+        let stepper = Stepper::new(workload.layout(), optimizer, rate).clipping(clip_sum);
         let mut trainer = Trainer::new(initial, stepper);
         let mut replica = workload.replica();
         let mut gradient = vec![0.0; workload.layout().len()];

@@ -36,6 +36,7 @@ mod local_workers;
 mod outbox;
 mod output_lines;
 mod poller;
+mod private_pages;
 #[cfg(test)]
 mod scripted_peer;
 mod server;

@@ -1,13 +1,13 @@
 //! Page-aligned vectors of values, private or shared with another process.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use memmap2::{Advice, MmapMut, MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+
+use crate::private_pages;
 
 /// Which processes may write a shared region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,35 +83,14 @@ impl ValueMemory {
         if self.mapping != Some(ModelMapping::Private) {
             return Ok(());
         }
-        let page = rustix::param::page_size();
-        let (first, count) = (self.map.as_ptr() as usize / page, (self.length * size_of::<f32>()).div_ceil(page));
-        let mut entries = vec![0_u8; count * size_of::<u64>()];
-        File::open("/proc/self/pagemap")?.read_exact_at(&mut entries, (first * size_of::<u64>()) as u64)?;
-        let (entries, _) = entries.as_chunks();
-        let is_private = |entry: &[u8; 8]| {
-            let entry = u64::from_le_bytes(*entry);
-            entry & (PAGE_PRESENT | PAGE_SWAPPED) != 0 && entry & PAGE_OF_FILE == 0
-        };
-        let (mut index, mut rest) = (0, entries);
-        while let Some(start) = rest.iter().position(is_private) {
-            let length = rest[start..].iter().position(|entry| !is_private(entry)).unwrap_or(rest.len() - start);
+        for range in private_pages::find(self.map.as_ptr() as usize, self.length * size_of::<f32>())? {
             // SAFETY: the pages are a part of this mapping, and the file behind it still has their values. Whoever reads them
             // meanwhile sees values that the server wrote.
-            unsafe {
-                let address = self.map.as_mut_ptr().add((index + start) * page);
-                rustix::mm::madvise(address.cast(), length * page, rustix::mm::Advice::LinuxDontNeed)?;
-            }
-            index += start + length;
-            rest = &rest[start + length..];
+            unsafe { rustix::mm::madvise(range.start as *mut _, range.len(), rustix::mm::Advice::LinuxDontNeed)? };
         }
         Ok(())
     }
 }
-
-/// Bits of an entry of `/proc/self/pagemap`.
-const PAGE_PRESENT: u64 = 1 << 63;
-const PAGE_SWAPPED: u64 = 1 << 62;
-const PAGE_OF_FILE: u64 = 1 << 61;
 
 impl Region {
     /// Allocates `length` zeros for this process alone.

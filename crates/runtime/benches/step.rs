@@ -5,7 +5,7 @@ use std::thread::available_parallelism;
 use std::time::Instant;
 
 use paceline_core::{Commit, CommitStep, TaskId, Version, WorkerId};
-use paceline_runtime::{Contribution, RateSpec, Stepper};
+use paceline_runtime::{Contribution, RateSpec, StepThreads, Stepper};
 use paceline_store::Layout;
 
 const LENGTHS: [usize; 3] = [100_000, 1_000_000, 25_600_000];
@@ -50,7 +50,8 @@ fn measure(length: usize, threads: &[usize]) {
                 .collect();
             let times = threads.iter().map(|&threads| {
                 let spec = optimizer.parse().expect("valid");
-                let mut stepper = Stepper::new(&layout, spec, RateSpec::constant(1e-6), threads);
+                let mut stepper =
+                    Stepper::new(&layout, spec, RateSpec::constant(1e-6)).threads(StepThreads::new(threads));
                 median(repeats, || {
                     black_box(stepper.commit(&commit, &old, &mut new, &contributions, count));
                     std::mem::swap(&mut old, &mut new);

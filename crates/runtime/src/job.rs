@@ -1,15 +1,13 @@
 //! A job: what a server trains, how, and until when.
 
-use std::num::NonZero;
 use std::sync::Arc;
-use std::thread::available_parallelism;
 
 use paceline_core::{SchemeSpec, Setup, Span};
 use paceline_protocol::OfferedTraining;
 use paceline_store::{OptimizerKind, OptimizerSpec, Schedule};
 use paceline_workload::Workload;
 
-use crate::{Goals, JobModel, OfferedModel, RateSpec};
+use crate::{Goals, JobModel, OfferedModel, RateSpec, StepThreads};
 
 /// What is trained, how, and until when.
 #[derive(Clone)]
@@ -32,8 +30,8 @@ pub struct Job {
     pub rate: f32,
     /// The largest norm of a sum of gradients; longer ones are scaled down.
     pub clip_sum: Option<f32>,
-    /// Threads that aggregate gradients and step the model, each a range of it; `None` for as many as pay off. Their number
-    /// does not change the result.
+    /// Threads that aggregate gradients and step the model; `None` for as many as pay off and processors are idle. Their
+    /// number does not change the result.
     pub step_threads: Option<usize>,
     /// Samples between evaluations on the held-out set, which run in parallel with the training. There is always one
     /// at the end; with 0 it is the only one.
@@ -46,12 +44,6 @@ pub struct Job {
     /// The seed of everything random.
     pub seed: u64,
 }
-
-/// How many values make another thread worth its start, while half of the processors are left to others.
-const VALUES_PER_THREAD: usize = 1 << 18;
-
-/// The same beyond that.
-const VALUES_PER_LAST_THREAD: usize = 1 << 21;
 
 impl Job {
     /// A job of a workload under `bsp` for 1000 iterations, with plain SGD at a rate of 0.1, and no evaluation before the
@@ -91,14 +83,9 @@ impl Job {
         self.initial.as_ref().map_or_else(|| self.model.initial(self.seed), |initial| initial.to_vec())
     }
 
-    /// How many threads aggregate gradients and step the model.
-    pub fn step_threads(&self) -> usize {
-        let automatic = || {
-            let (values, processors) = (self.model.layout().len(), available_parallelism().map_or(1, NonZero::get));
-            let few = (values / VALUES_PER_THREAD).min(processors / 2);
-            few.max(values / VALUES_PER_LAST_THREAD).clamp(1, processors)
-        };
-        self.step_threads.unwrap_or_else(automatic)
+    /// The threads that aggregate gradients and step the model.
+    pub fn step_threads(&self) -> StepThreads {
+        self.step_threads.map_or_else(|| StepThreads::automatic(self.model.layout().len()), StepThreads::new)
     }
 
     /// What sets the learning rate.

@@ -69,6 +69,7 @@ pub use run_folder::{CONFIGURATION, REPORT, RunFolder, RunFolderError, WORKER_LO
 pub use run_tracker::RunTracker;
 pub use server_observer::{RunState, ServerObserver};
 pub use status::{Health, SharedStatus, Status, WorkerStatus};
+pub use step_threads::StepThreads;
 pub use tensorboard::ScalarLog;
 pub use trained_model::TrainedModel;
 pub use trainer::{Contribution, Stepper, Trainer, compensate};

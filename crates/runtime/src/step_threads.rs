@@ -1,36 +1,78 @@
 //! The threads that sum updates and step the model.
 
+use std::num::NonZero;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::available_parallelism;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 /// Parts of a step per thread. A thread that starts late, or shares its processor, takes fewer of them.
 const PARTS_PER_THREAD: usize = 8;
 
+/// How many values are worth another thread on an idle processor.
+const VALUES_PER_IDLE_PROCESSOR: usize = 1 << 18;
+
+/// How many values are worth another thread on a busy one: the run waits for the step.
+const VALUES_PER_BUSY_PROCESSOR: usize = 1 << 21;
+
 /// Threads that are kept between steps, and the one that asks them.
 #[derive(Debug)]
-pub(crate) struct StepThreads {
+pub struct StepThreads {
     /// All but the one that asks. `None` if there is no other, or the system has no thread to spare.
     others: Option<ThreadPool>,
-    count: usize,
+    /// How many take part in a step.
+    active: usize,
+    choice: Choice,
+}
+
+/// Who chooses the number of threads.
+#[derive(Debug, Clone, Copy)]
+enum Choice {
+    User,
+    /// It depends on the length of the model and the idle ones of the processors.
+    Automatic {
+        values: usize,
+        processors: usize,
+    },
 }
 
 impl StepThreads {
     /// This many threads; zero count as one.
-    pub(crate) fn new(count: usize) -> Self {
+    pub fn new(count: usize) -> Self {
+        StepThreads::start(count, Choice::User)
+    }
+
+    /// As many threads as are worthwhile for a model of this length.
+    pub fn automatic(values: usize) -> Self {
+        let processors = available_parallelism().map_or(1, NonZero::get);
+        let choice = Choice::Automatic { values, processors };
+        StepThreads::start(worthwhile(values, processors, processors), choice)
+    }
+
+    fn start(count: usize, choice: Choice) -> Self {
         let start = |count| ThreadPoolBuilder::new().num_threads(count).thread_name(|_| "step".into()).build();
         let others = (count > 1).then(|| start(count - 1).ok()).flatten();
-        StepThreads { count: if others.is_some() { count } else { 1 }, others }
+        StepThreads { active: if others.is_some() { count } else { 1 }, others, choice }
+    }
+
+    /// Leaves the processors alone that have other work now, as many as `busy` says.
+    pub fn spare(&mut self, busy: impl FnOnce() -> usize) {
+        if let Choice::Automatic { values, processors } = self.choice
+            && let Some(others) = &self.others
+        {
+            let idle = processors.saturating_sub(busy());
+            self.active = worthwhile(values, idle, processors).min(others.current_num_threads() + 1);
+        }
     }
 
     /// The number of parts to cut a step into.
     pub(crate) fn parts(&self) -> usize {
-        if self.count > 1 { self.count * PARTS_PER_THREAD } else { 1 }
+        if self.active > 1 { self.active * PARTS_PER_THREAD } else { 1 }
     }
 
     /// Calls `run` with every part. The results come in the order of the parts.
     pub(crate) fn map<P: Send, R: Send>(&self, parts: Vec<P>, run: impl Fn(P) -> R + Sync) -> Vec<R> {
-        let helpers = self.count.min(parts.len()).saturating_sub(1);
+        let helpers = self.active.min(parts.len()).saturating_sub(1);
         let Some(others) = self.others.as_ref().filter(|_| helpers > 0) else {
             return parts.into_iter().map(run).collect();
         };
@@ -51,6 +93,12 @@ impl StepThreads {
         results.sort_by_key(|(index, _)| *index);
         results.into_iter().map(|(_, result)| result).collect()
     }
+}
+
+/// How many threads are worth their start for a step of this many values.
+fn worthwhile(values: usize, idle: usize, processors: usize) -> usize {
+    let on_idle = (values / VALUES_PER_IDLE_PROCESSOR).min(idle);
+    on_idle.max(values / VALUES_PER_BUSY_PROCESSOR).clamp(1, processors.max(1))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -76,5 +124,27 @@ mod tests {
     #[should_panic(expected = "part 7")]
     fn a_panic_reaches_the_one_that_asks() {
         StepThreads::new(3).map((0..20).collect(), |part| assert!(part != 7, "part {part}"));
+    }
+
+    #[test]
+    fn large_models_get_idle_processors_and_huge_ones_busy_ones_too() {
+        assert_eq!(worthwhile(100_000, 16, 16), 1);
+        assert_eq!(worthwhile(1_000_000, 16, 16), 3);
+        assert_eq!(worthwhile(1_000_000, 1, 16), 1);
+        assert_eq!(worthwhile(25_600_000, 16, 16), 16);
+        assert_eq!(worthwhile(25_600_000, 4, 16), 12);
+        assert_eq!(worthwhile(25_600_000, 0, 2), 2);
+    }
+
+    #[test]
+    fn what_the_user_chose_stays() {
+        let mut threads = StepThreads::new(3);
+        threads.spare(|| 100);
+        assert_eq!(threads.active, 3);
+        let mut threads = StepThreads::start(4, Choice::Automatic { values: 1 << 20, processors: 4 });
+        for (busy, active) in [(0, 4), (1, 3), (4, 1), (9, 1), (0, 4)] {
+            threads.spare(|| busy);
+            assert_eq!(threads.active, active, "{busy} busy");
+        }
     }
 }

@@ -44,16 +44,27 @@ pub struct Stepper {
 }
 
 impl Stepper {
-    /// A stepper of models with this layout, on this many `threads`. Their number does not change the result, bit for bit.
-    pub fn new(layout: &Layout, optimizer: OptimizerSpec, rate: RateSpec, threads: usize) -> Self {
+    /// A stepper of models with this layout, on one thread.
+    pub fn new(layout: &Layout, optimizer: OptimizerSpec, rate: RateSpec) -> Self {
         let optimizer = Optimizer::new(optimizer, layout);
-        Stepper::resumed(layout, optimizer, rate, RateState::default(), threads)
+        Stepper::resumed(layout, optimizer, rate, RateState::default())
     }
 
     /// A stepper that continues with an optimizer and a learning rate in this state.
-    pub fn resumed(layout: &Layout, optimizer: Optimizer, rate: RateSpec, state: RateState, threads: usize) -> Self {
+    pub fn resumed(layout: &Layout, optimizer: Optimizer, rate: RateSpec, state: RateState) -> Self {
         let (trainable, rate) = (layout.trainable(), RateControl::new(rate, state));
-        Stepper { trainable, optimizer, next_state: NextState::default(), rate, clip: None, threads: StepThreads::new(threads) }
+        let (next_state, threads) = (NextState::default(), StepThreads::new(1));
+        Stepper { trainable, optimizer, next_state, rate, clip: None, threads }
+    }
+
+    /// The same stepper on these threads. Their number does not change the result, bit for bit.
+    pub fn threads(self, threads: StepThreads) -> Self {
+        Stepper { threads, ..self }
+    }
+
+    /// Leaves the processors alone that have other work in the next steps, as many as `busy` says.
+    pub fn spare_processors(&mut self, busy: impl FnOnce() -> usize) {
+        self.threads.spare(busy);
     }
 
     /// The same stepper, which scales sums of gradients down to this norm. That takes another look at every gradient.
@@ -373,7 +384,8 @@ mod tests {
 
         for threads in [0, 1, 2, 3, 9] {
             let (old, mut new) = (vec![1.0; layout.len()], vec![0.0; layout.len()]);
-            let mut stepper = Stepper::new(&layout, spec.clone(), RateSpec::constant(0.1), threads);
+            let mut stepper =
+                Stepper::new(&layout, spec.clone(), RateSpec::constant(0.1)).threads(StepThreads::new(threads));
             let result = stepper.commit(&commit(OPTIMIZER), &old, &mut new, &contributions, 5);
             assert_eq!(new, expected, "{threads} threads");
             let aggregate = result.aggregate.unwrap();
@@ -399,7 +411,7 @@ mod tests {
             rates: &[],
         });
         let spec: OptimizerSpec = "adam".parse().unwrap();
-        let mut stepper = Stepper::new(&layout, spec, RateSpec::constant(0.1), 1);
+        let mut stepper = Stepper::new(&layout, spec, RateSpec::constant(0.1));
         for (rate, expected) in [(1.0, [4.0, 6.0]), (2.0, [6.0, 6.0])] {
             let mut new = [0.0; 2];
             stepper.commit(&commit(CommitStep::Average { rate }), &[2.0, 2.0], &mut new, &contributions, 2);
@@ -426,7 +438,7 @@ mod tests {
         for (limit, scale) in [(None, 1.0), (Some(10.0), 1.0), (Some(5.0), 1.0), (Some(2.5), 0.5)] {
             for threads in [1, 2] {
                 let (spec, rate) = ("sgd".parse().unwrap(), RateSpec::constant(0.1));
-                let mut stepper = Stepper::new(&layout, spec, rate, threads).clipping(limit);
+                let mut stepper = Stepper::new(&layout, spec, rate).clipping(limit).threads(StepThreads::new(threads));
                 let (old, mut new) = (vec![1.0; layout.len()], vec![0.0; layout.len()]);
                 let outcome = stepper.commit(&commit(OPTIMIZER), &old, &mut new, &[one(0), one(1)], 2);
                 let expected = [1.0 - 0.1 * (3.0 * scale), 1.0 - 0.1 * (4.0 * scale), -1.0];
@@ -474,7 +486,8 @@ mod tests {
             ("adam", CommitStep::Average { rate: 0.5 }),
         ] {
             for threads in [1, 2, 3] {
-                let stepper = || Stepper::new(&layout, optimizer.parse().unwrap(), rate, threads);
+                let stepper =
+                    || Stepper::new(&layout, optimizer.parse().unwrap(), rate).threads(StepThreads::new(threads));
                 let (mut stepper, mut expected) = (stepper(), stepper());
                 let (mut old, mut new, mut other) = (vec![0.5; length], vec![0.0; length], vec![0.0; length]);
                 for _ in 0..3 {
@@ -495,7 +508,7 @@ mod tests {
         let bad = gradients(layout.len(), 2, &[(0, 0, f32::NAN), (1, BLOCK, f32::INFINITY)]);
         let one = |worker, gradient| Contribution { task: task(worker), gradient, weight: 0.5, loss: 1.0, rates: &[] };
         let rate = RateSpec { schedule: "cosine:10".parse().unwrap(), ..RateSpec::constant(1.0) };
-        let mut stepper = Stepper::new(&layout, "momentum:0.9".parse().unwrap(), rate, 2);
+        let mut stepper = Stepper::new(&layout, "momentum:0.9".parse().unwrap(), rate).threads(StepThreads::new(2));
         let (old, mut new) = (vec![0.25; layout.len()], vec![0.0; layout.len()]);
         let before = (stepper.optimizer().clone(), stepper.local_rate());
         let all = [one(0, &bad[0]), one(1, &bad[1])];

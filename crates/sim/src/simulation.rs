@@ -63,7 +63,7 @@ impl Training {
     /// The model at the start of a simulation.
     pub(crate) fn trainer(&self, simulation: &Simulation) -> Trainer {
         let rate = RateSpec { base: self.rate, schedule: self.schedule, rule: simulation.setup.rate_rule };
-        let stepper = Stepper::new(self.workload.layout(), self.optimizer.clone(), rate, 1).clipping(self.clip_sum);
+        let stepper = Stepper::new(self.workload.layout(), self.optimizer.clone(), rate).clipping(self.clip_sum);
         let own = || self.workload.initial(simulation.seed);
         Trainer::new(self.initial.as_ref().map_or_else(own, |initial| initial.to_vec()), stepper)
     }

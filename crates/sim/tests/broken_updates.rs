@@ -169,7 +169,7 @@ fn the_model_is_the_one_without_the_broken_update_bit_for_bit() {
 
     // The same steps; the fifth has three gradients, of a third each.
     let computed = computed.lock().unwrap();
-    let mut stepper = Stepper::new(workload.layout(), optimizer, RateSpec::constant(rate), 1);
+    let mut stepper = Stepper::new(workload.layout(), optimizer, RateSpec::constant(rate));
     let commit = Commit { version: Version(1), updates: [].into(), step: CommitStep::Optimizer, rate_factor: 1.0 };
     let mut old = workload.initial(simulation.seed);
     let mut new = vec![0.0; old.len()];

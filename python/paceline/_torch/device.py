@@ -25,8 +25,8 @@ class Device:
         self._is_cuda = device.type == "cuda"
         self._copies = torch.cuda.Stream(device) if self._is_cuda else None  # type: ignore[no-untyped-call]
         self._registered: dict[int, Memory] = {}
-        #: Address and version of the gradients that are being copied, as they were then.
-        self._copied: dict[int, tuple[int, int]] = {}
+        #: The gradients that are being copied, as the backward pass made them.
+        self._copied: dict[int, Tensor] = {}
         #: Whether gradients are copied as soon as they are there. That is in vain if the loop changes them, e.g. clips.
         self._copies_early = True
 
@@ -70,30 +70,41 @@ class Device:
         if self._copies is not None:
             self._copies.wait_stream(torch.cuda.current_stream(self.device))
             self._copies.synchronize()
+        self._copied.clear()
 
     def begin_gradient(self, index: int, gradient: Tensor, result: Tensor) -> None:
         """Begin to copy a gradient that the backward pass has just computed."""
         if self._copies_early:
-            self._copied[index] = (gradient.data_ptr(), gradient._version)
-            self.download([gradient], [result])
+            made = self._copied[index] = gradient.clone()
+            self.download([made], [result])
 
     def finish_gradients(self, gradients: Sequence[Tensor | None], results: Sequence[Tensor]) -> None:
         """Copy the gradients that were not copied yet or have changed since. Write zeros where there are none."""
-        copied, self._copied = self._copied, {}
-        late: list[tuple[Tensor, Tensor]] = []
-        missing: list[Tensor] = []
-        for index, (gradient, result) in enumerate(zip(gradients, results, strict=True)):
-            if gradient is None:
-                missing.append(result)
-            elif copied.get(index) != (gradient.data_ptr(), gradient._version):
-                self._copies_early = self._copies_early and index not in copied
-                late.append((gradient, result))
-        self.download([gradient for gradient, _ in late], [result for _, result in late])
-        if missing:
+        there = {index: gradient for index, gradient in enumerate(gradients) if gradient is not None}
+        early = {index: gradient for index, gradient in there.items() if index in self._copied}
+        if self._are_changed(early):
+            self._copies_early = False
+            early = {}
+        late = there.keys() - early.keys()
+        self.download([there[index] for index in late], [results[index] for index in late])
+        if len(there) < len(results):
             # The copy of one that was dropped may be under way.
             self.finish()
-            for result in missing:
-                result.zero_()
+            for index, result in enumerate(results):
+                if index not in there:
+                    result.zero_()
+
+    def _are_changed(self, gradients: dict[int, Tensor]) -> bool:
+        """Whether the loop has changed gradients since the backward pass made them.
+
+        The versions of the tensors don't tell: a change of `parameter.grad.data` does not count there.
+        """
+        if not gradients:
+            return False
+        now = torch.cat([gradient.detach().reshape(-1) for gradient in gradients.values()])
+        made = torch.cat([self._copied[index].reshape(-1) for index in gradients])
+        # By bytes, so that a value that is not a number equals itself.
+        return not torch.equal(now.view(torch.uint8), made.view(torch.uint8))
 
     # --- memory ---
 

@@ -39,21 +39,22 @@ impl<'a> Coordinator<'a> {
         from: Option<ResumePoint>,
     ) -> Result<Self, ServerError> {
         let layout = job.model.layout();
-        let (rate, threads) = (job.rate_spec(), job.step_threads());
+        let rate = job.rate_spec();
         let (ledger, monitor, stepper, parameters, resumed) = match from {
             None => {
-                let stepper = Stepper::new(layout, job.optimizer.clone(), rate, threads).clipping(job.clip_sum);
+                let stepper = Stepper::new(layout, job.optimizer.clone(), rate);
                 let ledger = Ledger::new(job.scheme.build(&job.setup)?);
                 (ledger, Monitor::new(&job.setup), stepper, job.initial(), None)
             }
             Some(ResumePoint { ledger, monitor, saved, checkpoint, rate: rate_state, .. }) => {
                 let Checkpoint { version, parameters, optimizer, .. } = checkpoint;
-                let stepper = Stepper::resumed(layout, optimizer, rate, rate_state, threads).clipping(job.clip_sum);
+                let stepper = Stepper::resumed(layout, optimizer, rate, rate_state);
                 // A run without a commit starts again once all workers have joined.
                 let resumed = (version > 0).then(|| (saved.latest(), saved.workers()));
                 (ledger, monitor, stepper, parameters, resumed)
             }
         };
+        let stepper = stepper.clipping(job.clip_sum).threads(job.step_threads());
         let config = ServerConfig {
             workers: job.setup.workers,
             workload_spec: job.workload_spec.clone(),

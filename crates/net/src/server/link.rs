@@ -154,6 +154,11 @@ impl Link {
         self.buffers.remove(&number)
     }
 
+    /// Whether a worker on this machine has work.
+    pub(super) fn uses_processor(&self) -> bool {
+        self.outbox.is_local() && !self.buffers.is_empty()
+    }
+
     /// A gradient buffer that no task and no commit uses.
     fn free_gradient(&mut self, length: usize) -> io::Result<(u32, Arc<Region>)> {
         let free = self.gradients.iter().position(|gradient| Arc::strong_count(gradient) == 1);
