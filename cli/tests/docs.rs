@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use paceline_core::{Setting, SettingDefault, catalogue};
+use paceline_core::{Setting, SettingDefault, catalogue, parts};
 use tempfile::tempdir;
 
 /// A block of commands.
@@ -160,7 +160,7 @@ fn links_between_pages_are_valid() {
 
 #[test]
 fn scheme_pages_list_every_setting_with_its_default() {
-    for entry in catalogue() {
+    for entry in catalogue().into_iter().chain(parts()) {
         let text = fs::read_to_string(root().join(format!("docs/schemes/{}.md", entry.name))).unwrap();
         for Setting { key, default, .. } in entry.settings {
             let row = text.lines().find(|line| line.starts_with(&format!("| `{key}` | ")));
@@ -179,7 +179,7 @@ fn scheme_pages_list_every_setting_with_its_default() {
 
 #[test]
 fn the_readme_names_every_scheme_and_all_scheme_pages_have_the_same_parts() {
-    let names: Vec<&str> = catalogue().iter().map(|entry| entry.name).collect();
+    let names: Vec<&str> = catalogue().into_iter().chain(parts()).map(|entry| entry.name).collect();
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
     for name in &names {
         assert!(readme.contains(&format!("`{name}`")), "the README does not say when to use {name}");

@@ -26,9 +26,10 @@ fn start(arguments: &[&str]) -> Child {
 #[test]
 fn every_scheme_trains_and_its_events_replay() {
     let folder = tempdir().unwrap();
-    for entry in catalogue() {
-        let scheme = entry.example("", 4);
-        let out = folder.path().join(entry.name);
+    let schemes = catalogue().into_iter().map(|entry| entry.example("", 4));
+    let combined = ["lb-bsp+backup:k=3+late", "cutoff+lb-bsp", "dbw+late", "local-sgd:tau=4+lb-bsp"].map(String::from);
+    for (index, scheme) in schemes.chain(combined).enumerate() {
+        let out = folder.path().join(index.to_string());
         let run = train(&out, &["--scheme", &scheme, "--emulate", "3=3", "--until", "loss<1.2,iterations=5000"]);
         assert_eq!(run["reached"], true, "{run}");
         assert_eq!(run["emulated"]["3"], "3× slower", "{run}");

@@ -7,7 +7,7 @@ use clap::Args;
 use indicatif::{MultiProgress, ProgressDrawTarget};
 use paceline_config::file::Configuration;
 use paceline_config::{Cluster, Failure, ForceOption, PreparedScenario, Scenario, Seeds, parallel, scheme, whole};
-use paceline_core::{SchemeSpec, catalogue};
+use paceline_core::{Part, SchemeEntry, SchemeSpec, catalogue, combinable, parts};
 use paceline_report::page;
 use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::table;
@@ -76,15 +76,25 @@ struct SimulateOutput {
 
 fn after_help() -> String {
     let mut text = String::from("Schemes:\n");
-    for entry in catalogue() {
+    let mut describe = |entry: &SchemeEntry, combines: bool| {
         text += &format!("  {:<11} {}\n", entry.name, entry.summary);
         for setting in entry.settings {
             text += &format!("             {setting}\n");
         }
+        if combines {
+            text += &format!("             combines with {}\n", combinable(entry).join(", "));
+        }
+    };
+    for entry in catalogue() {
+        describe(entry, matches!(entry.part, Part::Sizing(_)));
     }
+    parts().for_each(|part| describe(part, true));
     text + "
+Combined schemes have + between them: lb-bsp:least=8+backup:k=6.
+
 Examples:
   paceline simulate --scheme ssp:staleness=3 --slow 0=5
+  paceline simulate --scheme lb-bsp+backup:k=6+late --times lognormal:0,0.5 --slow 0=3
   paceline simulate --scheme backup:k=6 --model cnn --lr 0.08 --until 'loss<0.3' --out RUN
   paceline simulate --model none --times pareto:1,1.5 --until iterations=1000 --seeds 1..20 --json
   paceline simulate --config RUN/config.toml --scheme bsp"

@@ -27,7 +27,8 @@ impl FromStr for SchemeList {
         let mut specs: Vec<String> = Vec::new();
         for part in text.split(',') {
             let by_key = part.find('=').is_some_and(|equals| !part[..equals].contains(':'));
-            let setting = by_key || part.parse::<f64>().is_ok();
+            let first = part.split('+').next().unwrap_or(part);
+            let setting = by_key || first.parse::<f64>().is_ok();
             match specs.last_mut().filter(|_| setting) {
                 Some(last) => *last += &format!(",{part}"),
                 None => specs.push(part.into()),
@@ -67,9 +68,12 @@ mod tests {
 
     #[test]
     fn a_list_may_contain_settings() {
-        let SchemeList::These(specs) = "dssp:min=2,max=9,asp,dssp:2,9,backup:k=3".parse().unwrap() else { panic!() };
+        let list = "dssp:min=2,max=9,asp,dssp:2,9,backup:k=3,lb-bsp:least=2,most=9+backup:k=3,dispatch=pull,adacomm:4,9+lb-bsp,bsp";
+        let SchemeList::These(specs) = list.parse().unwrap() else { panic!() };
         let specs: Vec<String> = specs.iter().map(SchemeSpec::to_string).collect();
-        assert_eq!(specs, ["dssp:min=2,max=9", "asp", "dssp:min=2,max=9", "backup:k=3"]);
+        assert_eq!(specs[..4], ["dssp:min=2,max=9", "asp", "dssp:min=2,max=9", "backup:k=3"]);
+        let combined = ["lb-bsp:least=2,most=9+backup:k=3,dispatch=pull", "adacomm:tau=4,interval=9+lb-bsp", "bsp"];
+        assert_eq!(specs[4..], combined);
         assert!("bsp,nonsense".parse::<SchemeList>().unwrap_err().to_string().contains("unknown scheme 'nonsense'"));
     }
 

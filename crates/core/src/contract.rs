@@ -280,6 +280,12 @@ impl CommitRequest {
         CommitRequest::new(updates.iter().map(|&(task, weight)| (task, Some(weight))).collect())
     }
 
+    /// The same with further updates, whose weights count beside the samples of the others.
+    pub fn and(mut self, updates: &[(TaskId, f64)]) -> Self {
+        self.updates.extend(updates.iter().map(|&(task, weight)| (task, Some(weight))));
+        self
+    }
+
     fn new(updates: Vec<(TaskId, Option<f64>)>) -> Self {
         CommitRequest { updates, step: CommitStep::Optimizer, rate_factor: 1.0 }
     }

@@ -79,6 +79,13 @@ impl IterationTimes {
         }
     }
 
+    /// Drops all that was measured, and what is still under way: tasks take other times from now on.
+    pub(crate) fn forget(&mut self) {
+        self.table.clear();
+        // No cell of the table has this h.
+        self.rounds.iter_mut().for_each(|round| round.waited_before = 0);
+    }
+
     /// T̂ for every k, in seconds; entry 0 is k = 1.
     pub(crate) fn expected(&mut self) -> &[f64] {
         self.table.expected_all()

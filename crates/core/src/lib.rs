@@ -6,7 +6,7 @@
 //!
 //! - [`Scheme`]: the contract. A scheme receives [`Event`]s and takes [`Action`]s, each with a [`Reason`].
 //! - [`Ledger`]: runs a scheme and checks its [laws](Law). The simulator and the server drive the same ledger.
-//! - [`catalogue`], [`SchemeSpec`]: the schemes by name. [`add_scheme`] adds one from outside.
+//! - [`catalogue`], [`SchemeSpec`]: the schemes by name. [`add_scheme`] adds one from outside. [`Part`] says which combine.
 //! - [`batching`]: plans how many samples each worker gets.
 //! - [`barrier`]: plans the next barrier from predicted finish times.
 //! - [`speed`]: predicts each worker's speed.
@@ -68,8 +68,8 @@ pub use reason::{Estimate, QuorumChoice, Reason, ReasonText};
 pub use restore::{Restorable, RestoreError};
 pub use round_trips::{Memory, RoundTripError, RoundTripTable};
 pub use schemes::{
-    BuildContext, BuildScheme, SchemeEntry, SchemeError, SchemeSpec, Setting, SettingDefault, SettingKind, Settings,
-    Setup, UpperBound, add_scheme, catalogue,
+    Build, BuildContext, LocalPart, Part, SchemeEntry, SchemeError, SchemeSpec, Setting, SettingDefault, SettingKind,
+    Settings, Setup, SizingPart, UpperBound, add_scheme, catalogue, combinable, combination_examples, parts,
 };
 pub use state_server::{QueryAnswer, QueryMode, StateServer};
 pub use time::{Span, Time};

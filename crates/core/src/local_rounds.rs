@@ -1,11 +1,12 @@
 //! Local rounds: every worker iterates on a replica of the model, then the replicas are averaged.
 //!
 //! All synchronous schemes with local iterations share this code. They differ in the [`LocalPolicy`], which decides how
-//! many iterations each worker does.
+//! many iterations each worker does, and in the [`Sizing`], which chooses the samples of an iteration.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::rounds::{FixedBatch, Sizing};
 use crate::{
     Aggregate, CommitRequest, CommitStep, LocalWork, Question, Reason, Restorable, RestoreError, Scheme, TaskId, Time,
     Turn, Until, Update, Work, WorkerId,
@@ -50,26 +51,33 @@ pub trait LocalPolicy: Send + Restorable {
 struct SavedLocalRounds {
     policy: Box<RawValue>,
     arrived: Vec<(TaskId, u32)>,
+    /// `None` if it was saved before batches could differ.
+    #[serde(default)]
+    sizing: Option<Box<RawValue>>,
 }
 
 /// A scheme of rounds in which every worker iterates locally.
 ///
 /// A worker that joins takes part in the present round at once. A round ends when every joined worker has sent its
 /// update.
-#[derive(Debug)]
-pub struct LocalRounds<P> {
-    policy: P,
+pub struct LocalRounds {
+    policy: Box<dyn LocalPolicy>,
     /// The global learning rate.
     rate: f32,
-    batch: u32,
+    sizing: Box<dyn Sizing>,
     /// This round's updates so far, and the local iterations in them.
     arrived: Vec<(TaskId, u32)>,
 }
 
-impl<P: LocalPolicy> LocalRounds<P> {
+impl LocalRounds {
     /// Rounds with `batch` samples per local iteration, after which the model moves by `rate` of the mean difference.
-    pub fn new(policy: P, rate: f32, batch: u32) -> Self {
-        LocalRounds { policy, rate, batch, arrived: Vec::new() }
+    pub fn new(policy: impl LocalPolicy + 'static, rate: f32, batch: u32) -> Self {
+        LocalRounds::sized(Box::new(policy), rate, Box::new(FixedBatch(batch)))
+    }
+
+    /// The same, where `sizing` sets each worker's samples per local iteration, and so the weight of its replica.
+    pub fn sized(policy: Box<dyn LocalPolicy>, rate: f32, sizing: Box<dyn Sizing>) -> Self {
+        LocalRounds { policy, rate, sizing, arrived: Vec::new() }
     }
 
     fn end_round_if_complete(&mut self, turn: &mut Turn<'_>) {
@@ -82,24 +90,37 @@ impl<P: LocalPolicy> LocalRounds<P> {
         let reason = Reason::Averaged { workers: live as u32, iterations };
         turn.commit(CommitRequest::of(&tasks).step(CommitStep::Average { rate: self.rate }), reason);
         let workers: Vec<WorkerId> = turn.workers().collect();
+        self.sizing.begin(&workers);
         workers.iter().for_each(|&worker| self.policy.on_start(turn.now(), worker));
         workers.iter().for_each(|&worker| self.assign(turn, worker, Reason::NewVersion));
     }
 
     fn assign(&mut self, turn: &mut Turn<'_>, worker: WorkerId, reason: Reason) {
         let (local, reason) = self.policy.work(turn.now(), worker, reason);
-        turn.assign_work(worker, Work::Local(local), self.batch, reason);
+        let (samples, why) = self.sizing.size(worker);
+        turn.assign_work(worker, Work::Local(local), samples, why.unwrap_or(reason));
+    }
+
+    fn work_in_background(&mut self, turn: &mut Turn<'_>) {
+        let workers: Vec<WorkerId> = turn.workers().collect();
+        if let Some((delay, reason)) = self.sizing.in_background(&workers) {
+            turn.wake(delay, reason);
+        }
     }
 }
 
-impl<P: LocalPolicy> Scheme for LocalRounds<P> {
+impl Scheme for LocalRounds {
     fn save(&self) -> Option<String> {
-        serde_json::to_string(&SavedLocalRounds { policy: self.policy.save()?, arrived: self.arrived.clone() }).ok()
+        let (policy, sizing) = (self.policy.save()?, Some(self.sizing.save()?));
+        serde_json::to_string(&SavedLocalRounds { policy, arrived: self.arrived.clone(), sizing }).ok()
     }
 
     fn restore(&mut self, state: &str) -> Result<(), RestoreError> {
-        let SavedLocalRounds { policy, arrived } = serde_json::from_str(state)?;
+        let SavedLocalRounds { policy, arrived, sizing } = serde_json::from_str(state)?;
         self.arrived = arrived;
+        if let Some(sizing) = sizing {
+            self.sizing.restore(&sizing)?;
+        }
         self.policy.restore(&policy)
     }
 
@@ -116,6 +137,7 @@ impl<P: LocalPolicy> Scheme for LocalRounds<P> {
 
     fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update) {
         self.policy.on_reported(turn.now(), update);
+        self.sizing.on_arrival(update, turn.now());
         self.arrived.push((update.task, update.iterations));
         self.end_round_if_complete(turn);
         while let Some(worker) = turn.next_unsettled() {
@@ -132,5 +154,10 @@ impl<P: LocalPolicy> Scheme for LocalRounds<P> {
 
     fn on_committed(&mut self, turn: &mut Turn<'_>, aggregate: Option<&Aggregate>) {
         self.policy.on_averaged(turn.now(), aggregate);
+        self.work_in_background(turn);
+    }
+
+    fn on_timer(&mut self, turn: &mut Turn<'_>) {
+        self.work_in_background(turn);
     }
 }

@@ -1,7 +1,7 @@
 //! Rounds: wait for k of the n workers' gradients at the newest version, then step the model.
 //!
-//! All k-of-n schemes share this code. They differ in the [`Quorum`], which chooses k, and in the [`Sizing`], which
-//! chooses each worker's number of samples.
+//! All k-of-n schemes share this code. They differ in the [`Quorum`], which chooses k, in the [`Sizing`], which chooses
+//! each worker's number of samples, and in the [`LateRule`], which says what becomes of gradients that arrive later.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -30,8 +30,14 @@ pub struct Arrival {
 
 /// Chooses k, the number of gradients that an iteration waits for.
 pub trait Quorum: Send + Restorable {
-    /// An iteration begins with these workers. [`choose`](Quorum::choose) follows.
-    fn begin(&mut self, _workers: &[WorkerId]) {}
+    /// How work is dispatched if nobody says.
+    fn dispatch(&self) -> Dispatch {
+        Dispatch::default()
+    }
+
+    /// An iteration begins with these workers. Each one's batch takes this multiple of the time that the run's batch size
+    /// would take it; 1 if all batches have that size. [`choose`](Quorum::choose) follows.
+    fn begin(&mut self, _workers: &[WorkerId], _multiples: &[f64]) {}
 
     /// k of the iteration that begins now with `live` workers. A larger k than `live` means all workers.
     fn choose(&mut self, now: Time, live: usize) -> usize;
@@ -44,7 +50,7 @@ pub trait Quorum: Send + Restorable {
     /// A gradient arrived.
     fn on_arrival(&mut self, _arrival: &Arrival) {}
 
-    /// The iteration is over. [`begin`](Quorum::begin) follows.
+    /// The iteration is over; it waited for `updates` gradients. [`begin`](Quorum::begin) follows.
     fn on_committed(&mut self, _now: Time, _updates: usize, _aggregate: Option<&Aggregate>) {}
 }
 
@@ -56,8 +62,16 @@ pub trait Sizing: Send + Restorable {
     /// The worker's number of samples in the present iteration, with a reason if the size needs one of its own.
     fn size(&self, worker: WorkerId) -> (u32, Option<Reason>);
 
-    /// A gradient arrived, in time or late.
+    /// How long the worker's present batch is expected to take, as a multiple of the time of the run's batch size.
+    fn multiple(&self, _worker: WorkerId) -> f64 {
+        1.0
+    }
+
+    /// An update arrived, in time or late.
     fn on_arrival(&mut self, _update: &Update, _now: Time) {}
+
+    /// A task of this many samples was interrupted after it had taken this long.
+    fn on_interrupted(&mut self, _worker: WorkerId, _samples: u32, _elapsed: Span) {}
 
     /// Does work that no worker waits for; called when every worker has its assignment. To be called again in this
     /// iteration, it returns a delay and the reason.
@@ -76,6 +90,16 @@ impl Sizing for FixedBatch {
     }
 }
 
+/// What becomes of gradients that arrive after the commit of their round: they join the next commit, if they are not too
+/// stale. Its weights remain those of a mean.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LateRule {
+    /// A gradient's weight per sample is multiplied by it once for every version that it is behind. Above 0, at most 1.
+    pub weight: f64,
+    /// How many versions a gradient may be behind.
+    pub staleness: u64,
+}
+
 /// The state of a [`Rounds`] scheme.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -86,46 +110,63 @@ struct SavedRounds {
     arrived: Vec<TaskId>,
     contributed: Vec<Option<Version>>,
     assigned: usize,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    late: Vec<(TaskId, f64)>,
 }
 
 /// A scheme that waits for a [`Quorum`] of gradients in every iteration. The [`Sizing`] sets their numbers of samples.
 ///
 /// A worker that joins gets work at the newest version at once. When workers leave, k is at most the number of workers
 /// that remain.
-#[derive(Debug)]
-pub struct Rounds<Q, S = FixedBatch> {
-    quorum: Q,
-    sizing: S,
+pub struct Rounds {
+    quorum: Box<dyn Quorum>,
+    sizing: Box<dyn Sizing>,
     dispatch: Dispatch,
+    /// Whether the sizing hears of interrupted tasks.
+    reports_interrupts: bool,
+    late_rule: Option<LateRule>,
     /// k of this iteration; `None` before the first worker joined.
     quorum_size: Option<usize>,
     /// This iteration's updates so far.
     arrived: Vec<TaskId>,
+    /// Updates of earlier versions that will be committed with them, with their weights.
+    late: Vec<(TaskId, f64)>,
     /// The version that each worker last contributed to.
     contributed: Vec<Option<Version>>,
     /// How many gradients of the newest version have arrived or are assigned. Used under [`Dispatch::Pull`].
     assigned: usize,
 }
 
-impl<Q: Quorum> Rounds<Q> {
+impl Rounds {
     /// Rounds of `batch` samples per worker.
-    pub fn new(quorum: Q, dispatch: Dispatch, batch: u32) -> Self {
-        Rounds::sized(quorum, FixedBatch(batch), dispatch)
+    pub fn new(quorum: impl Quorum + 'static, dispatch: Dispatch, batch: u32) -> Self {
+        Rounds::sized(Box::new(quorum), Box::new(FixedBatch(batch)), dispatch)
     }
-}
 
-impl<Q: Quorum, S: Sizing> Rounds<Q, S> {
     /// Rounds whose numbers of samples are set by `sizing`.
-    pub fn sized(quorum: Q, sizing: S, dispatch: Dispatch) -> Self {
+    pub fn sized(quorum: Box<dyn Quorum>, sizing: Box<dyn Sizing>, dispatch: Dispatch) -> Self {
         Rounds {
             quorum,
             sizing,
             dispatch,
+            reports_interrupts: false,
+            late_rule: None,
             quorum_size: None,
             arrived: Vec::new(),
+            late: Vec::new(),
             contributed: Vec::new(),
             assigned: 0,
         }
+    }
+
+    /// The same, where the sizing learns from interrupted tasks.
+    pub fn reporting_interrupts(self) -> Self {
+        Rounds { reports_interrupts: true, ..self }
+    }
+
+    /// The same, where late gradients join the next commit. Under [`Dispatch::PushInterrupt`] there are none.
+    pub fn with_late(self, rule: LateRule) -> Self {
+        Rounds { late_rule: Some(rule), ..self }
     }
 
     /// k, but at most the number of workers.
@@ -137,7 +178,7 @@ impl<Q: Quorum, S: Sizing> Rounds<Q, S> {
     fn advance(&mut self, turn: &mut Turn<'_>, reason: Reason) {
         let waited_for = self.waited_for(turn);
         if waited_for > 0 && self.arrived.len() >= waited_for {
-            turn.commit(CommitRequest::of(&self.arrived), self.quorum.reason(waited_for, turn.live()));
+            turn.commit(CommitRequest::of(&self.arrived).and(&self.late), self.quorum.reason(waited_for, turn.live()));
             // The next turn confirms the commit and chooses the new k. Dispatch needs neither.
             self.assigned = 0;
             let workers: Vec<WorkerId> = turn.workers().collect();
@@ -150,6 +191,12 @@ impl<Q: Quorum, S: Sizing> Rounds<Q, S> {
         }
     }
 
+    /// The weight per sample of an update that is this many versions behind; `None` if it is too stale.
+    fn late_weight(&self, behind: u64) -> Option<f64> {
+        let rule = self.late_rule.filter(|rule| behind <= rule.staleness)?;
+        Some((0..behind).fold(1.0, |weight, _| weight * rule.weight))
+    }
+
     fn dispatch(&mut self, turn: &mut Turn<'_>, workers: &[WorkerId]) {
         if self.dispatch == Dispatch::Pull {
             while let Some(worker) = turn.next_unsettled() {
@@ -158,8 +205,16 @@ impl<Q: Quorum, S: Sizing> Rounds<Q, S> {
             return;
         }
         for &worker in workers {
-            if self.dispatch == Dispatch::PushInterrupt && !turn.is_idle(worker) {
-                turn.interrupt(worker, Reason::Superseded);
+            if let Some((running, since)) = turn.running(worker).zip(turn.running_since(worker)) {
+                if self.dispatch == Dispatch::PushInterrupt {
+                    turn.interrupt(worker, Reason::Superseded);
+                    if self.reports_interrupts {
+                        self.sizing.on_interrupted(worker, running.samples, turn.now().since(since));
+                    }
+                } else if self.late_weight(turn.version().0 - running.version.0).is_some() {
+                    // A worker with a newer version queued would not send its late gradient.
+                    continue;
+                }
             }
             self.assign(turn, worker, Reason::NewVersion);
         }
@@ -173,7 +228,8 @@ impl<Q: Quorum, S: Sizing> Rounds<Q, S> {
 
     /// An iteration begins.
     fn begin(&mut self, turn: &Turn<'_>, workers: &[WorkerId]) {
-        self.quorum.begin(workers);
+        let multiples: Vec<f64> = workers.iter().map(|&worker| self.sizing.multiple(worker)).collect();
+        self.quorum.begin(workers, &multiples);
         self.quorum_size = Some(self.quorum.choose(turn.now(), workers.len()));
     }
 
@@ -215,7 +271,7 @@ impl<Q: Quorum, S: Sizing> Rounds<Q, S> {
     }
 }
 
-impl<Q: Quorum, S: Sizing> Scheme for Rounds<Q, S> {
+impl Scheme for Rounds {
     fn save(&self) -> Option<String> {
         let saved = SavedRounds {
             quorum: self.quorum.save()?,
@@ -224,16 +280,17 @@ impl<Q: Quorum, S: Sizing> Scheme for Rounds<Q, S> {
             arrived: self.arrived.clone(),
             contributed: self.contributed.clone(),
             assigned: self.assigned,
+            late: self.late.clone(),
         };
         serde_json::to_string(&saved).ok()
     }
 
     fn restore(&mut self, state: &str) -> Result<(), RestoreError> {
-        let SavedRounds { quorum, sizing, quorum_size, arrived, contributed, assigned } = serde_json::from_str(state)?;
-        (self.quorum_size, self.arrived, self.contributed, self.assigned) =
-            (quorum_size, arrived, contributed, assigned);
-        self.quorum.restore(&quorum)?;
-        self.sizing.restore(&sizing)
+        let saved: SavedRounds = serde_json::from_str(state)?;
+        (self.quorum_size, self.assigned) = (saved.quorum_size, saved.assigned);
+        (self.arrived, self.late, self.contributed) = (saved.arrived, saved.late, saved.contributed);
+        self.quorum.restore(&saved.quorum)?;
+        self.sizing.restore(&saved.sizing)
     }
 
     fn on_joined(&mut self, turn: &mut Turn<'_>, _worker: WorkerId) {
@@ -246,6 +303,7 @@ impl<Q: Quorum, S: Sizing> Scheme for Rounds<Q, S> {
 
     fn on_left(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
         self.arrived.retain(|task| task.worker != worker);
+        self.late.retain(|(task, _)| task.worker != worker);
         self.record_contribution(worker, None);
         let before = turn.version();
         self.advance(turn, Reason::Free);
@@ -265,11 +323,14 @@ impl<Q: Quorum, S: Sizing> Scheme for Rounds<Q, S> {
             now: turn.now(),
         });
         self.sizing.on_arrival(update, turn.now());
+        let behind = turn.version().0 - update.version.0;
         if timely {
             self.arrived.push(update.task);
             self.record_contribution(update.task.worker, Some(update.version));
+        } else if let Some(weight) = self.late_weight(behind) {
+            self.late.push((update.task, weight * f64::from(update.samples)));
         } else {
-            turn.discard(update.task, Reason::Stale { behind: turn.version().0 - update.version.0 });
+            turn.discard(update.task, Reason::Stale { behind });
         }
         self.advance(turn, Reason::Free);
     }
@@ -277,6 +338,7 @@ impl<Q: Quorum, S: Sizing> Scheme for Rounds<Q, S> {
     fn on_committed(&mut self, turn: &mut Turn<'_>, aggregate: Option<&Aggregate>) {
         self.quorum.on_committed(turn.now(), self.arrived.len(), aggregate);
         self.arrived.clear();
+        self.late.clear();
         let workers: Vec<WorkerId> = turn.workers().collect();
         self.begin(turn, &workers);
         self.work_in_background(turn, &workers);

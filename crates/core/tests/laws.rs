@@ -9,13 +9,13 @@ use paceline_core::run_times::{Draws, Size};
 use paceline_core::{
     Action, Aggregate, Assignment, Commit, Event, Ledger, LedgerError, LocalLength, Pretrained, Refusal, Report,
     SampleCounts, SavedLedger, Scheme, SchemeEntry, SchemeSpec, Setup, Span, TaskId, Time, Until, Version,
-    WorkerActivities, WorkerActivity, WorkerId, catalogue,
+    WorkerActivities, WorkerActivity, WorkerId, catalogue, combination_examples,
 };
 use proptest::prelude::*;
 
 const WORKERS: usize = 6;
 
-/// All schemes with all their variants and every dispatch, and some that fit this number of workers.
+/// All schemes with all their variants and every dispatch, all combinations, and some that fit this number of workers.
 fn specs() -> Vec<String> {
     let of_entry = |entry: &'static SchemeEntry| {
         let with_variants = move |dispatch: String| {
@@ -24,8 +24,17 @@ fn specs() -> Vec<String> {
         };
         entry.dispatch_settings().into_iter().flat_map(with_variants)
     };
-    let more = ["backup:k=6", "lb-bsp:k=4,change=0", "cutoff:predictor=dmm,samples=3"];
-    catalogue().into_iter().flat_map(of_entry).chain(more.map(String::from)).collect()
+    let more = [
+        "backup:k=6",
+        "lb-bsp:k=4,change=0",
+        "cutoff:predictor=dmm,samples=3",
+        "lb-bsp:change=0+cutoff:predictor=dmm,samples=3",
+        "lb-bsp:change=0+backup:k=2,dispatch=push-interrupt",
+        "lb-bsp:change=0+backup:k=2,dispatch=pull+late:staleness=2",
+        "backup:k=1,dispatch=pull+late:weight=1,staleness=1",
+    ];
+    let combined = combination_examples(WORKERS);
+    catalogue().into_iter().flat_map(of_entry).chain(combined).chain(more.map(String::from)).collect()
 }
 
 /// A run-time model with random weights.

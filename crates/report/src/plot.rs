@@ -32,9 +32,10 @@ const FONT: &str = "sans-serif";
 
 const UNKNOWN: RGBColor = RGBColor(90, 90, 90);
 
-/// The colour of a scheme with any settings on any workers; dark grey for an unknown scheme.
+/// The colour of a scheme with any settings on any workers, or of the first part of a combination; dark grey for an
+/// unknown scheme.
 pub fn colour_of(scheme: &str) -> RGBColor {
-    let name = scheme.split([':', ' ']).next().unwrap_or(scheme);
+    let name = scheme.split([':', '+', ' ']).next().unwrap_or(scheme);
     let found = catalogue().into_iter().find(|entry| entry.name == name);
     found.map_or(UNKNOWN, |entry| {
         let [red, green, blue] = entry.colour;
@@ -392,6 +393,7 @@ mod tests {
     fn settings_do_not_change_a_schemes_colour() {
         assert_eq!(colour_of("backup:k=3"), colour_of("backup"));
         assert_eq!(colour_of("bsp on workers 1-7"), colour_of("bsp"));
+        assert_eq!(colour_of("lb-bsp+cutoff"), colour_of("lb-bsp"));
         let colours = colours_of(["backup:k=3", "dbw", "backup:k=4"]);
         assert_eq!(colours[0], colour_of("backup"));
         assert_ne!(colours[2], colours[0]);

@@ -7,6 +7,7 @@
 //! - [`Spec`]: a text that fits one of several forms, and its values.
 //! - [`SpecError`]: the one style of errors. It names the value, where it is, and what is allowed.
 //! - [`one_of`]: a name out of several.
+//! - [`split_parts`]: a spec of several parts, `name:key=value+name:key=value`.
 //! - [`open_input`], [`read_input`], [`read_text`], [`LineLimit`]: files that a user names, which may not be endless.
 
 mod error;
@@ -206,8 +207,24 @@ pub fn one_of<T: Copy>(kind: &'static str, text: &str, choices: &[(&str, T)]) ->
     found.ok_or_else(|| SpecError::unknown_name(kind, text, &names))
 }
 
+/// The parts of a spec that combines several: `a:k=6+b` is `a:k=6` and `b`. A `+` begins a part if a known name follows,
+/// or if it follows a name. Otherwise it belongs to a value: `a:rate=1e+5`, `a:file=x+y`.
+pub fn split_parts(text: &str, is_name: impl Fn(&str) -> bool) -> Vec<&str> {
+    let mut parts = Vec::new();
+    let mut start = 0;
+    for (position, _) in text.match_indices('+') {
+        let next = text[position + 1..].split([':', '+']).next().unwrap_or_default();
+        if is_name(next) || !text[start..position].contains(':') {
+            parts.push(&text[start..position]);
+            start = position + 1;
+        }
+    }
+    parts.push(&text[start..]);
+    parts
+}
+
 /// `a, b or c`.
-fn alternatives(names: &[&str]) -> String {
+pub fn alternatives(names: &[&str]) -> String {
     match names {
         [] => String::new(),
         [only] => (*only).into(),
@@ -257,6 +274,17 @@ mod tests {
         assert_eq!(parse("empty").unwrap().to_string(), "empty");
         let unnamed = Spec::parse_unnamed("network", "latency=1,2", &["bandwidth", "latency"]).unwrap();
         assert_eq!((unnamed.text("bandwidth"), unnamed.to_string().as_str()), (Some("2"), "latency=1,bandwidth=2"));
+    }
+
+    #[test]
+    fn parts_are_split_at_names() {
+        let split = |text| split_parts(text, |name| ["a", "b"].contains(&name));
+        assert_eq!(split("a"), ["a"]);
+        assert_eq!(split("a:k=6+b"), ["a:k=6", "b"]);
+        assert_eq!(split("a+b:x=1,y=2+a"), ["a", "b:x=1,y=2", "a"]);
+        assert_eq!(split("a:1e+5+b:file=x+y"), ["a:1e+5", "b:file=x+y"]);
+        assert_eq!(split("a+c:k=2"), ["a", "c:k=2"], "an unknown name, which is reported");
+        assert_eq!(split("+a+"), ["", "a", ""]);
     }
 
     #[test]

@@ -157,6 +157,10 @@ impl LedgerState {
         self.workers.get(worker.index())?.running.map(|running| running.assignment)
     }
 
+    pub(super) fn running_since(&self, worker: WorkerId) -> Option<Time> {
+        self.workers.get(worker.index())?.running.map(|running| running.since)
+    }
+
     pub(super) fn queued(&self, worker: WorkerId) -> Option<Assignment> {
         self.workers.get(worker.index())?.queued
     }

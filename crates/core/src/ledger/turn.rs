@@ -46,6 +46,11 @@ impl Turn<'_> {
         self.state.running(worker)
     }
 
+    /// When the worker started its present task.
+    pub fn running_since(&self, worker: WorkerId) -> Option<Time> {
+        self.state.running_since(worker)
+    }
+
     /// The next worker that needs a decision: it became idle in this turn, or its wait ended, and it has since got
     /// neither work nor something to wait for.
     pub fn next_unsettled(&mut self) -> Option<WorkerId> {

@@ -223,6 +223,15 @@ impl RoundTripTable {
         Ok(())
     }
 
+    /// Drops all samples.
+    pub fn clear(&mut self) {
+        let workers = self.expected.len();
+        self.fit = Fit::new(workers);
+        self.expected.fill(0.0);
+        self.samples.clear();
+        self.fresh_weight = 1.0;
+    }
+
     fn check_workers(workers: usize) -> Result<(), RoundTripError> {
         if workers <= MAX_WORKERS { Ok(()) } else { Err(RoundTripError::TooManyWorkers { workers }) }
     }

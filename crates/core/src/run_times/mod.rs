@@ -49,9 +49,14 @@ pub trait RunTimePredictor: Send + Restorable {
     /// Adds the run-times of an iteration in seconds, by rank, all above 0.
     fn observe(&mut self, times: &[f64]);
 
-    /// The run-times of the iteration that begins now with these workers, at least one; `None` until enough is
-    /// observed.
-    fn predict(&mut self, workers: &[WorkerId]) -> Option<Forecast>;
+    /// The run-times of the iteration that begins now with these workers, at least one, whose tasks take these multiples
+    /// of the time of tasks like the observed ones; `None` until enough is observed.
+    fn predict_multiples(&mut self, workers: &[WorkerId], multiples: &[f64]) -> Option<Forecast>;
+
+    /// The run-times of the iteration that begins now with these workers, if their tasks are like the observed ones.
+    fn predict(&mut self, workers: &[WorkerId]) -> Option<Forecast> {
+        self.predict_multiples(workers, &vec![1.0; workers.len()])
+    }
 }
 
 #[cfg(test)]

@@ -30,7 +30,8 @@ impl Restorable for Oracle {
 impl RunTimePredictor for Oracle {
     fn observe(&mut self, _times: &[f64]) {}
 
-    fn predict(&mut self, workers: &[WorkerId]) -> Option<Forecast> {
+    /// The tasks under way have their sizes.
+    fn predict_multiples(&mut self, workers: &[WorkerId], _multiples: &[f64]) -> Option<Forecast> {
         let certain = |worker| self.0.run_time(worker).map(|span| Normal { mean: span.seconds(), deviation: 0.0 });
         let mut ranks: Vec<Normal> = workers.iter().map(|&worker| certain(worker)).collect::<Option<_>>()?;
         ranks.sort_by(|one, other| one.mean.total_cmp(&other.mean));

@@ -43,8 +43,14 @@ impl RunTimePredictor for IndependentNormal {
         self.window.push_back(times.to_vec());
     }
 
-    fn predict(&mut self, workers: &[WorkerId]) -> Option<Forecast> {
-        let times = || self.window.iter().flatten().copied();
+    fn predict_multiples(&mut self, workers: &[WorkerId], multiples: &[f64]) -> Option<Forecast> {
+        let mut by_rank = vec![1.0; self.window.iter().map(Vec::len).max()?];
+        for (worker, &multiple) in workers.iter().zip(multiples) {
+            if let Some(slot) = by_rank.get_mut(worker.index()) {
+                *slot = multiple;
+            }
+        }
+        let times = || self.window.iter().flat_map(|times| times.iter().zip(&by_rank)).map(|(time, by)| time * by);
         let least = times().reduce(f64::min)?;
         let one = moments(times());
         if self.standard.len() != workers.len() {
@@ -122,6 +128,22 @@ mod tests {
             let found = moments(sorted.iter().map(|sample| sample[rank]));
             let expected = forecast.ranks[rank];
             assert!((found.deviation / expected.deviation - 1.0).abs() < 0.15, "{rank}: {found:?} {expected:?}");
+        }
+    }
+
+    #[test]
+    fn times_are_predicted_for_the_sizes_of_the_next_tasks() {
+        let workers: Vec<WorkerId> = (0..4).map(WorkerId).collect();
+        let mut predictor = IndependentNormal::new(20);
+        predictor.observe(&[1.0, 1.0, 1.0, 3.0]);
+        assert!(predictor.predict(&workers).unwrap().cutoff() < 4);
+        // The slow worker has a third of the samples.
+        let balanced = predictor.predict_multiples(&workers, &[1.0, 1.0, 1.0, 1.0 / 3.0]).unwrap();
+        assert!(balanced.ranks.iter().all(|rank| rank.mean == 1.0), "{balanced:?}");
+        assert_eq!(balanced.cutoff(), 4);
+        let twice = predictor.predict_multiples(&workers, &[2.0; 4]).unwrap();
+        for (twice, once) in twice.ranks.iter().zip(predictor.predict(&workers).unwrap().ranks) {
+            assert!((twice.mean - 2.0 * once.mean).abs() < 1e-12, "{twice:?}");
         }
     }
 

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GLOBAL_RATE, SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
-use crate::local_rounds::{LocalPolicy, LocalRounds};
-use crate::{Aggregate, LocalLength, LocalWork, Reason, ReplicaStart, Scheme, Span, Time, WorkerId};
+use super::{GLOBAL_RATE, LocalPart, SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
+use crate::local_rounds::LocalPolicy;
+use crate::{Aggregate, LocalLength, LocalWork, Reason, ReplicaStart, Span, Time, WorkerId};
 
 #[derive(Serialize, Deserialize)]
 struct AdaptiveIterations {
@@ -38,7 +38,7 @@ impl LocalPolicy for AdaptiveIterations {
     }
 }
 
-pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
+pub(super) const ENTRY: SchemeEntry = SchemeEntry::local(
     "adacomm",
     "like local-sgd, with fewer local iterations per round as the loss falls",
     [221, 204, 119],
@@ -53,12 +53,12 @@ pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
 ])
 .variants(&["tau=8,interval=0.001"]);
 
-fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+fn build(settings: &Settings<'_>, _setup: &Setup) -> Result<LocalPart, SchemeError> {
     let first = settings.count("tau")?;
     let interval = Span::from_seconds(settings.number("interval")?);
     let next = Time::START + interval;
     let policy = AdaptiveIterations { first, iterations: first, interval, next, first_loss: None };
-    Ok(Box::new(LocalRounds::new(policy, settings.number("rate")? as f32, setup.batch)))
+    Ok(LocalPart::new(policy, settings.number("rate")? as f32))
 }
 
 #[cfg(test)]

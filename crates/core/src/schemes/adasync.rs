@@ -4,8 +4,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
-use crate::rounds::{Quorum, Rounds};
-use crate::{Aggregate, Reason, Scheme, Time};
+use crate::rounds::Quorum;
+use crate::{Aggregate, Reason, Time};
 
 /// For exponential run-times the error bound over a period of time is least where K²/(n − K) is proportional to 1/F.
 /// The factor consists of constants that are not known in practice, so it is set by the first k and the first loss:
@@ -54,15 +54,13 @@ impl Quorum for LossLevelQuorum {
 }
 
 pub(super) const ENTRY: SchemeEntry =
-    SchemeEntry::new("adasync", "wait for the first k workers; k grows as the loss falls", [136, 34, 85], build)
+    SchemeEntry::quorum("adasync", "wait for the first k workers; k grows as the loss falls", [136, 34, 85], build)
         .settings(&[Setting::count("first", "gradients to wait for in the first iteration", 1, UpperBound::Workers)
-            .default(SettingDefault::Count(1))])
-        .dispatches();
+            .default(SettingDefault::Count(1))]);
 
-fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+fn build(settings: &Settings<'_>, _setup: &Setup) -> Result<Box<dyn Quorum>, SchemeError> {
     let first = settings.count("first")?;
-    let quorum = LossLevelQuorum { first, first_loss: None, level: None };
-    Ok(Box::new(Rounds::new(quorum, settings.dispatch()?, setup.batch)))
+    Ok(Box::new(LossLevelQuorum { first, first_loss: None, level: None }))
 }
 
 #[cfg(test)]

@@ -2,18 +2,17 @@
 
 use super::dbw::{BETA, FORMULAS, GainModel, MEMORY, build_dynamic};
 use super::{SchemeEntry, SchemeError, Settings, Setup};
-use crate::Scheme;
+use crate::rounds::Quorum;
 
-pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
+pub(super) const ENTRY: SchemeEntry = SchemeEntry::quorum(
     "b-dbw",
     "wait for the first k workers; k is chosen in every iteration for the most gradients per second",
     [204, 121, 167],
     build,
 )
 .settings(&[FORMULAS, BETA, MEMORY])
-.dispatches()
 .variants(&["memory=discount-0.7"]);
 
-fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Quorum>, SchemeError> {
     build_dynamic(GainModel::Blind, settings, setup)
 }

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{SchemeEntry, SchemeError, Setting, Settings, Setup, UpperBound};
-use crate::rounds::{Quorum, Rounds};
-use crate::{Scheme, Time};
+use crate::Time;
+use crate::rounds::Quorum;
 
 /// A constant k.
 #[derive(Serialize, Deserialize)]
@@ -17,9 +17,8 @@ impl Quorum for FixedQuorum {
 }
 
 pub(super) const ENTRY: SchemeEntry =
-    SchemeEntry::new("backup", "wait for the first k workers in every iteration", [153, 153, 153], build)
+    SchemeEntry::quorum("backup", "wait for the first k workers in every iteration", [153, 153, 153], build)
         .settings(&[Setting::count("k", "gradients to wait for", 1, UpperBound::Workers)])
-        .dispatches()
         .variants(&["k=1"])
         .compared(|workers| {
             let mut ks: Vec<String> = Vec::new();
@@ -32,8 +31,6 @@ pub(super) const ENTRY: SchemeEntry =
             ks
         });
 
-fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
-    let k = settings.count("k")?;
-    let dispatch = settings.dispatch()?;
-    Ok(Box::new(Rounds::new(FixedQuorum(k), dispatch, setup.batch)))
+fn build(settings: &Settings<'_>, _setup: &Setup) -> Result<Box<dyn Quorum>, SchemeError> {
+    Ok(Box::new(FixedQuorum(settings.count("k")?)))
 }

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{SchemeEntry, SchemeError, Settings, Setup};
-use crate::rounds::{Quorum, Rounds};
-use crate::{Scheme, Time};
+use crate::Time;
+use crate::rounds::Quorum;
 
 #[derive(Serialize, Deserialize)]
 struct AllWorkers;
@@ -16,8 +16,8 @@ impl Quorum for AllWorkers {
 }
 
 pub(super) const ENTRY: SchemeEntry =
-    SchemeEntry::new("bsp", "wait for every worker in every iteration", [0, 0, 0], build).dispatches();
+    SchemeEntry::quorum("bsp", "wait for every worker in every iteration", [0, 0, 0], build);
 
-fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
-    Ok(Box::new(Rounds::new(AllWorkers, settings.dispatch()?, setup.batch)))
+fn build(_settings: &Settings<'_>, _setup: &Setup) -> Result<Box<dyn Quorum>, SchemeError> {
+    Ok(Box::new(AllWorkers))
 }

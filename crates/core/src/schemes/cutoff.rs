@@ -7,11 +7,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
-use crate::rounds::{Arrival, Quorum, Rounds};
+use crate::rounds::{Arrival, Quorum};
 use crate::run_times::{Amortized, DeepMarkov, Draws, Forecast, IndependentNormal, Oracle, RunTimePredictor, SAMPLES};
-use crate::{
-    Aggregate, Dispatch, Estimate, QuorumChoice, Reason, Restorable, RestoreError, Scheme, Span, Time, WorkerId,
-};
+use crate::{Aggregate, Dispatch, Estimate, QuorumChoice, Reason, Restorable, RestoreError, Span, Time, WorkerId};
 
 /// The shortest run-time: run-times are above 0.
 const MIN_RUN_TIME: Span = Span(1);
@@ -35,6 +33,9 @@ struct CutoffRound {
     forecast: Option<Forecast>,
     /// The run-times measured so far, in seconds by rank.
     seen: Vec<Option<f64>>,
+    /// Each worker's run-time as a multiple of that of the run's batch size, by rank; 1 beyond the end.
+    #[serde(default)]
+    multiples: Vec<f64>,
 }
 
 /// The state of a [`Cutoff`].
@@ -62,11 +63,12 @@ impl Cutoff {
     /// A quorum for a run that starts with `workers` workers.
     fn new(predictor: Box<dyn RunTimePredictor>, workers: usize, seed: u64) -> Self {
         let (seen, started) = (vec![None; workers], Time::START);
-        let round = CutoffRound { iteration: 0, started, workers: Vec::new(), forecast: None, seen };
+        let round =
+            CutoffRound { iteration: 0, started, workers: Vec::new(), forecast: None, seen, multiples: Vec::new() };
         Cutoff { predictor, seed, round }
     }
 
-    /// All run-times of the iteration that ends `now`. Run-times that were cut off are drawn from their predicted
+    /// All run-times of the iteration that ends `now`, as they would be with the run's batch size. Run-times that were cut off are drawn from their predicted
     /// distribution, truncated below at the time already taken (section 4.2). For a worker that joined during the
     /// iteration the distribution is not truncated.
     fn complete(&self, now: Time) -> Vec<f64> {
@@ -83,18 +85,28 @@ impl Cutoff {
                 }
                 None => mean.max(bound),
             };
-            seen.unwrap_or_else(imputed).max(MIN_RUN_TIME.seconds())
+            let multiple = self.round.multiples.get(rank).copied().unwrap_or(1.0);
+            (seen.unwrap_or_else(imputed) / multiple).max(MIN_RUN_TIME.seconds())
         };
         self.round.seen.iter().enumerate().map(time).collect()
     }
 }
 
 impl Quorum for Cutoff {
-    fn begin(&mut self, workers: &[WorkerId]) {
+    fn dispatch(&self) -> Dispatch {
+        Dispatch::PushInterrupt
+    }
+
+    fn begin(&mut self, workers: &[WorkerId], multiples: &[f64]) {
         self.round.workers = workers.to_vec();
         let slots = workers.last().map_or(0, |last| last.index() + 1);
         self.round.seen.resize(self.round.seen.len().max(slots), None);
-        self.round.forecast = self.predictor.predict(workers);
+        self.round.multiples.clear();
+        self.round.multiples.resize(slots, 1.0);
+        for (worker, &multiple) in workers.iter().zip(multiples) {
+            self.round.multiples[worker.index()] = multiple;
+        }
+        self.round.forecast = self.predictor.predict_multiples(workers, multiples);
     }
 
     fn choose(&mut self, now: Time, _live: usize) -> usize {
@@ -135,7 +147,7 @@ enum PredictorChoice {
     Oracle,
 }
 
-pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
+pub(super) const ENTRY: SchemeEntry = SchemeEntry::quorum(
     "cutoff",
     "wait for the first k workers, interrupt the others; k is predicted for the most gradients per second",
     [51, 34, 136],
@@ -156,10 +168,9 @@ pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
     Setting::count("seed", "of dmm's draws, and of imputed run times", 0, UpperBound::Unbounded)
         .default(SettingDefault::Count(1)),
 ])
-.dispatches()
 .variants(&["lag=2"]);
 
-fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Quorum>, SchemeError> {
     let kinds = [PredictorChoice::Normal, PredictorChoice::DeepMarkov, PredictorChoice::Oracle];
     let kind = settings.choice("predictor", kinds)?;
     let seed = settings.count("seed")?;
@@ -180,8 +191,7 @@ fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, Sche
             })?))
         }
     };
-    let dispatch = settings.dispatch_or(Dispatch::PushInterrupt)?;
-    Ok(Box::new(Rounds::new(Cutoff::new(predictor, setup.workers, seed), dispatch, setup.batch)))
+    Ok(Box::new(Cutoff::new(predictor, setup.workers, seed)))
 }
 
 #[cfg(test)]
@@ -210,7 +220,7 @@ mod tests {
             self.1.lock().unwrap().push(times.to_vec());
         }
 
-        fn predict(&mut self, _workers: &[WorkerId]) -> Option<Forecast> {
+        fn predict_multiples(&mut self, _workers: &[WorkerId], _multiples: &[f64]) -> Option<Forecast> {
             Some(self.0.clone())
         }
     }
@@ -240,7 +250,7 @@ mod tests {
         let mut cutoff = Cutoff::new(Box::new(FixedForecast(forecast, Arc::clone(&observed))), 4, 1);
         for iteration in 0..1000 {
             // Worker 3 has not joined when the iteration starts, so its run-time is not cut off.
-            cutoff.begin(&ranks(3));
+            cutoff.begin(&ranks(3), &[1.0; 3]);
             assert_eq!(cutoff.choose(Time(iteration * 10_000_000_000), 3), 2);
             arrive(&mut cutoff, 0, 1.0);
             arrive(&mut cutoff, 1, 2.9);
@@ -258,7 +268,7 @@ mod tests {
     #[test]
     fn persistent_stragglers_are_cut_off() {
         let mut cutoff = Cutoff::new(Box::new(IndependentNormal::new(20)), 8, 1);
-        cutoff.begin(&ranks(1));
+        cutoff.begin(&ranks(1), &[1.0]);
         assert_eq!(cutoff.choose(Time::START, 1), usize::MAX);
         assert!(matches!(
             cutoff.reason(8, 8),
@@ -268,7 +278,7 @@ mod tests {
             arrive(&mut cutoff, worker, if worker == 3 { 20.0 } else { 1.0 + 0.01 * f64::from(worker) });
         }
         cutoff.on_committed(Time(20_000_000_000), 8, None);
-        cutoff.begin(&ranks(8));
+        cutoff.begin(&ranks(8), &[1.0; 8]);
         let k = cutoff.choose(Time(20_000_000_000), 8);
         assert!((1..8).contains(&k), "{k}");
         let Reason::Chosen { choice: QuorumChoice::BestRate, estimate: Some(estimate), .. } = cutoff.reason(k, 8)

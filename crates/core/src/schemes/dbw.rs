@@ -8,8 +8,8 @@ use crate::gain::{Gain, GainEstimator, Smoothness};
 use crate::iteration_times::{IterationTimes, MAX_WORKERS};
 use crate::loss_guard::LossGuard;
 use crate::reason::{Estimate, QuorumChoice};
-use crate::rounds::{Arrival, Quorum, Rounds};
-use crate::{Aggregate, Reason, Scheme, Time};
+use crate::rounds::{Arrival, Quorum};
+use crate::{Aggregate, Reason, Time, WorkerId};
 
 /// Rates within this share of the best count as equal: estimates of equal times differ in their last bits.
 const TIE: f64 = 1e-9;
@@ -44,11 +44,20 @@ pub(super) struct DynamicQuorum {
     waited_for: Option<usize>,
     choice: QuorumChoice,
     estimate: Option<Estimate>,
+    /// The multiples of the batches' times that `times` was measured with, by rank; 1 beyond the end.
+    #[serde(default)]
+    multiples: Vec<f64>,
 }
+
+/// What was measured is dropped when batches take other times than they did then: when the logarithms of the ratios have
+/// this root mean square. Sizes that are set once, by speeds that differ by a factor of two, exceed it; sizes that follow
+/// a noise of one half do not.
+const OTHER_TIMES: f64 = 0.3;
 
 impl DynamicQuorum {
     fn new(gain_model: GainModel, times: IterationTimes, guard: LossGuard) -> Self {
-        DynamicQuorum { gain_model, times, guard, waited_for: None, choice: QuorumChoice::NothingKnown, estimate: None }
+        let (choice, multiples) = (QuorumChoice::NothingKnown, Vec::new());
+        DynamicQuorum { gain_model, times, guard, waited_for: None, choice, estimate: None, multiples }
     }
 
     /// (18) and (19): k for `live` workers.
@@ -87,6 +96,18 @@ fn best_rate(gain: impl Fn(usize) -> f64, expected: &[f64]) -> Option<usize> {
 }
 
 impl Quorum for DynamicQuorum {
+    fn begin(&mut self, workers: &[WorkerId], multiples: &[f64]) {
+        let then = |worker: &WorkerId| self.multiples.get(worker.index()).copied().unwrap_or(1.0);
+        let change = |(worker, now): (&WorkerId, &f64)| libm::log(now / then(worker));
+        let squares: f64 = workers.iter().zip(multiples).map(change).map(|change| change * change).sum();
+        if squares > OTHER_TIMES * OTHER_TIMES * workers.len() as f64 {
+            self.times.forget();
+            self.multiples.clear();
+            self.multiples.resize(workers.last().map_or(0, |last| last.index() + 1), 1.0);
+            workers.iter().zip(multiples).for_each(|(worker, &now)| self.multiples[worker.index()] = now);
+        }
+    }
+
     fn choose(&mut self, now: Time, live: usize) -> usize {
         match self.waited_for {
             None => self.times.start(now),
@@ -134,7 +155,7 @@ impl Formulas {
 /// The default of D.
 const WINDOW: usize = 5;
 
-pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
+pub(super) const ENTRY: SchemeEntry = SchemeEntry::quorum(
     "dbw",
     "wait for the first k workers; k is chosen in every iteration to lower the loss fastest",
     [0, 158, 115],
@@ -147,7 +168,6 @@ pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
     BETA,
     MEMORY,
 ])
-.dispatches()
 .variants(&["memory=window-3,formulas=printed"]);
 
 const MILLION: UpperBound = UpperBound::Value(1_000_000);
@@ -165,7 +185,7 @@ pub(super) const MEMORY: Setting = Setting::text(
 )
 .default(SettingDefault::Text("all"));
 
-fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Quorum>, SchemeError> {
     let window = settings.count("window")?;
     let smoothness = match Formulas::of(settings)? {
         Formulas::Robust => Smoothness::Rate,
@@ -183,7 +203,7 @@ pub(super) fn build_dynamic(
     gain_model: GainModel,
     settings: &Settings<'_>,
     setup: &Setup,
-) -> Result<Box<dyn Scheme>, SchemeError> {
+) -> Result<Box<dyn Quorum>, SchemeError> {
     let beta = settings.number("beta")?;
     let guard = match Formulas::of(settings)? {
         Formulas::Robust => LossGuard::clear(beta, WINDOW),
@@ -192,13 +212,13 @@ pub(super) fn build_dynamic(
     let memory = settings.parsed("memory")?;
     let times = (setup.workers <= MAX_WORKERS).then(|| IterationTimes::new(setup.workers, memory).ok()).flatten();
     let times = times.ok_or_else(|| settings.too_many_workers(MAX_WORKERS))?;
-    Ok(Box::new(Rounds::new(DynamicQuorum::new(gain_model, times, guard), settings.dispatch()?, setup.batch)))
+    Ok(Box::new(DynamicQuorum::new(gain_model, times, guard)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Memory, Span, Version, WorkerId};
+    use crate::{Memory, Span, Version};
     use crate::{RateRule, TaskId, UpdateNorm};
 
     fn dynamic(gain_model: GainModel, workers: usize) -> DynamicQuorum {
@@ -333,6 +353,22 @@ mod tests {
         assert_eq!(quorum.choice, QuorumChoice::LossRose);
         // k was already the number of workers.
         assert_eq!(iterate(&mut quorum, 3, &arrivals, 4, Some(&aggregate(1.2, 4, 1.0, 1.0))), 1);
+    }
+
+    #[test]
+    fn times_of_other_batch_sizes_are_forgotten() {
+        let workers: Vec<WorkerId> = (0..4).map(WorkerId).collect();
+        let next_k = |multiples: [f64; 4]| {
+            let mut quorum = dynamic(GainModel::Blind, 4);
+            quorum.begin(&workers, &[1.0; 4]);
+            quorum.choose(Time::START, 4);
+            assert_eq!(iterate(&mut quorum, 0, &[1.0, 1.0, 1.0, 9.0], 4, None), 3);
+            quorum.begin(&workers, &multiples);
+            quorum.choose(Time(1_000_000_000_000), 4)
+        };
+        assert_eq!(next_k([1.0; 4]), 3);
+        assert_eq!(next_k([1.1, 0.9, 1.2, 1.0]), 3, "a small change");
+        assert_eq!(next_k([1.3, 1.3, 1.3, 0.15]), 4, "the fourth is no longer late, and all are measured again");
     }
 
     #[test]

@@ -5,11 +5,10 @@
 //! distance to the model. The model moves first: replicas are pulled towards its new position.
 
 use super::local_sgd::FixedIterations;
-use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
-use crate::local_rounds::LocalRounds;
-use crate::{ReplicaStart, Scheme};
+use super::{LocalPart, SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
+use crate::ReplicaStart;
 
-pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
+pub(super) const ENTRY: SchemeEntry = SchemeEntry::local(
     "easgd",
     "every worker keeps its own replica; model and replicas are pulled towards each other",
     [68, 170, 153],
@@ -23,10 +22,10 @@ pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
 ])
 .variants(&["tau=2"]);
 
-fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+fn build(settings: &Settings<'_>, setup: &Setup) -> Result<LocalPart, SchemeError> {
     let iterations = settings.count("tau")?;
     let beta = settings.number("beta")? as f32;
     let pull = beta / setup.workers.max(1) as f32;
     let policy = FixedIterations { iterations, start: ReplicaStart::Replica { pull } };
-    Ok(Box::new(LocalRounds::new(policy, beta, setup.batch)))
+    Ok(LocalPart::new(policy, beta))
 }

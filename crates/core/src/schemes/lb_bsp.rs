@@ -4,13 +4,12 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::backup::FixedQuorum;
-use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
+use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, SizingPart, UpperBound};
 use crate::batching::{Cost, Devices, ProfilePoint, balance};
 use crate::recent::RecentValues;
-use crate::rounds::{Rounds, Sizing};
+use crate::rounds::Sizing;
 use crate::speed::{PredictorKind, Resources, Speeds};
-use crate::{Reason, Scheme, Span, Time, Update, WorkerId};
+use crate::{Reason, Span, Time, Update, WorkerId};
 
 /// The most training steps in an iteration. Each takes about a tenth of a millisecond …
 const TRAINING_STEPS: u32 = 4;
@@ -66,6 +65,10 @@ impl BatchPlan {
 /// slow link is detected after three.
 const COMMUNICATIONS: usize = 5;
 
+/// A task that was interrupted after its expected time would have taken this multiple of what it had taken. Without that
+/// a worker that became slow would be interrupted in every iteration and keep a batch that is too large for it.
+const IMPUTED: f64 = 1.25;
+
 #[derive(Serialize, Deserialize)]
 struct BalancedSizing {
     /// The samples of an iteration (the paper's X).
@@ -81,6 +84,9 @@ struct BalancedSizing {
     costs: CostModel,
     /// Each worker's latest communication times in seconds; the paper's tᵐ is their median.
     communication: Vec<RecentValues>,
+    /// The resources that each worker reported last.
+    #[serde(default)]
+    resources: Vec<Resources>,
     plan: BatchPlan,
     /// The plan for the next iteration, if plans are made one iteration ahead.
     next: Option<BatchPlan>,
@@ -105,11 +111,8 @@ impl BalancedSizing {
             workers.iter().copied().filter(|&worker| self.costs.probe(worker).is_none()).collect();
         let known: Vec<Option<Cost>> = balanced.iter().map(|&worker| self.costs.cost(worker)).collect();
         // A worker without history counts as an average worker.
-        let speeds: Vec<f64> = known.iter().flatten().map(|cost| 1.0 / cost.per_sample).collect();
-        if speeds.is_empty() {
-            return BatchPlan::default();
-        }
-        let average = Cost::of_speed(speeds.iter().sum::<f64>() / speeds.len() as f64);
+        let speeds = known.iter().flatten().map(|cost| 1.0 / cost.per_sample);
+        let Some(average) = mean(speeds).map(Cost::of_speed) else { return BatchPlan::default() };
         let with_costs = balanced.iter().zip(&known);
         let costs: Vec<Cost> =
             with_costs.map(|(&worker, cost)| self.bounded(worker, cost.unwrap_or(average))).collect();
@@ -166,24 +169,50 @@ impl Sizing for BalancedSizing {
         }
     }
 
+    fn multiple(&self, worker: WorkerId) -> f64 {
+        let (size, _) = self.size(worker);
+        let cost = self.bounded(worker, self.costs.cost(worker).unwrap_or(Cost::of_speed(1.0)));
+        let multiple = cost.seconds(size) / cost.seconds(self.batch);
+        if multiple.is_finite() && multiple > 0.0 { multiple } else { 1.0 }
+    }
+
     fn on_arrival(&mut self, update: &Update, now: Time) {
         let (worker, report) = (update.task.worker, &update.report);
         while worker.index() >= self.communication.len() {
             self.communication.push(RecentValues::new(COMMUNICATIONS));
         }
+        // The costs are those of one iteration.
+        let iterations = f64::from(update.iterations);
         let communication = now.since(update.started) - report.compute;
-        self.communication[worker.index()].push(communication.seconds());
-        let seconds = report.compute.seconds();
+        self.communication[worker.index()].push(communication.seconds() / iterations);
+        let seconds = report.compute.seconds() / iterations;
         match &mut self.costs {
             CostModel::Speeds(speeds) => {
                 let share = |share: Option<f32>| f64::from(share.unwrap_or(0.0));
                 let resources = Resources { cpu: share(report.cpu), memory: share(report.memory) };
+                self.resources.resize(self.resources.len().max(worker.index() + 1), Resources::default());
+                self.resources[worker.index()] = resources;
                 speeds.observe(worker, f64::from(update.samples) / seconds, resources);
             }
             CostModel::Devices(devices) => {
                 let memory = report.memory.map(f64::from);
                 devices.observe(worker, ProfilePoint { samples: update.samples, seconds, memory });
             }
+        }
+    }
+
+    fn on_interrupted(&mut self, worker: WorkerId, samples: u32, elapsed: Span) {
+        let CostModel::Speeds(speeds) = &mut self.costs else { return };
+        let known = (0..self.communication.len()).filter_map(|rank| speeds.predict(WorkerId(rank as u32)));
+        // A worker without history counts as an average worker.
+        let Some(expected) = speeds.predict(worker).or_else(|| mean(known)) else { return };
+        let communication = self.communication.get(worker.index()).and_then(RecentValues::median).unwrap_or(0.0);
+        let seconds = elapsed.seconds() - communication;
+        let fastest = f64::from(samples) / seconds;
+        // Interrupted before its time: that says nothing.
+        if seconds > 0.0 && fastest < expected {
+            let resources = self.resources.get(worker.index()).copied().unwrap_or_default();
+            speeds.observe(worker, fastest / IMPUTED, resources);
         }
     }
 
@@ -201,6 +230,12 @@ impl Sizing for BalancedSizing {
     }
 }
 
+/// The mean; `None` of nothing.
+fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let (count, sum) = values.fold((0.0, 0.0), |(count, sum), value| (count + 1.0, sum + value));
+    (count > 0.0).then(|| sum / count)
+}
+
 /// A network's weights as given in a setting: numbers separated by `/`.
 struct NetworkWeights(Vec<f64>);
 
@@ -214,7 +249,7 @@ impl FromStr for NetworkWeights {
     }
 }
 
-pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
+pub(super) const ENTRY: SchemeEntry = SchemeEntry::sizing(
     "lb-bsp",
     "wait for every worker, with batch sizes chosen so that all workers finish together",
     [170, 68, 153],
@@ -243,10 +278,9 @@ pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
     Setting::count("k", "gradients to wait for", 1, UpperBound::Workers)
         .default(SettingDefault::Derived("the number of workers")),
 ])
-.dispatches()
 .variants(&["warm-up=3", "mode=gpu,least=2", "predictor=ema,update=non-blocking,change=0"]);
 
-fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+fn build(settings: &Settings<'_>, setup: &Setup) -> Result<SizingPart, SchemeError> {
     let cpu = settings.choice("mode", [true, false])?;
     let blocking = settings.given_choice("update", [true, false])?.unwrap_or(cpu);
     let kind = settings.parsed::<PredictorKind>("predictor")?;
@@ -261,7 +295,7 @@ fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, Sche
         return Err(settings.unfit("most", format!("{least} or more, as least is")));
     }
     let least_gain = settings.number("change")?;
-    let waited_for = settings.given_count("k")?.unwrap_or(setup.workers);
+    let waited_for = settings.given_count("k")?;
     let costs = if cpu {
         CostModel::Speeds(Speeds::new(kind, warm_up, weights))
     } else {
@@ -275,11 +309,13 @@ fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, Sche
         blocking,
         costs,
         communication: Vec::new(),
+        resources: Vec::new(),
         plan: BatchPlan::default(),
         next: None,
         fresh: false,
         training_steps: 0,
     };
-    let quorum = if waited_for == setup.workers { FixedQuorum(usize::MAX) } else { FixedQuorum(waited_for) };
-    Ok(Box::new(Rounds::sized(quorum, sizing, settings.dispatch()?)))
+    // Of all workers at first means of all of them at any time.
+    let waited_for = waited_for.map(|k: usize| if k == setup.workers { usize::MAX } else { k });
+    Ok(SizingPart::new(sizing, waited_for))
 }

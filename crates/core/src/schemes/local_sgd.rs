@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GLOBAL_RATE, SchemeEntry, SchemeError, Setting, Settings, Setup, UpperBound};
-use crate::local_rounds::{LocalPolicy, LocalRounds};
-use crate::{LocalLength, LocalWork, Reason, ReplicaStart, Scheme, Time, WorkerId};
+use super::{GLOBAL_RATE, LocalPart, SchemeEntry, SchemeError, Setting, Settings, Setup, UpperBound};
+use crate::local_rounds::LocalPolicy;
+use crate::{LocalLength, LocalWork, Reason, ReplicaStart, Time, WorkerId};
 
 /// The same number of iterations for every worker.
 #[derive(Serialize, Deserialize)]
@@ -19,7 +19,7 @@ impl LocalPolicy for FixedIterations {
     }
 }
 
-pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
+pub(super) const ENTRY: SchemeEntry = SchemeEntry::local(
     "local-sgd",
     "every worker does the same number of local iterations, then replicas are averaged",
     [153, 153, 51],
@@ -28,8 +28,8 @@ pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
 .settings(&[Setting::count("tau", "local iterations per round", 1, UpperBound::Value(1_000_000)), GLOBAL_RATE])
 .compared(|_| vec!["tau=4".into(), "tau=16".into()]);
 
-fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
+fn build(settings: &Settings<'_>, _setup: &Setup) -> Result<LocalPart, SchemeError> {
     let iterations = settings.count("tau")?;
     let policy = FixedIterations { iterations, start: ReplicaStart::Model };
-    Ok(Box::new(LocalRounds::new(policy, settings.number("rate")? as f32, setup.batch)))
+    Ok(LocalPart::new(policy, settings.number("rate")? as f32))
 }

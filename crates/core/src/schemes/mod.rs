@@ -13,16 +13,20 @@ mod dssp;
 mod easgd;
 mod elastic_bsp;
 mod esync;
+mod late;
 mod lb_bsp;
 mod local_sgd;
+mod part;
 mod setting;
 mod settings;
 mod ssp;
 
 use std::sync::{PoisonError, RwLock};
 
+use crate::rounds::{LateRule, Quorum};
 use crate::{Dispatch, RateRule, RateRuleKind, Scheme};
 
+pub use part::{Build, LocalPart, Part, SizingPart, combinable, combination_examples};
 pub use setting::{Setting, SettingDefault, SettingKind, UpperBound};
 pub use settings::{BuildContext, SchemeError, SchemeSpec, Settings};
 
@@ -55,10 +59,7 @@ impl Setup {
     }
 }
 
-/// Builds a scheme from its settings.
-pub type BuildScheme = fn(&Settings<'_>, &Setup) -> Result<Box<dyn Scheme>, SchemeError>;
-
-/// A scheme in the catalogue: everything about it but its behaviour.
+/// A scheme, or a part of one, in the catalogue: everything about it but its behaviour.
 #[derive(Debug, Clone, Copy)]
 pub struct SchemeEntry {
     /// The name it is chosen by.
@@ -75,14 +76,49 @@ pub struct SchemeEntry {
     pub compared: fn(workers: usize) -> Vec<String>,
     /// Settings under which it takes other code paths, for tests under faults.
     pub variants: &'static [&'static str],
-    build: BuildScheme,
+    /// What it contributes to a combination.
+    pub part: Part,
 }
 
 impl SchemeEntry {
-    /// An entry without settings. It is compared as it is.
-    pub const fn new(name: &'static str, summary: &'static str, colour: [u8; 3], build: BuildScheme) -> Self {
+    const fn of(name: &'static str, summary: &'static str, colour: [u8; 3], part: Part) -> Self {
         let compared = |_| vec![String::new()];
-        SchemeEntry { name, summary, colour, settings: &[], dispatches: false, compared, variants: &[], build }
+        SchemeEntry { name, summary, colour, settings: &[], dispatches: false, compared, variants: &[], part }
+    }
+
+    /// An entry without settings. It is compared as it is.
+    pub const fn new(
+        name: &'static str,
+        summary: &'static str,
+        colour: [u8; 3],
+        build: Build<Box<dyn Scheme>>,
+    ) -> Self {
+        SchemeEntry::of(name, summary, colour, Part::Whole(build))
+    }
+
+    /// The entry of a scheme of rounds, which chooses how many gradients to wait for.
+    pub const fn quorum(
+        name: &'static str,
+        summary: &'static str,
+        colour: [u8; 3],
+        build: Build<Box<dyn Quorum>>,
+    ) -> Self {
+        SchemeEntry::of(name, summary, colour, Part::Quorum(build)).dispatches()
+    }
+
+    /// The entry of a scheme of rounds, which chooses batch sizes.
+    pub const fn sizing(name: &'static str, summary: &'static str, colour: [u8; 3], build: Build<SizingPart>) -> Self {
+        SchemeEntry::of(name, summary, colour, Part::Sizing(build)).dispatches()
+    }
+
+    /// The entry of a scheme with local iterations.
+    pub const fn local(name: &'static str, summary: &'static str, colour: [u8; 3], build: Build<LocalPart>) -> Self {
+        SchemeEntry::of(name, summary, colour, Part::LocalPolicy(build))
+    }
+
+    /// The entry of a part that uses late gradients. It is no scheme by itself.
+    const fn late(name: &'static str, summary: &'static str, build: Build<LateRule>) -> Self {
+        SchemeEntry::of(name, summary, [0; 3], Part::Late(build))
     }
 
     /// The same with these settings.
@@ -179,6 +215,19 @@ pub fn catalogue() -> Vec<&'static SchemeEntry> {
     OWN.iter().chain(added.iter().copied()).collect()
 }
 
+/// What is no scheme by itself, but can be part of one.
+static PARTS: [SchemeEntry; 1] = [late::ENTRY];
+
+/// The parts that are no schemes by themselves.
+pub fn parts() -> impl Iterator<Item = &'static SchemeEntry> {
+    PARTS.iter()
+}
+
+/// All schemes and all parts.
+fn parts_and_schemes() -> Vec<&'static SchemeEntry> {
+    catalogue().into_iter().chain(parts()).collect()
+}
+
 /// Adds a scheme from outside to the catalogue of this process. From then on it is like any other: it is chosen by its
 /// name, in specs and in event logs. Adding the same entry again changes nothing.
 ///
@@ -186,7 +235,7 @@ pub fn catalogue() -> Vec<&'static SchemeEntry> {
 /// If another scheme has the name.
 pub fn add_scheme(entry: &'static SchemeEntry) -> Result<(), SchemeError> {
     let mut added = ADDED.write().unwrap_or_else(PoisonError::into_inner);
-    match OWN.iter().chain(added.iter().copied()).find(|known| known.name == entry.name) {
+    match OWN.iter().chain(&PARTS).chain(added.iter().copied()).find(|known| known.name == entry.name) {
         Some(known) if std::ptr::eq(known, entry) => Ok(()),
         Some(_) => Err(SchemeError::NameTaken { name: entry.name.into() }),
         None => {

@@ -1,14 +1,17 @@
-//! Schemes as users write them: `name:key=value,…`.
+//! Schemes as users write them: `name:key=value,…`, or several parts with `+` between them.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use paceline_spec::{Form, Spec};
+use paceline_spec::{Form, Spec, split_parts};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::{SchemeEntry, Setting, SettingDefault, SettingKind, Setup, UpperBound, catalogue};
+use super::backup::FixedQuorum;
+use super::{Part, SchemeEntry, Setting, SettingDefault, SettingKind, Setup, UpperBound, part, parts_and_schemes};
+use crate::local_rounds::LocalRounds;
+use crate::rounds::{FixedBatch, Rounds};
 use crate::run_times::Foresight;
 use crate::{Dispatch, Pretrained, Scheme};
 
@@ -50,6 +53,34 @@ pub enum SchemeError {
         /// What was chosen.
         dispatch: Dispatch,
     },
+    /// Two schemes can't be parts of one.
+    #[error("'{}' can't be combined with '{}': {by} {role}{expected}", schemes[0], schemes[1])]
+    NotCombined {
+        /// The two.
+        schemes: [&'static str; 2],
+        /// The one that explains it.
+        by: &'static str,
+        /// What that one does.
+        role: &'static str,
+        /// What to combine it with.
+        expected: String,
+    },
+    /// A part is no scheme by itself.
+    #[error("'{part}' is no scheme by itself: it {role}{expected}")]
+    NotAlone {
+        /// The part.
+        part: &'static str,
+        /// What it does.
+        role: &'static str,
+        /// What to combine it with.
+        expected: String,
+    },
+    /// Tasks are interrupted, so that no gradient is late.
+    #[error("with dispatch push-interrupt no gradient is late, so '{part}' has no effect; choose pull or push-wait")]
+    NothingLate {
+        /// The part that uses late gradients.
+        part: &'static str,
+    },
 }
 
 /// What a scheme is built with beside its settings. It goes with the spec, but is not part of its text.
@@ -68,49 +99,60 @@ impl fmt::Debug for BuildContext {
     }
 }
 
-/// A scheme as a user writes it, e.g. `backup:k=8`. Names and keys are checked on reading, values on
-/// [building](SchemeSpec::build).
+/// A scheme as a user writes it, e.g. `backup:k=8`, or several that are combined: `lb-bsp+backup:k=8`. Names and keys are
+/// checked on reading, values on [building](SchemeSpec::build).
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SchemeSpec {
-    spec: Spec,
-    entry: &'static SchemeEntry,
+    /// At least one, as they were written.
+    parts: Vec<PartSpec>,
+    name: String,
     /// What it is built with, beside the settings.
     pub context: BuildContext,
+}
+
+/// One part of a scheme, with its settings.
+#[derive(Debug, Clone)]
+struct PartSpec {
+    spec: Spec,
+    entry: &'static SchemeEntry,
 }
 
 /// Specs are equal if they are written alike.
 impl PartialEq for SchemeSpec {
     fn eq(&self, other: &Self) -> bool {
-        self.spec == other.spec
+        self.parts.iter().map(|part| &part.spec).eq(other.parts.iter().map(|part| &part.spec))
     }
 }
 
 impl Eq for SchemeSpec {}
 
 impl SchemeSpec {
-    /// The scheme's name without settings.
+    /// The scheme's name without settings; with `+` between the names of its parts.
     pub fn name(&self) -> &str {
-        self.spec.name()
+        &self.name
     }
 
     /// The file of the pretrained model: the setting `model`.
     pub fn model(&self) -> Option<&str> {
-        self.spec.text("model")
-    }
-
-    /// Its entry in the catalogue.
-    pub fn entry(&self) -> &'static SchemeEntry {
-        self.entry
+        self.parts.iter().find_map(|part| part.spec.text("model"))
     }
 
     /// Reads a spec of one of these schemes.
     pub(super) fn parse_in(entries: &[&'static SchemeEntry], text: &str) -> Result<Self, SchemeError> {
         let keys: Vec<Vec<&str>> = entries.iter().map(|entry| entry.keys()).collect();
         let forms: Vec<Form<'_>> = entries.iter().zip(&keys).map(|(entry, keys)| Form::new(entry.name, keys)).collect();
-        let spec = Spec::parse("scheme", text, &forms)?;
-        let entry = entries.iter().find(|entry| entry.name == spec.name()).expect("the name is that of an entry");
-        Ok(SchemeSpec { entry, spec, context: BuildContext::default() })
+        let parse = |text: &str| {
+            let spec = Spec::parse("scheme", text, &forms)?;
+            let entry = entries.iter().find(|entry| entry.name == spec.name()).expect("the name is that of an entry");
+            Ok(PartSpec { spec, entry })
+        };
+        let texts = split_parts(text, |name| entries.iter().any(|entry| entry.name == name));
+        let parts: Vec<PartSpec> = texts.into_iter().map(parse).collect::<Result<_, SchemeError>>()?;
+        let entries: Vec<&SchemeEntry> = parts.iter().map(|part| part.entry).collect();
+        part::check(&entries)?;
+        let name = entries.iter().map(|entry| entry.name).collect::<Vec<_>>().join("+");
+        Ok(SchemeSpec { parts, name, context: BuildContext::default() })
     }
 
     /// Builds the scheme.
@@ -118,11 +160,61 @@ impl SchemeSpec {
     /// # Errors
     /// If a value is not allowed, or not for `setup`.
     pub fn build(&self, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
-        let entry = self.entry;
-        if let (false, Some(dispatch)) = (entry.dispatches, setup.dispatch) {
+        let dispatches =
+            self.parts.iter().all(|part| part.entry.dispatches || matches!(part.entry.part, Part::Late(_)));
+        let dispatch = self.dispatch()?.or(setup.dispatch);
+        if let (false, Some(dispatch)) = (dispatches, dispatch) {
             return Err(SchemeError::NoDispatch { scheme: self.name().into(), dispatch });
         }
-        (entry.build)(&Settings { scheme: self, setup }, setup)
+        let (mut quorum, mut sizing, mut local, mut late) = (None, None, None, None);
+        for part in &self.parts {
+            let settings = Settings { part, context: &self.context, setup };
+            match part.entry.part {
+                Part::Whole(build) => return build(&settings, setup),
+                Part::Quorum(build) => quorum = Some(build(&settings, setup)?),
+                Part::Sizing(build) => sizing = Some((build(&settings, setup)?, part)),
+                Part::LocalPolicy(build) => local = Some(build(&settings, setup)?),
+                Part::Late(build) => late = Some((build(&settings, setup)?, part)),
+            }
+        }
+        if let (Some((built, part)), true) = (&sizing, quorum.is_some() || local.is_some())
+            && built.waited_for.is_some()
+        {
+            return Err(part.spec.bad_value("k", "none, since another part says whom to wait for").into());
+        }
+        let learns = quorum.is_some() && sizing.is_some();
+        let waited_for = sizing.as_ref().and_then(|(built, _)| built.waited_for);
+        let sizes = sizing.map_or_else(|| Box::new(FixedBatch(setup.batch)) as _, |(built, _)| built.sizing);
+        if let Some(local) = local {
+            return Ok(Box::new(LocalRounds::sized(local.policy, local.rate, sizes)));
+        }
+        let quorum = quorum.unwrap_or_else(|| Box::new(FixedQuorum(waited_for.unwrap_or(usize::MAX))));
+        // Interrupted workers send no late gradients.
+        let default = if late.is_some() { Dispatch::PushWait } else { quorum.dispatch() };
+        let mut rounds = Rounds::sized(quorum, sizes, dispatch.unwrap_or(default));
+        if learns {
+            rounds = rounds.reporting_interrupts();
+        }
+        if let Some((rule, part)) = late {
+            if dispatch == Some(Dispatch::PushInterrupt) {
+                return Err(SchemeError::NothingLate { part: part.entry.name });
+            }
+            rounds = rounds.with_late(rule);
+        }
+        Ok(Box::new(rounds))
+    }
+
+    /// How work is dispatched, if a part says so.
+    fn dispatch(&self) -> Result<Option<Dispatch>, SchemeError> {
+        let mut given = None;
+        for PartSpec { spec, .. } in &self.parts {
+            let own = spec.choice("dispatch", &Dispatch::NAMES)?;
+            if given.is_some() && own.is_some() {
+                return Err(spec.bad_value("dispatch", "none, since another part says it").into());
+            }
+            given = given.or(own);
+        }
+        Ok(given)
     }
 }
 
@@ -130,13 +222,16 @@ impl FromStr for SchemeSpec {
     type Err = SchemeError;
 
     fn from_str(text: &str) -> Result<Self, SchemeError> {
-        SchemeSpec::parse_in(&catalogue(), text)
+        SchemeSpec::parse_in(&parts_and_schemes(), text)
     }
 }
 
 impl fmt::Display for SchemeSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.spec)
+        for (index, part) in self.parts.iter().enumerate() {
+            write!(f, "{}{}", if index == 0 { "" } else { "+" }, part.spec)?;
+        }
+        Ok(())
     }
 }
 
@@ -157,17 +252,18 @@ impl From<SchemeSpec> for String {
 ///
 /// Keys are those that its entry declares; another key, or one of another kind, is a mistake in the scheme and panics.
 pub struct Settings<'a> {
-    scheme: &'a SchemeSpec,
+    part: &'a PartSpec,
+    context: &'a BuildContext,
     setup: &'a Setup,
 }
 
 impl Settings<'_> {
     fn spec(&self) -> &Spec {
-        &self.scheme.spec
+        &self.part.spec
     }
 
     fn declared(&self, key: &str) -> &'static Setting {
-        let entry = self.scheme.entry();
+        let entry = self.part.entry;
         let found = entry.settings.iter().find(|setting| setting.key == key);
         found.unwrap_or_else(|| panic!("scheme '{}' declares no setting '{key}'", entry.name))
     }
@@ -179,7 +275,7 @@ impl Settings<'_> {
 
     /// The scheme's name.
     pub fn scheme(&self) -> &str {
-        self.scheme.name()
+        self.part.entry.name
     }
 
     /// A whole number, or its default.
@@ -267,7 +363,7 @@ impl Settings<'_> {
 
     /// The scheme supports at most `limit` workers.
     pub fn too_many_workers(&self, limit: usize) -> SchemeError {
-        SchemeError::TooManyWorkers { scheme: self.scheme.name().into(), workers: self.setup.workers, limit }
+        SchemeError::TooManyWorkers { scheme: self.scheme().into(), workers: self.setup.workers, limit }
     }
 
     /// The value of a setting is not allowed, or does not go with the others.
@@ -282,12 +378,12 @@ impl Settings<'_> {
 
     /// The pretrained model.
     pub(super) fn pretrained(&self) -> Option<&Pretrained> {
-        self.scheme.context.pretrained.as_deref()
+        self.context.pretrained.as_deref()
     }
 
     /// The durations of tasks under way, where they are known.
     pub(super) fn foresight(&self) -> Option<&Arc<dyn Foresight>> {
-        self.scheme.context.foresight.as_ref()
+        self.context.foresight.as_ref()
     }
 
     /// How work is dispatched: the scheme's own setting, else the run's, else the default.
@@ -295,16 +391,8 @@ impl Settings<'_> {
     /// # Errors
     /// If the scheme's own setting is unknown.
     pub fn dispatch(&self) -> Result<Dispatch, SchemeError> {
-        self.dispatch_or(Dispatch::default())
-    }
-
-    /// How work is dispatched: the scheme's own setting, else the run's, else `default`.
-    ///
-    /// # Errors
-    /// If the scheme's own setting is unknown.
-    pub fn dispatch_or(&self, default: Dispatch) -> Result<Dispatch, SchemeError> {
         let own = self.spec().choice("dispatch", &Dispatch::NAMES)?;
-        Ok(own.or(self.setup.dispatch).unwrap_or(default))
+        Ok(own.or(self.setup.dispatch).unwrap_or_default())
     }
 }
 
@@ -328,11 +416,24 @@ mod tests {
 
     #[test]
     fn specs_read_back_as_written() {
-        for text in ["bsp", "backup:k=8", "dssp:min=1,max=4", "backup:k=3,dispatch=pull"] {
+        for text in [
+            "bsp",
+            "backup:k=8",
+            "dssp:min=1,max=4",
+            "backup:k=3,dispatch=pull",
+            "lb-bsp+cutoff",
+            "backup:k=3,dispatch=pull+lb-bsp:predictor=ema,least=2",
+            "lb-bsp:dispatch=pull+dbw:beta=1e+1+late:weight=0.25,staleness=2",
+            "local-sgd:tau=4+lb-bsp",
+        ] {
             let spec: SchemeSpec = text.parse().unwrap();
             assert_eq!(spec.to_string(), text);
             assert!(spec.build(&SETUP).is_ok());
+            let json = serde_json::to_string(&spec).unwrap();
+            assert_eq!((json.as_str(), serde_json::from_str(&json).ok()), (format!("\"{text}\"").as_str(), Some(spec)));
         }
+        assert_eq!("lb-bsp:least=2+backup:8".parse::<SchemeSpec>().unwrap().to_string(), "lb-bsp:least=2+backup:k=8");
+        assert_eq!("lb-bsp:least=2+backup:8".parse::<SchemeSpec>().unwrap().name(), "lb-bsp+backup");
         assert_eq!("backup:8".parse::<SchemeSpec>().unwrap().to_string(), "backup:k=8");
     }
 
@@ -362,6 +463,49 @@ mod tests {
             error("backup:k=1,dispatch=throw"),
             "scheme 'backup': dispatch=throw; expected pull, push-wait or push-interrupt"
         );
+        let rounds = "bsp, backup, dbw, b-dbw, adasync, cutoff";
+        let (sizing, quorum) = ("sets the batch sizes of rounds", "chooses how many gradients a round waits for");
+        for (text, expected) in [
+            (
+                "asp+lb-bsp",
+                format!(
+                    "'asp' can't be combined with 'lb-bsp': lb-bsp {sizing}; combine it with {rounds}, local-sgd, \
+                     adacomm, easgd or late"
+                ),
+            ),
+            ("backup:k=3+dbw", format!("'backup' can't be combined with 'dbw': dbw {quorum}; combine it with lb-bsp or late")),
+            ("asp+ssp:staleness=1", "'asp' can't be combined with 'ssp': ssp stands alone".into()),
+            (
+                "local-sgd:tau=2+lb-bsp+late",
+                format!(
+                    "'local-sgd' can't be combined with 'late': late uses the late gradients of rounds; combine it with \
+                     {rounds} or lb-bsp"
+                )
+                ,
+            ),
+            (
+                "late",
+                format!("'late' is no scheme by itself: it uses the late gradients of rounds; combine it with {rounds} or lb-bsp"),
+            ),
+            ("bsp+slow", "unknown scheme 'slow'; expected bsp, ".into()),
+            ("lb-bsp:k=3+bsp", "scheme 'lb-bsp': k=3; expected none, since another part says whom to wait for".into()),
+            (
+                "lb-bsp:dispatch=pull+bsp:dispatch=pull",
+                "scheme 'bsp': dispatch=pull; expected none, since another part says it".into(),
+            ),
+            ("lb-bsp+backup:k=17", "scheme 'backup': k=17; expected 1 to 16".into()),
+            (
+                "cutoff:dispatch=push-interrupt+late",
+                "with dispatch push-interrupt no gradient is late, so 'late' has no effect; choose pull or push-wait".into(),
+            ),
+            (
+                "local-sgd:tau=2+lb-bsp:dispatch=pull",
+                "scheme 'local-sgd+lb-bsp' does not wait for k of n workers, so dispatch pull has no effect; leave it out"
+                    .into(),
+            ),
+        ] {
+            assert!(error(text).starts_with(&expected), "{text}: {}", error(text));
+        }
         let asp: SchemeSpec = "asp".parse().unwrap();
         let refused = asp.build(&Setup { dispatch: Some(Dispatch::Pull), ..SETUP }).err().unwrap();
         assert!(refused.to_string().contains("dispatch pull has no effect"));

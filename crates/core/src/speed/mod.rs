@@ -18,15 +18,19 @@ pub use kind::PredictorKind;
 pub use memoryless::Memoryless;
 pub use speeds::Speeds;
 
+use serde::{Deserialize, Serialize};
+
 use crate::Restorable;
 
 /// The use of a worker's machine, as shares from 0 to 1. The default, for a worker that reports nothing, is an idle
 /// machine.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Resources {
     /// The share of the processors' time that other programs use.
+    #[serde(with = "crate::number")]
     pub cpu: f64,
     /// The share of the memory that is in use.
+    #[serde(with = "crate::number")]
     pub memory: f64,
 }
 

@@ -94,7 +94,7 @@ impl RunTimePredictor for Amortized {
         self.observed.first = first;
     }
 
-    fn predict(&mut self, workers: &[WorkerId]) -> Option<Forecast> {
+    fn predict_multiples(&mut self, workers: &[WorkerId], multiples: &[f64]) -> Option<Forecast> {
         let columns = self.model.size().workers;
         if self.observed.window.is_empty() {
             return None;
@@ -110,16 +110,17 @@ impl RunTimePredictor for Amortized {
         let mut ordered = Vec::with_capacity(workers.len());
         for lane in 0..lanes {
             ordered.clear();
-            ordered.extend(workers.iter().map(|worker| times[worker.index() % columns * lanes + lane]));
-            ordered.sort_unstable_by(f32::total_cmp);
+            let usual = workers.iter().map(|worker| f64::from(times[worker.index() % columns * lanes + lane]));
+            ordered.extend(usual.zip(multiples).map(|(time, multiple)| time * multiple));
+            ordered.sort_unstable_by(f64::total_cmp);
             for ((sum, squares), &time) in sums.iter_mut().zip(&ordered) {
-                let time = f64::from(time);
                 *sum += time;
                 *squares += time * time;
             }
         }
         // A normal distribution includes shorter times than any observed.
         let shortest = self.observed.window.iter().map(|&(_, shortest)| shortest).fold(f64::INFINITY, f64::min);
+        let shortest = shortest * multiples.iter().copied().fold(f64::INFINITY, f64::min);
         let lanes = lanes as f64;
         let rank = |(sum, squares): (f64, f64)| {
             let mean = sum / lanes;
@@ -139,7 +140,12 @@ impl RunTimePredictor for Amortized {
             Normal { mean: self.observed.scale * between.mean, deviation: self.observed.scale * deviation }
         };
         let each = emission.means.chunks_exact(lanes).zip(emission.deviations.chunks_exact(lanes));
-        Some(Forecast { workers: each.map(worker).collect(), ranks: sums.into_iter().map(rank).collect() })
+        let mut each: Vec<Normal> = each.map(worker).collect();
+        for (worker, &multiple) in workers.iter().zip(multiples).filter(|(worker, _)| worker.index() < columns) {
+            let Normal { mean, deviation } = &mut each[worker.index()];
+            (*mean, *deviation) = (*mean * multiple, *deviation * multiple);
+        }
+        Some(Forecast { workers: each, ranks: sums.into_iter().map(rank).collect() })
     }
 }
 
@@ -176,6 +182,23 @@ mod tests {
         (times[0], times[1]) = (0.2 * time, 1.8 * time);
         (0..6).for_each(|_| predictor.observe(&times));
         predictor.predict(&workers).unwrap()
+    }
+
+    #[test]
+    fn times_are_predicted_for_the_sizes_of_the_next_tasks() {
+        let mut predictor = Amortized::new(Arc::new(DeepMarkov::new(&constant()).unwrap()), 500, 1);
+        let workers: Vec<WorkerId> = (0..50).map(WorkerId).collect();
+        let times: Vec<f64> = (0..50).map(|rank| if rank == 0 { 0.2 } else { 1.0 }).collect();
+        (0..6).for_each(|_| predictor.observe(&times));
+        let mut multiples = vec![1.0; 50];
+        multiples[7] = 3.0;
+        let once = predictor.predict(&workers).unwrap();
+        let sized = predictor.predict_multiples(&workers, &multiples).unwrap();
+        assert_eq!(sized.worker(WorkerId(7)).mean, 3.0 * once.worker(WorkerId(7)).mean);
+        assert_eq!(sized.worker(WorkerId(8)), once.worker(WorkerId(8)));
+        // Three times as long as the others: always the last.
+        let (last, expected) = (sized.ranks[49], sized.worker(WorkerId(7)));
+        assert!((last.mean / expected.mean - 1.0).abs() < 0.02, "{last:?} {expected:?}");
     }
 
     #[test]
