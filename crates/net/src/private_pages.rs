@@ -140,6 +140,7 @@ mod tests {
         }
         assert_eq!(read(&map, all.clone(), page).unwrap(), expected);
         assert_eq!(find(address, PAGES * page).unwrap(), expected);
-        assert_eq!(find(address, page).unwrap(), [address..address + page]);
+        expected.truncate(1);
+        assert_eq!(find(address, 7 * page).unwrap(), expected, "pages 0 to 6");
     }
 }
