@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 use crate::{CommitStep, Reason, RestoreError, Span, Time, Turn, Work};
 
@@ -264,7 +265,7 @@ fn is_one(factor: &f32) -> bool {
 #[derive(Debug, Clone)]
 pub struct CommitRequest {
     /// The updates, with weights that are not their samples.
-    pub(crate) updates: Vec<(TaskId, Option<f64>)>,
+    pub(crate) updates: SmallVec<[(TaskId, Option<f64>); 1]>,
     pub(crate) step: CommitStep,
     pub(crate) rate_factor: f32,
 }
@@ -272,7 +273,9 @@ pub struct CommitRequest {
 impl CommitRequest {
     /// The optimizer steps by these updates, each weighted by its samples per iteration.
     pub fn of(updates: &[TaskId]) -> Self {
-        CommitRequest::new(updates.iter().map(|&task| (task, None)).collect())
+        let mut unweighted = SmallVec::with_capacity(updates.len());
+        updates.iter().for_each(|&task| unweighted.push((task, None)));
+        CommitRequest::new(unweighted)
     }
 
     /// The optimizer steps by these updates with these weights: finite and above 0. They are scaled to add up to one.
@@ -280,7 +283,7 @@ impl CommitRequest {
         CommitRequest::new(updates.iter().map(|&(task, weight)| (task, Some(weight))).collect())
     }
 
-    fn new(updates: Vec<(TaskId, Option<f64>)>) -> Self {
+    fn new(updates: SmallVec<[(TaskId, Option<f64>); 1]>) -> Self {
         CommitRequest { updates, step: CommitStep::Optimizer, rate_factor: 1.0 }
     }
 

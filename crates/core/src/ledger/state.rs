@@ -1,8 +1,10 @@
 //! The ledger's state: which workers have joined, what each of them does, and what became of every sample.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 use super::law::{Law, Refusal};
 use crate::{
@@ -73,16 +75,34 @@ fn is_positive(value: f32) -> bool {
     value.is_finite() && value > 0.0
 }
 
-/// The updates by rank, with their weights scaled to add up to one.
-fn shares(mut weighted: Vec<(TaskId, f64)>) -> Result<Vec<Share>, Law> {
-    weighted.sort_unstable_by_key(|&(task, _)| task);
+/// Sorts updates by rank. `slots` is above all ranks.
+fn sort_by_rank(updates: &mut SmallVec<[(TaskId, f64); 1]>, slots: usize) {
+    // With an update of most workers, each goes straight to its place.
+    if updates.len() > 1 && updates.len() > slots / 4 {
+        const NONE: u32 = u32::MAX;
+        let mut places = vec![NONE; slots];
+        let is_free = |(index, (task, _)): (u32, &(TaskId, f64))| {
+            std::mem::replace(&mut places[task.worker.index()], index) == NONE
+        };
+        if (0..).zip(updates.iter()).all(is_free) {
+            let by_rank = places.iter().filter(|&&place| place != NONE).map(|&place| updates[place as usize]);
+            *updates = by_rank.collect();
+            return;
+        }
+    }
+    updates.sort_unstable_by_key(|&(task, _)| task);
+}
+
+/// The updates, which are ordered by rank, with their weights scaled to add up to one.
+fn shares(weighted: &[(TaskId, f64)]) -> Result<Arc<[Share]>, Law> {
     let total: f64 = weighted.iter().map(|&(_, weight)| weight).sum();
-    let share = |(task, weight): (TaskId, f64)| {
-        let share = Share { task, weight: (weight / total) as f32 };
-        // A share may be too small for `f32`.
-        if weight > 0.0 && is_positive(share.weight) { Ok(share) } else { Err(Law::BadWeight { task, weight }) }
-    };
-    weighted.into_iter().map(share).collect()
+    let share = |&(task, weight): &(TaskId, f64)| Share { task, weight: (weight / total) as f32 };
+    // A share may be too small for `f32`.
+    let is_bad = |update: &&(TaskId, f64)| !(update.1 > 0.0 && is_positive(share(update).weight));
+    match weighted.iter().find(is_bad) {
+        Some(&(task, weight)) => Err(Law::BadWeight { task, weight }),
+        None => Ok(weighted.iter().map(share).collect()),
+    }
 }
 
 /// An update that is neither committed nor discarded yet.
@@ -90,6 +110,18 @@ fn shares(mut weighted: Vec<(TaskId, f64)>) -> Result<Vec<Share>, Law> {
 struct ArrivedUpdate {
     update: Update,
     /// A newer version was queued behind the task, so the worker may not have sent the update.
+    withheld: bool,
+}
+
+/// What counts of an update when it is committed or discarded.
+struct SettledUpdate {
+    version: Version,
+    /// The samples of each iteration.
+    samples: u32,
+    /// The samples of all iterations.
+    all_samples: u64,
+    /// Whether it is the result of local iterations.
+    local: bool,
     withheld: bool,
 }
 
@@ -123,9 +155,9 @@ pub(super) struct LedgerState {
     pub(super) version: Version,
     pub(super) samples: SampleCounts,
     /// The updates of commits that are not confirmed yet, oldest first, with their samples.
-    unconfirmed: VecDeque<Vec<(TaskId, u64)>>,
+    unconfirmed: VecDeque<SmallVec<[(TaskId, u64); 1]>>,
     /// The updates of the last confirmed commit that are not broken, with their samples.
-    confirmed: Vec<(TaskId, u64)>,
+    confirmed: SmallVec<[(TaskId, u64); 1]>,
     commit_waiters: Vec<WorkerId>,
     timer_waiters: Vec<WorkerId>,
     pub(super) timers: BTreeSet<Time>,
@@ -138,6 +170,7 @@ pub(super) struct LedgerState {
 }
 
 impl LedgerState {
+    #[inline]
     fn worker_mut(&mut self, worker: WorkerId) -> &mut WorkerState {
         if worker.index() >= self.workers.len() {
             self.workers.resize_with(worker.index() + 1, WorkerState::default);
@@ -236,7 +269,7 @@ impl LedgerState {
         Ok(())
     }
 
-    pub(super) fn report(&mut self, now: Time, task: TaskId, report: Report) -> Result<Update, Refusal> {
+    pub(super) fn report(&mut self, now: Time, task: TaskId, report: &Report) -> Result<Update, Refusal> {
         let running = self.running_task(task)?;
         if running.asks() && !running.collected {
             return Err(Refusal::NotCollected(task));
@@ -245,7 +278,7 @@ impl LedgerState {
         let iterations = if running.asks() { running.done } else { assigned };
         let Assignment { version, work, samples, .. } = assignment;
         let samples = report.samples.unwrap_or(samples);
-        let update = Update { task, version, work, samples, iterations, started: since, report };
+        let update = Update { task, version, work, samples, iterations, started: since, report: *report };
         // The iteration started after the last question was dropped: its samples are used again.
         let unused = samples_of(&assignment, assigned - iterations);
         // What the worker used counts, not what it was assigned.
@@ -430,35 +463,35 @@ impl LedgerState {
         if !is_positive(rate_factor) {
             return Err(Law::BadRateFactor { rate_factor });
         }
-        let mut taken = Vec::with_capacity(updates.len());
-        let mut used = Vec::with_capacity(updates.len());
+        let mut weighted = SmallVec::with_capacity(updates.len());
+        let mut used = SmallVec::with_capacity(updates.len());
         for &(task, weight) in updates {
-            let ArrivedUpdate { update, withheld } = self.take_arrived(task)?;
+            let SettledUpdate { samples, all_samples, local, withheld, .. } = self.take_arrived(task)?;
             if withheld {
                 return Err(Law::Withheld { task });
             }
-            let local = matches!(update.work, Work::Local(_));
             if local != matches!(step, CommitStep::Average { .. }) {
                 return Err(Law::WrongStep { task, local });
             }
-            self.samples.used += update_samples(&update);
-            taken.push((task, weight.unwrap_or(f64::from(update.samples))));
-            used.push((task, update_samples(&update)));
+            self.samples.used += all_samples;
+            weighted.push((task, weight.unwrap_or(f64::from(samples))));
+            used.push((task, all_samples));
         }
-        let updates = shares(taken)?;
+        sort_by_rank(&mut weighted, self.workers.len());
+        let updates = shares(&weighted)?;
         self.unconfirmed.push_back(used);
         self.version.0 += 1;
         let waiters = std::mem::take(&mut self.commit_waiters);
         self.end_waits(waiters, Until::Commit);
-        Ok(Commit { version: self.version, updates: updates.into(), step, rate_factor })
+        Ok(Commit { version: self.version, updates, step, rate_factor })
     }
 
     pub(super) fn discard(&mut self, task: TaskId) -> Result<(), Law> {
-        let update = self.take_arrived(task)?.update;
-        if update.version < self.version {
-            self.samples.stale += update_samples(&update);
+        let SettledUpdate { version, all_samples, .. } = self.take_arrived(task)?;
+        if version < self.version {
+            self.samples.stale += all_samples;
         } else {
-            self.samples.dropped += update_samples(&update);
+            self.samples.dropped += all_samples;
         }
         Ok(())
     }
@@ -555,6 +588,9 @@ impl LedgerState {
     }
 
     fn release_waiters(&mut self, worker: WorkerId) {
+        if self.worker_mut(worker).waiters.is_empty() {
+            return;
+        }
         let mut waiters = std::mem::take(&mut self.worker_mut(worker).waiters);
         self.end_waits(waiters.drain(..), Until::Worker(worker));
         self.worker_mut(worker).waiters = waiters;
@@ -569,14 +605,21 @@ impl LedgerState {
         }
     }
 
-    fn take_arrived(&mut self, task: TaskId) -> Result<ArrivedUpdate, Law> {
-        let arrived = self.workers.get_mut(task.worker.index()).map(|state| &mut state.arrived);
-        let arrived = arrived.and_then(|arrived| {
-            let position = arrived.iter().position(|arrived| arrived.update.task == task)?;
-            Some(arrived.remove(position))
-        });
-        let arrived = arrived.ok_or(Law::NothingToSettle { task })?;
-        self.samples.outstanding -= update_samples(&arrived.update);
-        Ok(arrived)
+    /// Removes an update that is committed or discarded.
+    fn take_arrived(&mut self, task: TaskId) -> Result<SettledUpdate, Law> {
+        let state = self.workers.get_mut(task.worker.index()).ok_or(Law::NothingToSettle { task })?;
+        let position = state.arrived.iter().position(|arrived| arrived.update.task == task);
+        let position = position.ok_or(Law::NothingToSettle { task })?;
+        let ArrivedUpdate { update, withheld } = &state.arrived[position];
+        let settled = SettledUpdate {
+            version: update.version,
+            samples: update.samples,
+            all_samples: update_samples(update),
+            local: matches!(update.work, Work::Local(_)),
+            withheld: *withheld,
+        };
+        state.arrived.remove(position);
+        self.samples.outstanding -= settled.all_samples;
+        Ok(settled)
     }
 }
