@@ -181,6 +181,57 @@ impl WorkerClock {
     }
 }
 
+/// How every worker has spent its time so far, by rank.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+struct WorkerClocks(Vec<WorkerClock>);
+
+impl WorkerClocks {
+    #[inline]
+    fn of(&mut self, worker: WorkerId) -> &mut WorkerClock {
+        if worker.index() >= self.0.len() {
+            self.0.resize_with(worker.index() + 1, WorkerClock::default);
+        }
+        &mut self.0[worker.index()]
+    }
+
+    fn on_report(&mut self, worker: WorkerId, now: Time, report: &Report) {
+        let clock = self.of(worker);
+        clock.last_report = now;
+        clock.computing += report.compute;
+        clock.querying += report.querying;
+        clock.loading += report.loading;
+    }
+
+    /// `report` is that of the event, if it has one.
+    #[inline]
+    fn on_change(&mut self, now: Time, change: ActivityChange<'_>, report: Option<&Report>) {
+        match change {
+            ActivityChange::Joined(worker) => {
+                let clock = self.of(worker);
+                (clock.present_since, clock.last_report) = (Some(now), now);
+            }
+            ActivityChange::Left(worker, before) => {
+                let clock = self.of(worker);
+                before.idle_since().into_iter().for_each(|since| clock.end_idle(since, now));
+                if let Some(since) = clock.present_since.take() {
+                    clock.present += now.since(since);
+                }
+            }
+            ActivityChange::Started { task, idle_since } => {
+                let clock = self.of(task.assignment.task.worker);
+                idle_since.into_iter().for_each(|since| clock.end_idle(since, now));
+            }
+            ActivityChange::Reported(task) => {
+                let samples = report.and_then(|report| report.samples).unwrap_or(task.assignment.samples);
+                let samples = u64::from(samples) * u64::from(task.reported_iterations());
+                self.of(task.assignment.task.worker).samples += samples;
+            }
+            ActivityChange::Interrupted(..) => {}
+        }
+    }
+}
+
 /// The last evaluations on the held-out set.
 #[derive(Debug, Clone, Copy, Default)]
 struct Evaluations {
@@ -206,7 +257,7 @@ impl Evaluations {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Monitor {
     activities: WorkerActivities,
-    clocks: Vec<WorkerClock>,
+    clocks: WorkerClocks,
     iterations: u64,
     iteration_began: Time,
     committed: u64,
@@ -229,48 +280,6 @@ impl Monitor {
         Monitor { loss: RecentLoss::new(setup), ..Monitor::default() }
     }
 
-    fn clock(&mut self, worker: WorkerId) -> &mut WorkerClock {
-        if worker.index() >= self.clocks.len() {
-            self.clocks.resize_with(worker.index() + 1, WorkerClock::default);
-        }
-        &mut self.clocks[worker.index()]
-    }
-
-    fn on_report(&mut self, worker: WorkerId, now: Time, report: &Report) {
-        let clock = self.clock(worker);
-        clock.last_report = now;
-        clock.computing += report.compute;
-        clock.querying += report.querying;
-        clock.loading += report.loading;
-    }
-
-    /// `report` is that of the event, if it has one.
-    fn on_change(&mut self, now: Time, change: ActivityChange, report: Option<&Report>) {
-        match change {
-            ActivityChange::Joined(worker) => {
-                let clock = self.clock(worker);
-                (clock.present_since, clock.last_report) = (Some(now), now);
-            }
-            ActivityChange::Left(worker, before) => {
-                let clock = self.clock(worker);
-                before.idle_since().into_iter().for_each(|since| clock.end_idle(since, now));
-                if let Some(since) = clock.present_since.take() {
-                    clock.present += now.since(since);
-                }
-            }
-            ActivityChange::Started { task, idle_since } => {
-                let clock = self.clock(task.assignment.task.worker);
-                idle_since.into_iter().for_each(|since| clock.end_idle(since, now));
-            }
-            ActivityChange::Reported(task) => {
-                let samples = report.and_then(|report| report.samples).unwrap_or(task.assignment.samples);
-                let samples = u64::from(samples) * u64::from(task.reported_iterations());
-                self.clock(task.assignment.task.worker).samples += samples;
-            }
-            ActivityChange::Interrupted(..) => {}
-        }
-    }
-
     /// Records an event and the decisions that followed. A confirmed commit completes an iteration.
     pub fn observe(&mut self, now: Time, event: &Event, decisions: &[Decision]) -> Option<Iteration> {
         let mut done = None;
@@ -281,7 +290,7 @@ impl Monitor {
                 done = commit.map(|(updates, reason)| self.stepped(now, updates, loss, reason));
             }
             Event::Asked { task, report, .. } | Event::Reported { task, report } => {
-                self.on_report(task.worker, now, report);
+                self.clocks.on_report(task.worker, now, report);
             }
             Event::Broken { .. } => {
                 self.committed -= 1;
@@ -290,9 +299,8 @@ impl Monitor {
             Event::Joined { .. } | Event::Left { .. } | Event::Late { .. } | Event::Timer => {}
         }
         let report = if let Event::Reported { report, .. } = event { Some(report) } else { None };
-        let mut activities = std::mem::take(&mut self.activities);
-        activities.observe(now, event, decisions, |change| self.on_change(now, change, report));
-        self.activities = activities;
+        let Monitor { activities, clocks, .. } = self;
+        activities.observe(now, event, decisions, |change| clocks.on_change(now, change, report));
         for decision in decisions {
             match &decision.action {
                 Action::Commit(Commit { updates, .. }) => self.pending.push_back((updates.len(), decision.reason)),
@@ -390,7 +398,7 @@ impl Monitor {
     pub fn idle_share(&self, now: Time) -> f64 {
         let mut present = 0.0;
         let mut idle = 0.0;
-        for (worker, clock) in (0..).map(WorkerId).zip(&self.clocks) {
+        for (worker, clock) in (0..).map(WorkerId).zip(&self.clocks.0) {
             let open = |since: Option<Time>| since.map_or(0.0, |since| now.since(since).seconds());
             present += clock.present.seconds() + open(clock.present_since);
             idle += clock.idle.seconds() + open(self.activities.of(worker).idle_since());
@@ -405,13 +413,13 @@ impl Monitor {
 
     /// Samples in the updates that the worker sent.
     pub(crate) fn worker_samples(&self, worker: WorkerId) -> u64 {
-        self.clocks.get(worker.index()).map_or(0, |clock| clock.samples)
+        self.clocks.0.get(worker.index()).map_or(0, |clock| clock.samples)
     }
 
     /// How each worker has spent its time so far, by rank.
     pub(crate) fn worker_times(&self, now: Time) -> Vec<WorkerTimes> {
         let idle_since = |worker| self.activities.of(WorkerId(worker)).idle_since();
-        (0..).zip(&self.clocks).map(|(worker, clock)| clock.times(worker, idle_since(worker), now)).collect()
+        (0..).zip(&self.clocks.0).map(|(worker, clock)| clock.times(worker, idle_since(worker), now)).collect()
     }
 
     /// The run in numbers. `stop` ended it, `last` is an evaluation of its final model.
