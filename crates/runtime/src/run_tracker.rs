@@ -43,6 +43,7 @@ impl RunTracker {
     }
 
     /// Records an event and the decisions that followed.
+    #[inline]
     pub fn begin_turn(&mut self, now: Time, event: &Event, decisions: &[Decision], observer: &mut dyn Observer) {
         if let Event::Left { worker } = event {
             self.broken_updates.on_left(*worker);
@@ -94,6 +95,7 @@ impl RunTracker {
     }
 
     /// A worker that is to be dismissed for broken updates, and why.
+    #[inline]
     pub fn next_to_dismiss(&mut self) -> Option<(WorkerId, String)> {
         let task = self.to_dismiss.pop()?;
         Some((task.worker, format!("the update of {task} is the third in a row that is not finite")))
@@ -110,6 +112,7 @@ impl RunTracker {
     }
 
     /// What ends the run, if anything.
+    #[inline]
     pub fn take_stop(&mut self) -> Option<StopReason> {
         self.stop.take()
     }

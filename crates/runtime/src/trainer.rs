@@ -53,7 +53,14 @@ impl Stepper {
     /// A stepper that continues with an optimizer and a learning rate in this state.
     pub fn resumed(layout: &Layout, optimizer: Optimizer, rate: RateSpec, state: RateState, threads: usize) -> Self {
         let (trainable, rate) = (layout.trainable(), RateControl::new(rate, state));
-        Stepper { trainable, optimizer, next_state: NextState::default(), rate, clip: None, threads: StepThreads::new(threads) }
+        Stepper {
+            trainable,
+            optimizer,
+            next_state: NextState::default(),
+            rate,
+            clip: None,
+            threads: StepThreads::new(threads),
+        }
     }
 
     /// The same stepper, which scales sums of gradients down to this norm. That takes another look at every gradient.

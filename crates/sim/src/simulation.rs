@@ -15,7 +15,7 @@ use paceline_store::{OptimizerKind, OptimizerSpec, Schedule};
 use paceline_workload::Workload;
 use thiserror::Error;
 
-use crate::cluster::{SimulatedCluster, WorkerEvent};
+use crate::cluster::SimulatedCluster;
 use crate::foresight::TasksUnderWay;
 use crate::late_checks::LateChecks;
 use crate::network::NetworkSpec;
@@ -201,13 +201,14 @@ impl Engine<'_> {
             self.feed(now, Event::Joined { worker: WorkerId(worker) })?;
         }
         let mut script = 0;
+        let time_limit = self.run.simulation.goals.time_limit();
         while stop.is_none() {
             if is_interrupted() {
                 stop = Some(StopReason::Interrupted);
                 break;
             }
             let Some((at, next)) = self.next(script) else { break };
-            if let Some(limit) = self.run.simulation.goals.time_limit().filter(|&limit| at > limit) {
+            if let Some(limit) = time_limit.filter(|&limit| at > limit) {
                 now = limit;
                 stop = Some(StopReason::Goal(Goal::Time(limit.since(Time::START))));
                 break;
@@ -219,7 +220,7 @@ impl Engine<'_> {
                     self.change(now, &self.run.simulation.script.steps()[step].1)?
                 }
                 NextEvent::Message => match self.run.cluster.deliver(now) {
-                    Some(event) => self.on_worker_event(now, event)?,
+                    Some(event) => self.feed(now, event)?,
                     None => None,
                 },
                 NextEvent::Worker(worker) => self.act(now, worker)?,
@@ -238,13 +239,28 @@ impl Engine<'_> {
     /// The earliest event. At equal times the script comes first, then short messages, then workers by rank, then late
     /// tasks, then timers.
     fn next(&self, script: usize) -> Option<(Time, NextEvent)> {
-        let step = self.run.simulation.script.steps().get(script).map(|&(at, _)| (at, NextEvent::Script(script)));
-        let message = self.run.cluster.next_message().map(|at| (at, NextEvent::Message));
-        let worker = self.run.cluster.next_worker().map(|(at, worker)| (at, NextEvent::Worker(worker)));
-        let late = self.run.late_checks.as_ref().and_then(LateChecks::next);
-        let late = late.map(|(at, task)| (at, NextEvent::LateCheck(task)));
-        let timer = self.ledger.next_timer().map(|at| (at, NextEvent::Timer));
-        [step, message, worker, late, timer].into_iter().flatten().min_by_key(|&(at, _)| at)
+        let mut next: Option<(Time, NextEvent)> = None;
+        let mut offer = |at: Time, event: NextEvent| {
+            if next.as_ref().is_none_or(|(earliest, _)| at < *earliest) {
+                next = Some((at, event));
+            }
+        };
+        if let Some(&(at, _)) = self.run.simulation.script.steps().get(script) {
+            offer(at, NextEvent::Script(script));
+        }
+        if let Some(at) = self.run.cluster.next_message() {
+            offer(at, NextEvent::Message);
+        }
+        if let Some((at, worker)) = self.run.cluster.next_worker() {
+            offer(at, NextEvent::Worker(worker));
+        }
+        if let Some((at, task)) = self.run.late_checks.as_ref().and_then(LateChecks::next) {
+            offer(at, NextEvent::LateCheck(task));
+        }
+        if let Some(at) = self.ledger.next_timer() {
+            offer(at, NextEvent::Timer);
+        }
+        next
     }
 
     fn change(&mut self, now: Time, change: &Change) -> Result<Option<StopReason>, SimulationError> {
@@ -282,18 +298,9 @@ impl Engine<'_> {
             self.run.observer.on_task(task, compute);
         }
         match progress.event {
-            Some(event) => self.on_worker_event(now, event),
+            Some(event) => self.feed(now, event),
             None => Ok(None),
         }
-    }
-
-    fn on_worker_event(&mut self, now: Time, event: WorkerEvent) -> Result<Option<StopReason>, SimulationError> {
-        let event = match event {
-            WorkerEvent::Asked(task, iterations, report) => Event::Asked { task, iterations, report },
-            WorkerEvent::Reported(task, report) => Event::Reported { task, report },
-            WorkerEvent::Lost(worker) => Event::Left { worker },
-        };
-        self.feed(now, event)
     }
 
     /// Passes an event to the scheme and carries out what follows.
