@@ -1,6 +1,7 @@
 //! Who is doing what: a fold over the events and decisions of a run.
 //!
-//! Metrics, timelines and tables are views on it, so that all of them agree with the ledger and with each other.
+//! Timelines and tables are views on it, so that all of them agree with the ledger and with each other. The metrics of a run
+//! are on the hot path of a simulation and keep less; a test of the simulator compares them with it.
 
 use serde::{Deserialize, Serialize};
 

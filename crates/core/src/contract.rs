@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::{CommitStep, Reason, RestoreError, Span, Time, Turn, Work};
 
@@ -272,10 +272,12 @@ pub struct CommitRequest {
 
 impl CommitRequest {
     /// The optimizer steps by these updates, each weighted by its samples per iteration.
+    #[inline]
     pub fn of(updates: &[TaskId]) -> Self {
-        let mut unweighted = SmallVec::with_capacity(updates.len());
-        updates.iter().for_each(|&task| unweighted.push((task, None)));
-        CommitRequest::new(unweighted)
+        if let [task] = *updates {
+            return CommitRequest::new(smallvec![(task, None)]);
+        }
+        CommitRequest::new(updates.iter().map(|&task| (task, None)).collect())
     }
 
     /// The optimizer steps by these updates with these weights: finite and above 0. They are scaled to add up to one.
@@ -283,6 +285,7 @@ impl CommitRequest {
         CommitRequest::new(updates.iter().map(|&(task, weight)| (task, Some(weight))).collect())
     }
 
+    #[inline]
     fn new(updates: SmallVec<[(TaskId, Option<f64>); 1]>) -> Self {
         CommitRequest { updates, step: CommitStep::Optimizer, rate_factor: 1.0 }
     }

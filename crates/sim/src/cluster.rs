@@ -189,7 +189,7 @@ impl<'a> SimulatedCluster<'a> {
     }
 
     /// The next worker to act, and when.
-    pub(crate) fn next_worker(&self) -> Option<(Time, WorkerId)> {
+    pub(crate) fn next_worker(&mut self) -> Option<(Time, WorkerId)> {
         self.queue.first()
     }
 
@@ -220,7 +220,7 @@ impl<'a> SimulatedCluster<'a> {
 
     /// Carries out the worker's due event.
     pub(crate) fn act(&mut self, now: Time, worker: WorkerId) -> WorkerTransition {
-        self.queue.remove(worker);
+        self.queue.act(worker);
         match self.worker(worker).phase {
             Phase::Idle | Phase::Waiting(_) => WorkerTransition::default(),
             Phase::Computing(assignment, report) => self.computed(now, assignment, report),
@@ -243,21 +243,24 @@ impl<'a> SimulatedCluster<'a> {
 
     // --- the scheme's decisions ---
 
+    #[inline]
     pub(crate) fn carry_out(&mut self, now: Time, action: &Action) {
         match action {
             Action::Assign(assignment) => self.assign(now, assignment),
             Action::Discard { task } => self.drop_pending(*task),
-            Action::Interrupt { task } => {
-                self.drop_pending(*task);
-                if !matches!(self.worker(task.worker).phase, Phase::Crashed) {
-                    self.queue.remove(task.worker);
-                    self.start_queued(now, task.worker);
-                }
-            }
+            Action::Interrupt { task } => self.interrupt(now, *task),
             Action::Continue { task } => self.send_message(now, ShortMessage::Continue(*task)),
             Action::Collect { task } => self.send_message(now, ShortMessage::Collect(*task)),
             // Held workers are idle already, the ledger keeps the timers, and the engine carries out commits.
             Action::Hold { .. } | Action::Wake { .. } | Action::Commit { .. } => {}
+        }
+    }
+
+    fn interrupt(&mut self, now: Time, task: TaskId) {
+        self.drop_pending(task);
+        if !matches!(self.worker(task.worker).phase, Phase::Crashed) {
+            self.queue.remove(task.worker);
+            self.start_queued(now, task.worker);
         }
     }
 
@@ -398,7 +401,9 @@ impl<'a> SimulatedCluster<'a> {
     fn start_queued(&mut self, now: Time, worker: WorkerId) {
         let state = self.worker(worker);
         state.phase = Phase::Idle;
-        if let Some((assignment, arrival)) = state.queued.take() {
+        if state.queued.is_some()
+            && let Some((assignment, arrival)) = state.queued.take()
+        {
             self.start(now.max(arrival), &assignment);
         }
     }
@@ -443,7 +448,9 @@ impl<'a> SimulatedCluster<'a> {
 
     /// Drops an update that will never be committed.
     fn drop_pending(&mut self, task: TaskId) {
-        drop(self.take_pending(task));
+        if self.model.is_some() {
+            drop(self.take_pending(task));
+        }
     }
 
     // --- evaluation ---

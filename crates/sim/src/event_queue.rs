@@ -19,6 +19,8 @@ pub(crate) struct EventQueue {
     matches: Vec<[Time; PLAYERS]>,
     /// The number of matches that are between winners.
     inner: usize,
+    /// The worker whose turn it is. Its entry is still in its place, since it often gets another one at once.
+    acting: Option<WorkerId>,
 }
 
 impl EventQueue {
@@ -26,6 +28,9 @@ impl EventQueue {
     pub(crate) fn set(&mut self, worker: WorkerId, at: Time) {
         if worker.index() >= self.places() {
             self.grow(worker.index() + 1);
+        }
+        if self.acting == Some(worker) {
+            self.acting = None;
         }
         // The last moment of all stands for none.
         self.play(worker, at.min(Time(ABSENT.0 - 1)));
@@ -38,8 +43,16 @@ impl EventQueue {
         }
     }
 
+    /// Removes the earliest entry, which is that of `worker`.
+    pub(crate) fn act(&mut self, worker: WorkerId) {
+        self.acting = Some(worker);
+    }
+
     /// The earliest entry.
-    pub(crate) fn first(&self) -> Option<(Time, WorkerId)> {
+    pub(crate) fn first(&mut self) -> Option<(Time, WorkerId)> {
+        if let Some(acting) = self.acting.take() {
+            self.play(acting, ABSENT);
+        }
         let at = winner(self.matches.first()?);
         if at == ABSENT {
             return None;
@@ -106,7 +119,13 @@ mod tests {
             let mut queue = EventQueue::default();
             let mut model = BTreeMap::new();
             for (worker, at) in steps {
-                let worker = WorkerId(worker);
+                let mut worker = WorkerId(worker);
+                // The first acts; it may get another entry or none.
+                if worker.0 % 3 == 0 && let Some((_, first)) = queue.first() {
+                    queue.act(first);
+                    model.remove(&first);
+                    worker = if worker.0 % 2 == 0 { first } else { worker };
+                }
                 match at {
                     Some(at) => {
                         queue.set(worker, Time(at));

@@ -50,7 +50,7 @@ impl SavedLedger {
 
     /// The members.
     pub fn workers(&self) -> BTreeSet<WorkerId> {
-        self.state.members().into_iter().collect()
+        self.state.members().collect()
     }
 }
 
