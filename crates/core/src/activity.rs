@@ -1,6 +1,7 @@
 //! Who is doing what: a fold over the events and decisions of a run.
 //!
-//! Metrics, timelines and tables are views on it, so that all of them agree with the ledger and with each other.
+//! Timelines and tables are views on it, so that all of them agree with the ledger and with each other. The metrics of a run
+//! are on the hot path of a simulation and keep less; a test of the simulator compares them with it.
 
 use serde::{Deserialize, Serialize};
 
@@ -82,19 +83,19 @@ impl WorkerActivity {
 
 /// A change of what a worker does. Changes of one turn come in the order in which they happen.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum ActivityChange {
+pub enum ActivityChange<'a> {
     /// The worker joined and has no task.
     Joined(WorkerId),
     /// The worker left; with what it did until then.
-    Left(WorkerId, WorkerActivity),
+    Left(WorkerId, &'a WorkerActivity),
     /// The task was reported.
-    Reported(TaskProgress),
+    Reported(&'a TaskProgress),
     /// The task was interrupted, for this reason.
-    Interrupted(TaskProgress, Reason),
+    Interrupted(&'a TaskProgress, Reason),
     /// The task starts.
     Started {
         /// The task.
-        task: TaskProgress,
+        task: &'a TaskProgress,
         /// Since when its worker was idle; `None` if the task was queued behind another one.
         idle_since: Option<Time>,
     },
@@ -126,7 +127,7 @@ impl WorkerActivities {
         now: Time,
         event: &Event,
         decisions: &[Decision],
-        mut on_change: impl FnMut(ActivityChange),
+        mut on_change: impl FnMut(ActivityChange<'_>),
     ) {
         match *event {
             Event::Joined { worker } => {
@@ -135,9 +136,11 @@ impl WorkerActivities {
             }
             Event::Left { worker } => {
                 let before = std::mem::replace(self.worker_mut(worker), WorkerActivity::Absent);
-                on_change(ActivityChange::Left(worker, before));
+                on_change(ActivityChange::Left(worker, &before));
             }
-            Event::Reported { task, .. } => self.end_task(now, task.worker, ActivityChange::Reported, &mut on_change),
+            Event::Reported { task, .. } => {
+                self.end_task(now, task.worker, |task| ActivityChange::Reported(task), &mut on_change);
+            }
             Event::Asked { task, iterations, .. } => {
                 if let WorkerActivity::Busy { running, .. } = self.worker_mut(task.worker) {
                     running.iterations = iterations;
@@ -151,14 +154,24 @@ impl WorkerActivities {
         }
     }
 
-    fn carry_out(&mut self, now: Time, action: &Action, reason: Reason, on_change: &mut impl FnMut(ActivityChange)) {
+    fn carry_out(
+        &mut self,
+        now: Time,
+        action: &Action,
+        reason: Reason,
+        on_change: &mut impl FnMut(ActivityChange<'_>),
+    ) {
         match action {
             Action::Assign(assignment) => match self.worker_mut(assignment.task.worker) {
                 WorkerActivity::Busy { queued, .. } => *queued = Some((*assignment, reason)),
                 activity => {
+                    let idle_since = activity.idle_since();
                     let running = TaskProgress::new(*assignment, reason, now);
-                    on_change(ActivityChange::Started { task: running, idle_since: activity.idle_since() });
                     *activity = WorkerActivity::Busy { running, queued: None };
+                    activity
+                        .running()
+                        .into_iter()
+                        .for_each(|task| on_change(ActivityChange::Started { task, idle_since }));
                 }
             },
             Action::Interrupt { task } => {
@@ -184,22 +197,21 @@ impl WorkerActivities {
         &mut self,
         now: Time,
         worker: WorkerId,
-        change: impl FnOnce(TaskProgress) -> ActivityChange,
-        on_change: &mut impl FnMut(ActivityChange),
+        change: impl FnOnce(&TaskProgress) -> ActivityChange<'_>,
+        on_change: &mut impl FnMut(ActivityChange<'_>),
     ) {
         let activity = self.worker_mut(worker);
-        let WorkerActivity::Busy { running: ended, queued } = *activity else { return };
-        on_change(change(ended));
-        *activity = match queued {
-            Some((assignment, reason)) => {
-                let running = TaskProgress::new(assignment, reason, now);
-                on_change(ActivityChange::Started { task: running, idle_since: None });
-                WorkerActivity::Busy { running, queued: None }
-            }
-            None => WorkerActivity::Idle(Idleness { since: now, hold: None }),
-        };
+        let WorkerActivity::Busy { running, queued } = activity else { return };
+        on_change(change(running));
+        if let Some((assignment, reason)) = queued.take() {
+            *running = TaskProgress::new(assignment, reason, now);
+            on_change(ActivityChange::Started { task: running, idle_since: None });
+        } else {
+            *activity = WorkerActivity::Idle(Idleness { since: now, hold: None });
+        }
     }
 
+    #[inline]
     fn worker_mut(&mut self, worker: WorkerId) -> &mut WorkerActivity {
         if worker.index() >= self.workers.len() {
             self.workers.resize(worker.index() + 1, WorkerActivity::Absent);
@@ -221,15 +233,14 @@ mod tests {
         Decision { action: Action::Assign(assignment), reason: Reason::Free }
     }
 
-    fn numbers(changes: &[ActivityChange]) -> Vec<(&'static str, u64)> {
-        let name = |change: &ActivityChange| match change {
+    fn numbered(change: ActivityChange<'_>) -> (&'static str, u64) {
+        match change {
             ActivityChange::Joined(_) => ("joined", 0),
             ActivityChange::Left(_, before) => ("left", before.idle_since().map_or(0, |since| since.0)),
             ActivityChange::Reported(task) => ("reported", task.assignment.task.number),
             ActivityChange::Interrupted(task, _) => ("interrupted", task.assignment.task.number),
             ActivityChange::Started { task, .. } => ("started", task.assignment.task.number),
-        };
-        changes.iter().map(name).collect()
+        }
     }
 
     #[test]
@@ -237,7 +248,7 @@ mod tests {
         let mut activities = WorkerActivities::default();
         let mut changes = Vec::new();
         let mut observe = |at, event: Event, decisions: &[Decision]| {
-            activities.observe(Time(at), &event, decisions, |change| changes.push(change));
+            activities.observe(Time(at), &event, decisions, |change| changes.push(numbered(change)));
             activities.of(WORKER)
         };
         let task = |number| TaskId { worker: WORKER, number };
@@ -262,7 +273,7 @@ mod tests {
             &[("joined", 0), ("started", 0), ("interrupted", 0), ("started", 1)][..],
             &[("reported", 1), ("started", 3), ("interrupted", 3), ("left", 9)],
         ];
-        assert_eq!(numbers(&changes), expected.concat());
+        assert_eq!(changes, expected.concat());
         assert_eq!(activities.present().count(), 0);
     }
 }

@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use smallvec::{SmallVec, smallvec};
 
 use crate::{CommitStep, Reason, RestoreError, Span, Time, Turn, Work};
 
@@ -264,14 +265,18 @@ fn is_one(factor: &f32) -> bool {
 #[derive(Debug, Clone)]
 pub struct CommitRequest {
     /// The updates, with weights that are not their samples.
-    pub(crate) updates: Vec<(TaskId, Option<f64>)>,
+    pub(crate) updates: SmallVec<[(TaskId, Option<f64>); 1]>,
     pub(crate) step: CommitStep,
     pub(crate) rate_factor: f32,
 }
 
 impl CommitRequest {
     /// The optimizer steps by these updates, each weighted by its samples per iteration.
+    #[inline]
     pub fn of(updates: &[TaskId]) -> Self {
+        if let [task] = *updates {
+            return CommitRequest::new(smallvec![(task, None)]);
+        }
         CommitRequest::new(updates.iter().map(|&task| (task, None)).collect())
     }
 
@@ -286,7 +291,8 @@ impl CommitRequest {
         self
     }
 
-    fn new(updates: Vec<(TaskId, Option<f64>)>) -> Self {
+    #[inline]
+    fn new(updates: SmallVec<[(TaskId, Option<f64>); 1]>) -> Self {
         CommitRequest { updates, step: CommitStep::Optimizer, rate_factor: 1.0 }
     }
 

@@ -1,7 +1,5 @@
 //! The loop that every driver shares: feed an event, carry out the decisions, confirm the commits.
 
-use std::collections::VecDeque;
-
 use thiserror::Error;
 
 use crate::{Action, Aggregate, Commit, Decision, Event, Ledger, LedgerError, TaskId, Time};
@@ -68,23 +66,28 @@ impl Ledger {
         event: Event,
         executor: &mut E,
     ) -> Result<(), DriveError<E::Error>> {
-        let mut events = VecDeque::from([event]);
-        while let Some(event) = events.pop_front() {
-            let live = self.live();
-            let decisions = self.handle(now, event.clone())?;
-            executor.begin_turn(now, &event, decisions).map_err(DriveError::Executor)?;
+        let mut live = self.live();
+        self.handle(now, event)?;
+        let mut follow_ups = std::mem::take(&mut self.follow_ups);
+        loop {
+            let (event, decisions) = self.last_turn();
+            executor.begin_turn(now, event, decisions).map_err(DriveError::Executor)?;
             for Decision { action, .. } in decisions {
                 if let Action::Commit(commit) = action {
                     let CommitOutcome { aggregate, broken } =
                         executor.commit(commit, live).map_err(DriveError::Executor)?;
-                    events.push_back(Event::Committed { version: commit.version, aggregate });
-                    events.extend(broken.into_iter().map(|task| Event::Broken { task }));
+                    follow_ups.push_back(Event::Committed { version: commit.version, aggregate });
+                    follow_ups.extend(broken.into_iter().map(|task| Event::Broken { task }));
                 } else {
                     executor.carry_out(now, action).map_err(DriveError::Executor)?;
                 }
             }
-            executor.end_turn(now, &event, self).map_err(DriveError::Executor)?;
+            executor.end_turn(now, event, self).map_err(DriveError::Executor)?;
+            let Some(event) = follow_ups.pop_front() else { break };
+            live = self.live();
+            self.handle(now, event)?;
         }
+        self.follow_ups = follow_ups;
         Ok(())
     }
 }

@@ -3,57 +3,13 @@
 //!
 //! All asynchronous schemes share this code. They differ in the [`Gate`].
 
-use std::collections::BTreeSet;
-
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+pub use crate::clocks::Clocks;
 use crate::{
     CommitRequest, CommitStep, Reason, Restorable, RestoreError, Scheme, Span, Time, Turn, Until, Update, WorkerId,
 };
-
-/// How many iterations each joined worker has completed.
-///
-/// A worker that joins starts with the count of the slowest, so that it neither holds the others back nor starts ahead.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Clocks {
-    of: Vec<u64>,
-    order: BTreeSet<(u64, WorkerId)>,
-}
-
-impl Clocks {
-    fn join(&mut self, worker: WorkerId) {
-        let level = self.order.first().map_or(0, |&(clock, _)| clock);
-        if worker.index() >= self.of.len() {
-            self.of.resize(worker.index() + 1, 0);
-        }
-        self.of[worker.index()] = level;
-        self.order.insert((level, worker));
-    }
-
-    fn leave(&mut self, worker: WorkerId) {
-        self.order.remove(&(self.of[worker.index()], worker));
-    }
-
-    fn tick(&mut self, worker: WorkerId) {
-        self.leave(worker);
-        self.of[worker.index()] += 1;
-        self.order.insert((self.of[worker.index()], worker));
-    }
-
-    /// How many iterations the worker is ahead of the slowest.
-    pub fn lead(&self, worker: WorkerId) -> u64 {
-        self.order.first().map_or(0, |&(slowest, _)| self.of[worker.index()] - slowest)
-    }
-
-    /// One of the slowest workers: the first after `worker` in rank, cyclically. Waiting workers are spread over the
-    /// slowest ones, which keeps the wake-ups of a round at n log n instead of n².
-    pub fn slowest_after(&self, worker: WorkerId) -> WorkerId {
-        let Some(&(slowest, first)) = self.order.first() else { return worker };
-        let next = self.order.range((slowest, worker)..).next();
-        next.filter(|&&(clock, _)| clock == slowest).map_or(first, |&(_, next)| next)
-    }
-}
 
 /// A gate's answer to a worker that is ready for its next iteration.
 #[derive(Debug, Clone, Copy, PartialEq)]

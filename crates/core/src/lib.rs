@@ -27,6 +27,7 @@
 mod activity;
 pub mod barrier;
 pub mod batching;
+mod clocks;
 mod contract;
 mod dispatch;
 mod driver;

@@ -39,7 +39,10 @@ impl Span {
     /// A span of `seconds`, rounded to the nanosecond. Negative numbers and NaN become zero, infinity becomes the
     /// longest span.
     pub fn from_seconds(seconds: f64) -> Span {
-        Span((seconds * NANOS_PER_SECOND).round() as u64)
+        let nanos = seconds * NANOS_PER_SECOND;
+        let whole = nanos as u64;
+        // As `round` does, which is a call.
+        Span(whole.saturating_add(u64::from(nanos - whole as f64 >= 0.5)))
     }
 
     /// Whether the length is zero.
@@ -102,6 +105,15 @@ mod tests {
         assert_eq!(Span::from_seconds(-1.0), Span::ZERO);
         assert_eq!(Span::from_seconds(f64::NAN), Span::ZERO);
         assert_eq!(Span::from_seconds(f64::INFINITY), Span(u64::MAX));
+        let mut state = 1_u64;
+        for _ in 0..1_000_000 {
+            state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+            // All exponents, many of them with a half at the end.
+            for seconds in [f64::from_bits(state), (state >> 30) as f64 / 2e9, ((state >> 20) as f64 + 0.5) / 1e9] {
+                let expected = Span((seconds * NANOS_PER_SECOND).round() as u64);
+                assert_eq!(Span::from_seconds(seconds), expected, "{seconds:e}");
+            }
+        }
     }
 
     #[test]

@@ -64,7 +64,7 @@ fn dependencies_use_no_io_no_clock_and_no_randomness() {
     let names: Vec<&str> = dependencies.split_whitespace().filter_map(|word| word.strip_suffix(".workspace")).collect();
     assert_eq!(
         names,
-        ["paceline-spec", "libm", "serde", "serde_json", "thiserror"],
+        ["paceline-spec", "libm", "serde", "serde_json", "smallvec", "thiserror"],
         "a new dependency of the core: does it do I/O or read a clock?"
     );
 }

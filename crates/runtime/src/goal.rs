@@ -99,8 +99,14 @@ impl Goals {
 
     /// The first condition that is met. Targets come before limits.
     pub fn met(&self, progress: &GoalProgress) -> Option<Goal> {
-        let met = || self.iter().filter(|goal| goal.is_met(progress));
-        met().find(|goal| goal.is_target()).or_else(|| met().next())
+        let mut limit = None;
+        for goal in self.iter().filter(|goal| goal.is_met(progress)) {
+            if goal.is_target() {
+                return Some(goal);
+            }
+            limit.get_or_insert(goal);
+        }
+        limit
     }
 }
 

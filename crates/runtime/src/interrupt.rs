@@ -15,6 +15,7 @@ pub fn withdraw_interrupt() {
 }
 
 /// Whether everything that computes is to end soon.
+#[inline]
 pub fn is_interrupted() -> bool {
     REQUESTED.load(Ordering::Relaxed)
 }

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use paceline_core::{
-    Action, ActivityChange, Commit, Decision, Event, Reason, Report, SampleCounts, Setup, Span, TaskId, Time,
-    WorkerActivities, WorkerId,
+    Action, Assignment, Commit, Decision, Event, LocalLength, Reason, Report, SampleCounts, Setup, Span, TaskId, Time,
+    WorkerId,
 };
 use paceline_protocol::Notice;
 use paceline_workload::Evaluation;
@@ -138,7 +138,28 @@ impl WorkerTimes {
     }
 }
 
-/// How one worker has spent its time so far.
+/// What counts of a task.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+struct TaskSize {
+    task: TaskId,
+    /// The samples of each iteration.
+    samples: u32,
+    /// How many iterations are reported: the number that was assigned, or that of the last question.
+    iterations: u32,
+}
+
+impl TaskSize {
+    fn new(assignment: &Assignment) -> Self {
+        let iterations = match assignment.work.length() {
+            None => 1,
+            Some(LocalLength::Iterations(count)) => count,
+            Some(LocalLength::AskAndWait | LocalLength::AskAndContinue) => 0,
+        };
+        TaskSize { task: assignment.task, samples: assignment.samples, iterations }
+    }
+}
+
+/// How one worker has spent its time so far, and what it does.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct WorkerClock {
     present_since: Option<Time>,
@@ -152,22 +173,63 @@ struct WorkerClock {
     loading: Span,
     /// Samples in reported tasks.
     samples: u64,
+    /// Since when it has no task.
+    #[serde(default)]
+    idle_since: Option<Time>,
+    #[serde(default)]
+    running: Option<TaskSize>,
+    #[serde(default)]
+    queued: Option<TaskSize>,
 }
 
 impl WorkerClock {
-    /// The worker was idle until now.
-    fn end_idle(&mut self, since: Time, now: Time) {
-        if since < now {
+    fn join(&mut self, now: Time) {
+        (self.present_since, self.last_report, self.idle_since) = (Some(now), now, Some(now));
+    }
+
+    fn leave(&mut self, now: Time) {
+        self.end_idle(now);
+        if let Some(since) = self.present_since.take() {
+            self.present += now.since(since);
+        }
+        (self.running, self.queued) = (None, None);
+    }
+
+    fn on_report(&mut self, now: Time, report: &Report) {
+        self.last_report = now;
+        self.computing += report.compute;
+        self.querying += report.querying;
+        self.loading += report.loading;
+    }
+
+    fn assign(&mut self, now: Time, assignment: &Assignment) {
+        let task = Some(TaskSize::new(assignment));
+        if self.running.is_some() {
+            self.queued = task;
+        } else {
+            self.end_idle(now);
+            self.running = task;
+        }
+    }
+
+    /// The present task ends. The queued one starts, or the worker becomes idle.
+    fn end_task(&mut self, now: Time) {
+        self.running = self.queued.take();
+        self.idle_since = if self.running.is_none() { Some(now) } else { None };
+    }
+
+    fn end_idle(&mut self, now: Time) {
+        if let Some(since) = self.idle_since.take().filter(|&since| since < now) {
             self.idle += now.since(since);
             self.last_report = now;
         }
     }
 
-    fn times(&self, worker: u32, idle_since: Option<Time>, now: Time) -> WorkerTimes {
+    fn times(&self, worker: u32, now: Time) -> WorkerTimes {
         let open = |since: Option<Time>, until: Time| since.map_or(Span::ZERO, |since| until.since(since));
-        let accounted = if idle_since.is_some() { now } else { self.last_report };
+        let accounted = if self.idle_since.is_some() { now } else { self.last_report };
         let present = self.present + open(self.present_since, accounted);
-        let waiting = self.idle + open(idle_since, now);
+        let waiting = self.idle + open(self.idle_since, now);
         let seconds = present.seconds();
         WorkerTimes {
             worker,
@@ -205,7 +267,7 @@ impl Evaluations {
 /// [met](Monitor::met).
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Monitor {
-    activities: WorkerActivities,
+    /// By rank.
     clocks: Vec<WorkerClock>,
     iterations: u64,
     iteration_began: Time,
@@ -229,46 +291,12 @@ impl Monitor {
         Monitor { loss: RecentLoss::new(setup), ..Monitor::default() }
     }
 
+    #[inline]
     fn clock(&mut self, worker: WorkerId) -> &mut WorkerClock {
         if worker.index() >= self.clocks.len() {
             self.clocks.resize_with(worker.index() + 1, WorkerClock::default);
         }
         &mut self.clocks[worker.index()]
-    }
-
-    fn on_report(&mut self, worker: WorkerId, now: Time, report: &Report) {
-        let clock = self.clock(worker);
-        clock.last_report = now;
-        clock.computing += report.compute;
-        clock.querying += report.querying;
-        clock.loading += report.loading;
-    }
-
-    /// `report` is that of the event, if it has one.
-    fn on_change(&mut self, now: Time, change: ActivityChange, report: Option<&Report>) {
-        match change {
-            ActivityChange::Joined(worker) => {
-                let clock = self.clock(worker);
-                (clock.present_since, clock.last_report) = (Some(now), now);
-            }
-            ActivityChange::Left(worker, before) => {
-                let clock = self.clock(worker);
-                before.idle_since().into_iter().for_each(|since| clock.end_idle(since, now));
-                if let Some(since) = clock.present_since.take() {
-                    clock.present += now.since(since);
-                }
-            }
-            ActivityChange::Started { task, idle_since } => {
-                let clock = self.clock(task.assignment.task.worker);
-                idle_since.into_iter().for_each(|since| clock.end_idle(since, now));
-            }
-            ActivityChange::Reported(task) => {
-                let samples = report.and_then(|report| report.samples).unwrap_or(task.assignment.samples);
-                let samples = u64::from(samples) * u64::from(task.reported_iterations());
-                self.clock(task.assignment.task.worker).samples += samples;
-            }
-            ActivityChange::Interrupted(..) => {}
-        }
     }
 
     /// Records an event and the decisions that followed. A confirmed commit completes an iteration.
@@ -280,25 +308,40 @@ impl Monitor {
                 let commit = self.pending.pop_front();
                 done = commit.map(|(updates, reason)| self.stepped(now, updates, loss, reason));
             }
-            Event::Asked { task, report, .. } | Event::Reported { task, report } => {
-                self.on_report(task.worker, now, report);
+            Event::Reported { task, report } => {
+                let clock = self.clock(task.worker);
+                clock.on_report(now, report);
+                if let Some(running) = clock.running {
+                    let samples = report.samples.unwrap_or(running.samples);
+                    clock.samples += u64::from(samples) * u64::from(running.iterations);
+                    clock.end_task(now);
+                }
+            }
+            Event::Asked { task, iterations, report } => {
+                let clock = self.clock(task.worker);
+                clock.on_report(now, report);
+                if let Some(running) = &mut clock.running {
+                    running.iterations = *iterations;
+                }
             }
             Event::Broken { .. } => {
                 self.committed -= 1;
                 self.broken += 1;
             }
-            Event::Joined { .. } | Event::Left { .. } | Event::Late { .. } | Event::Timer => {}
+            Event::Joined { worker } => self.clock(*worker).join(now),
+            Event::Left { worker } => self.clock(*worker).leave(now),
+            Event::Late { .. } | Event::Timer => {}
         }
-        let report = if let Event::Reported { report, .. } = event { Some(report) } else { None };
-        let mut activities = std::mem::take(&mut self.activities);
-        activities.observe(now, event, decisions, |change| self.on_change(now, change, report));
-        self.activities = activities;
         for decision in decisions {
             match &decision.action {
+                Action::Assign(assignment) => self.clock(assignment.task.worker).assign(now, assignment),
+                Action::Interrupt { task } => {
+                    self.interrupted += 1;
+                    self.clock(task.worker).end_task(now);
+                }
                 Action::Commit(Commit { updates, .. }) => self.pending.push_back((updates.len(), decision.reason)),
                 Action::Discard { .. } => self.discarded += 1,
-                Action::Interrupt { .. } => self.interrupted += 1,
-                _ => {}
+                Action::Continue { .. } | Action::Collect { .. } | Action::Hold { .. } | Action::Wake { .. } => {}
             }
         }
         done
@@ -390,17 +433,23 @@ impl Monitor {
     pub fn idle_share(&self, now: Time) -> f64 {
         let mut present = 0.0;
         let mut idle = 0.0;
-        for (worker, clock) in (0..).map(WorkerId).zip(&self.clocks) {
+        for clock in &self.clocks {
             let open = |since: Option<Time>| since.map_or(0.0, |since| now.since(since).seconds());
             present += clock.present.seconds() + open(clock.present_since);
-            idle += clock.idle.seconds() + open(self.activities.of(worker).idle_since());
+            idle += clock.idle.seconds() + open(clock.idle_since);
         }
         if present > 0.0 { idle / present } else { 0.0 }
     }
 
-    /// What each worker does.
-    pub(crate) fn activities(&self) -> &WorkerActivities {
-        &self.activities
+    /// The joined workers, by rank.
+    pub(crate) fn members(&self) -> impl Iterator<Item = WorkerId> {
+        let members = (0..).map(WorkerId).zip(&self.clocks).filter(|(_, clock)| clock.present_since.is_some());
+        members.map(|(worker, _)| worker)
+    }
+
+    /// The worker's present task.
+    pub(crate) fn running(&self, worker: WorkerId) -> Option<TaskId> {
+        self.clocks.get(worker.index())?.running.map(|running| running.task)
     }
 
     /// Samples in the updates that the worker sent.
@@ -410,8 +459,7 @@ impl Monitor {
 
     /// How each worker has spent its time so far, by rank.
     pub(crate) fn worker_times(&self, now: Time) -> Vec<WorkerTimes> {
-        let idle_since = |worker| self.activities.of(WorkerId(worker)).idle_since();
-        (0..).zip(&self.clocks).map(|(worker, clock)| clock.times(worker, idle_since(worker), now)).collect()
+        (0..).zip(&self.clocks).map(|(worker, clock)| clock.times(worker, now)).collect()
     }
 
     /// The run in numbers. `stop` ended it, `last` is an evaluation of its final model.

@@ -99,7 +99,7 @@ impl ResumePoint {
         let mut monitor = monitor;
         if afresh.is_some() {
             // The scheme is not told that they left.
-            let workers: Vec<WorkerId> = monitor.activities().present().map(|(worker, _)| worker).collect();
+            let workers: Vec<WorkerId> = monitor.members().collect();
             workers.into_iter().for_each(|worker| _ = monitor.observe(saved.latest(), &Event::Left { worker }, &[]));
         }
         Ok(ResumePoint { ledger, monitor, checkpoint, rate, saved, position: Some(position), afresh, skipped })

@@ -43,12 +43,15 @@ impl RunTracker {
     }
 
     /// Records an event and the decisions that followed.
+    #[inline]
     pub fn begin_turn(&mut self, now: Time, event: &Event, decisions: &[Decision], observer: &mut dyn Observer) {
         if let Event::Left { worker } = event {
             self.broken_updates.on_left(*worker);
         }
         observer.on_turn(now, event, decisions);
-        self.iteration = self.monitor.observe(now, event, decisions);
+        if let Some(iteration) = self.monitor.observe(now, event, decisions) {
+            self.iteration = Some(iteration);
+        }
     }
 
     /// Records what became of a commit. `live` is the number of workers.
@@ -62,6 +65,7 @@ impl RunTracker {
 
     /// Ends a turn. If an iteration ended with it, the model is evaluated where that is due, and the observer is told.
     /// `evaluate` returns `None` if the evaluation [follows](RunTracker::evaluated).
+    #[inline]
     pub fn end_turn(
         &mut self,
         now: Time,
@@ -69,14 +73,27 @@ impl RunTracker {
         evaluate: impl FnOnce() -> Option<Evaluation>,
         observer: &mut dyn Observer,
     ) {
-        let Some(mut iteration) = self.iteration.take() else { return };
-        self.monitor.complete(&mut iteration, samples);
+        if self.iteration.is_some() {
+            self.end_iteration(now, samples, evaluate, observer);
+        }
+    }
+
+    fn end_iteration(
+        &mut self,
+        now: Time,
+        samples: &SampleCounts,
+        evaluate: impl FnOnce() -> Option<Evaluation>,
+        observer: &mut dyn Observer,
+    ) {
+        let Some(iteration) = &mut self.iteration else { return };
+        self.monitor.complete(iteration, samples);
         if self.monitor.passed_multiple_of(self.evaluate_every)
             && let Some(evaluation) = evaluate()
         {
             self.monitor.evaluated(evaluation, now);
         }
-        observer.on_iteration(&iteration, &self.monitor);
+        observer.on_iteration(iteration, &self.monitor);
+        self.iteration = None;
         self.monitor.evaluation_reported();
         self.stop_if_met(now, samples);
     }
@@ -94,6 +111,7 @@ impl RunTracker {
     }
 
     /// A worker that is to be dismissed for broken updates, and why.
+    #[inline]
     pub fn next_to_dismiss(&mut self) -> Option<(WorkerId, String)> {
         let task = self.to_dismiss.pop()?;
         Some((task.worker, format!("the update of {task} is the third in a row that is not finite")))
@@ -110,6 +128,7 @@ impl RunTracker {
     }
 
     /// What ends the run, if anything.
+    #[inline]
     pub fn take_stop(&mut self) -> Option<StopReason> {
         self.stop.take()
     }

@@ -105,7 +105,7 @@ pub(crate) struct FullStatus<'a> {
 impl Status {
     /// Records an event and the decisions that followed, at the run's time `at`.
     pub fn on_turn(&mut self, now: Instant, at: Time, event: &Event, decisions: &[Decision]) {
-        if matches!(event, Event::Joined { .. }) && self.monitor.activities().present().next().is_none() {
+        if matches!(event, Event::Joined { .. }) && self.monitor.members().next().is_none() {
             self.commit_watch.start(now);
         }
         self.monitor.observe(at, event, decisions);
@@ -127,8 +127,8 @@ impl Status {
             }
             Notice::Refused { .. } => self.refused += 1,
             Notice::Late { worker, .. } => {
-                if let Some(running) = self.monitor.activities().of(*worker).running() {
-                    self.late_tasks.insert(worker.0, running.assignment.task);
+                if let Some(task) = self.monitor.running(*worker) {
+                    self.late_tasks.insert(worker.0, task);
                 }
             }
             Notice::EvaluatorJoined { .. } | Notice::EvaluatorLeft { .. } | Notice::EvaluatingLast => {}
@@ -183,8 +183,7 @@ impl Status {
         });
         let times = self.monitor.worker_times(run_time);
         let status = |(&worker, &joined): (&u32, &u64)| {
-            let activity = self.monitor.activities().of(WorkerId(worker));
-            let task = activity.running().map(|running| running.assignment.task);
+            let task = self.monitor.running(WorkerId(worker));
             let times = times.get(worker as usize);
             WorkerStatus {
                 worker,

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use paceline_core::{
-    Action, Assignment, Commit, CommitOutcome, LocalLength, LocalWork, ReplicaStart, Report, Span, TaskId, Time, Work,
-    WorkerId,
+    Action, Assignment, Commit, CommitOutcome, Event, LocalLength, LocalWork, ReplicaStart, Report, Span, TaskId, Time,
+    Work, WorkerId,
 };
 use paceline_runtime::{Trainer, pulled_replica, replica_at};
 use paceline_store::Optimizer;
@@ -85,20 +85,10 @@ enum ShortMessage {
     Collect(TaskId),
 }
 
-/// An event of a worker that the scheme has to handle.
-pub(crate) enum WorkerEvent {
-    /// A worker asks how to continue; with its number of local iterations.
-    Asked(TaskId, u32, Report),
-    /// A worker reports a task.
-    Reported(TaskId, Report),
-    /// The server notices a crash.
-    Lost(WorkerId),
-}
-
 /// Everything in a simulation except the ledger.
 pub(crate) struct SimulatedCluster<'a> {
     simulation: &'a Simulation,
-    workers: Vec<Option<SimulatedWorker>>,
+    workers: Vec<SimulatedWorker>,
     queue: EventQueue,
     /// Messages in transit, by arrival time and then by the order of sending.
     messages: BTreeMap<(Time, u64), ShortMessage>,
@@ -136,13 +126,21 @@ impl<'a> SimulatedCluster<'a> {
         }
     }
 
+    #[inline]
     fn worker(&mut self, worker: WorkerId) -> &mut SimulatedWorker {
         if worker.index() >= self.workers.len() {
-            self.workers.resize_with(worker.index() + 1, || None);
+            self.add_workers(worker);
         }
-        self.workers[worker.index()].get_or_insert_with(|| SimulatedWorker {
-            times: self.simulation.times.task_times(self.simulation.seed, worker),
-            compute_factor: self.simulation.slowness.factor(worker),
+        &mut self.workers[worker.index()]
+    }
+
+    /// Adds the workers up to this one.
+    #[cold]
+    fn add_workers(&mut self, last: WorkerId) {
+        let Simulation { times, slowness, seed, .. } = self.simulation;
+        let added = (self.workers.len() as u32..=last.0).map(WorkerId).map(|worker| SimulatedWorker {
+            times: times.task_times(*seed, worker),
+            compute_factor: slowness.factor(worker),
             link_factor: 1.0,
             phase: Phase::Idle,
             since: Time::START,
@@ -152,7 +150,8 @@ impl<'a> SimulatedCluster<'a> {
             pending: Vec::new(),
             replica: None,
             optimizer: None,
-        })
+        });
+        self.workers.extend(added);
     }
 
     // --- changes to workers ---
@@ -190,23 +189,23 @@ impl<'a> SimulatedCluster<'a> {
     }
 
     /// The next worker to act, and when.
-    pub(crate) fn next_worker(&self) -> Option<(Time, WorkerId)> {
+    pub(crate) fn next_worker(&mut self) -> Option<(Time, WorkerId)> {
         self.queue.first()
     }
 
     /// Delivers the next message.
-    pub(crate) fn deliver(&mut self, now: Time) -> Option<WorkerEvent> {
+    pub(crate) fn deliver(&mut self, now: Time) -> Option<Event> {
         let (_, message) = self.messages.pop_first()?;
         let (ShortMessage::Ask(task, ..) | ShortMessage::Continue(task) | ShortMessage::Collect(task)) = message;
         let phase = self.worker(task.worker).phase;
         // Messages to and from a worker that has left or rejoined since are lost.
         let assignment = *phase.assignment().filter(|assignment| assignment.task == task)?;
         match (message, phase) {
-            (ShortMessage::Ask(_, iterations, report), _) => return Some(WorkerEvent::Asked(task, iterations, report)),
+            (ShortMessage::Ask(_, iterations, report), _) => return Some(Event::Asked { task, iterations, report }),
             (ShortMessage::Continue(_), Phase::Waiting(_)) => {
                 let worker = self.worker(task.worker);
                 worker.querying += now.since(worker.since);
-                self.compute(now, assignment);
+                self.compute(now, &assignment);
             }
             // A worker that did not wait drops its current iteration.
             (ShortMessage::Collect(_), Phase::Waiting(_) | Phase::Computing(..)) => {
@@ -221,7 +220,7 @@ impl<'a> SimulatedCluster<'a> {
 
     /// Carries out the worker's due event.
     pub(crate) fn act(&mut self, now: Time, worker: WorkerId) -> WorkerTransition {
-        self.queue.remove(worker);
+        self.queue.act(worker);
         match self.worker(worker).phase {
             Phase::Idle | Phase::Waiting(_) => WorkerTransition::default(),
             Phase::Computing(assignment, report) => self.computed(now, assignment, report),
@@ -232,28 +231,24 @@ impl<'a> SimulatedCluster<'a> {
                 self.start_queued(now, worker);
                 let gradient = assignment.work == Work::Gradient;
                 let computed = gradient.then_some((assignment.task, report.compute));
-                WorkerTransition { computed, event: Some(WorkerEvent::Reported(assignment.task, report)) }
+                WorkerTransition { computed, event: Some(Event::Reported { task: assignment.task, report }) }
             }
             Phase::Crashed => {
                 self.worker(worker).phase = Phase::Idle;
-                WorkerTransition { computed: None, event: Some(WorkerEvent::Lost(worker)) }
+                // The server notices the crash.
+                WorkerTransition { computed: None, event: Some(Event::Left { worker }) }
             }
         }
     }
 
     // --- the scheme's decisions ---
 
+    #[inline]
     pub(crate) fn carry_out(&mut self, now: Time, action: &Action) {
         match action {
-            Action::Assign(assignment) => self.assign(now, *assignment),
+            Action::Assign(assignment) => self.assign(now, assignment),
             Action::Discard { task } => self.drop_pending(*task),
-            Action::Interrupt { task } => {
-                self.drop_pending(*task);
-                if !matches!(self.worker(task.worker).phase, Phase::Crashed) {
-                    self.queue.remove(task.worker);
-                    self.start_queued(now, task.worker);
-                }
-            }
+            Action::Interrupt { task } => self.interrupt(now, *task),
             Action::Continue { task } => self.send_message(now, ShortMessage::Continue(*task)),
             Action::Collect { task } => self.send_message(now, ShortMessage::Collect(*task)),
             // Held workers are idle already, the ledger keeps the timers, and the engine carries out commits.
@@ -261,7 +256,15 @@ impl<'a> SimulatedCluster<'a> {
         }
     }
 
-    fn assign(&mut self, now: Time, assignment: Assignment) {
+    fn interrupt(&mut self, now: Time, task: TaskId) {
+        self.drop_pending(task);
+        if !matches!(self.worker(task.worker).phase, Phase::Crashed) {
+            self.queue.remove(task.worker);
+            self.start_queued(now, task.worker);
+        }
+    }
+
+    fn assign(&mut self, now: Time, assignment: &Assignment) {
         self.bytes += self.payload;
         let arrival = match &self.simulation.network {
             Some(network) => {
@@ -273,11 +276,12 @@ impl<'a> SimulatedCluster<'a> {
         if matches!(self.worker(assignment.task.worker).phase, Phase::Crashed) {
             return;
         }
-        let pending = self.pending_update(&assignment);
+        if self.model.is_some() {
+            self.add_pending(assignment);
+        }
         let worker = self.worker(assignment.task.worker);
-        worker.pending.extend(pending);
         if assignment.queued {
-            if let Some((replaced, _)) = worker.queued.replace((assignment, arrival)) {
+            if let Some((replaced, _)) = worker.queued.replace((*assignment, arrival)) {
                 self.drop_pending(replaced.task);
             }
         } else {
@@ -285,24 +289,23 @@ impl<'a> SimulatedCluster<'a> {
         }
     }
 
-    fn pending_update(&mut self, assignment: &Assignment) -> Option<PendingUpdate> {
+    /// Remembers what the update of an assignment is computed from.
+    fn add_pending(&mut self, assignment: &Assignment) {
         let Assignment { task, work, offset, samples, .. } = *assignment;
-        let replica = match work {
+        let Some(model) = &mut self.model else { return };
+        let worker = &mut self.workers[task.worker.index()];
+        let (replica, optimizer) = match work {
             Work::Local(LocalWork { start: ReplicaStart::Replica { pull }, .. }) => {
-                self.worker(task.worker).replica.take().map(|own| (own, pull))
+                (worker.replica.take().map(|own| (own, pull)), worker.optimizer.clone())
             }
-            _ => None,
+            Work::Local(_) => (None, worker.optimizer.clone()),
+            Work::Gradient => (None, None),
         };
-        let optimizer = match work {
-            Work::Local(_) => self.worker(task.worker).optimizer.clone(),
-            Work::Gradient => None,
-        };
-        let model = self.model.as_mut()?;
         let parameters = model.shared_parameters();
         let start = replica.map(|(own, pull)| pulled_replica(&parameters, &own, pull));
         let draw = Draw { worker: task.worker.0, offset, samples };
         let rate = model.trainer.local_rate();
-        Some(PendingUpdate { task, work, parameters, start, optimizer, draw, iterations: 0, rate })
+        worker.pending.push(PendingUpdate { task, work, parameters, start, optimizer, draw, iterations: 0, rate });
     }
 
     /// Steps the model; `live` is the number of workers in the run.
@@ -317,8 +320,7 @@ impl<'a> SimulatedCluster<'a> {
         let SimulatedModel { trainer, gradients, .. } = model;
         let contributions = gradients.compute(&mut pending, commit.step, trainer.parameters());
         for ((update, _), contribution) in pending.iter_mut().zip(&contributions) {
-            let worker = self.workers[update.task.worker.index()].as_mut();
-            let worker = worker.expect("a pending update belongs to a known worker");
+            let worker = &mut self.workers[update.task.worker.index()];
             worker.optimizer = update.optimizer.take();
             if let Work::Local(LocalWork { start: ReplicaStart::Replica { .. }, .. }) = update.work {
                 worker.replica = Some(replica_at(&update.parameters, contribution.gradient));
@@ -329,14 +331,13 @@ impl<'a> SimulatedCluster<'a> {
 
     // --- work of the workers ---
 
-    fn start(&mut self, at: Time, assignment: Assignment) {
-        let worker = self.worker(assignment.task.worker);
-        worker.iterations = 0;
+    fn start(&mut self, at: Time, assignment: &Assignment) {
+        self.worker(assignment.task.worker).iterations = 0;
         self.compute(at, assignment);
     }
 
     /// Starts computing a gradient or the next local iteration.
-    fn compute(&mut self, at: Time, assignment: Assignment) {
+    fn compute(&mut self, at: Time, assignment: &Assignment) {
         let simulation = self.simulation;
         let id = assignment.task.worker;
         let worker = self.worker(id);
@@ -351,12 +352,15 @@ impl<'a> SimulatedCluster<'a> {
         worker.since = at;
         // Without a network, a gradient arrives as soon as it is computed.
         worker.phase = if simulation.network.is_none() && assignment.work == Work::Gradient {
-            Phase::Sending(assignment, report)
+            Phase::Sending(*assignment, report)
         } else {
-            Phase::Computing(assignment, report)
+            Phase::Computing(*assignment, report)
         };
         self.queue.set(id, at + compute);
-        self.under_way.start(id, compute);
+        // Only the oracle predictor looks at it.
+        if Arc::strong_count(&self.under_way) > 1 {
+            self.under_way.start(id, compute);
+        }
     }
 
     /// Handles the end of a gradient or local iteration.
@@ -375,7 +379,7 @@ impl<'a> SimulatedCluster<'a> {
         }
         match length {
             LocalLength::Iterations(count) if iterations < count => {
-                self.compute(now, assignment);
+                self.compute(now, &assignment);
                 if let Phase::Computing(_, next) = &mut self.worker(task.worker).phase {
                     next.compute += report.compute;
                 }
@@ -387,7 +391,7 @@ impl<'a> SimulatedCluster<'a> {
                 worker.phase = Phase::Waiting(assignment);
                 self.send_message(now, ShortMessage::Ask(task, iterations, Report { querying, ..report }));
                 if length == LocalLength::AskAndContinue {
-                    self.compute(now, assignment);
+                    self.compute(now, &assignment);
                 }
             }
         }
@@ -397,8 +401,10 @@ impl<'a> SimulatedCluster<'a> {
     fn start_queued(&mut self, now: Time, worker: WorkerId) {
         let state = self.worker(worker);
         state.phase = Phase::Idle;
-        if let Some((assignment, arrival)) = state.queued.take() {
-            self.start(now.max(arrival), assignment);
+        if state.queued.is_some()
+            && let Some((assignment, arrival)) = state.queued.take()
+        {
+            self.start(now.max(arrival), &assignment);
         }
     }
 
@@ -442,7 +448,9 @@ impl<'a> SimulatedCluster<'a> {
 
     /// Drops an update that will never be committed.
     fn drop_pending(&mut self, task: TaskId) {
-        drop(self.take_pending(task));
+        if self.model.is_some() {
+            drop(self.take_pending(task));
+        }
     }
 
     // --- evaluation ---
@@ -462,7 +470,7 @@ pub(crate) struct WorkerTransition {
     /// The gradient or local iteration that ended, and its computing time.
     pub(crate) computed: Option<(TaskId, Span)>,
     /// The event that the scheme has to handle.
-    pub(crate) event: Option<WorkerEvent>,
+    pub(crate) event: Option<Event>,
 }
 
 impl SimulatedModel {

@@ -2,95 +2,109 @@
 
 use paceline_core::{Time, WorkerId};
 
-/// Children per heap node. Four keep the heap shallow and the nodes close together in memory.
-const ARITY: usize = 4;
-const ABSENT: u32 = u32::MAX;
+/// How many take part in a match. Four keep the tournament short.
+const PLAYERS: usize = 4;
+
+/// The time of a worker without an entry.
+const ABSENT: Time = Time(u64::MAX);
 
 /// A priority queue with at most one entry per worker, so that an interrupted task leaves no entry behind.
 ///
-/// Entries with equal times are ordered by rank.
+/// Entries with equal times are ordered by rank. It is a tournament: of every four workers the earliest goes on to the next
+/// match, and the winner of the last one acts next. A change plays only the worker's own matches again.
 #[derive(Debug, Default)]
 pub(crate) struct EventQueue {
-    heap: Vec<(Time, WorkerId)>,
-    /// Each worker's index in the heap.
-    positions: Vec<u32>,
+    /// The times of the players of each match. The last match is at 0. The players of match i are the winners of the
+    /// matches 4 i + 1 to 4 i + 4, or workers.
+    matches: Vec<[Time; PLAYERS]>,
+    /// The number of matches that are between winners.
+    inner: usize,
+    /// The worker whose turn it is. Its entry is still in its place, since it often gets another one at once.
+    acting: Option<WorkerId>,
 }
 
 impl EventQueue {
     /// Sets or moves the worker's entry.
     pub(crate) fn set(&mut self, worker: WorkerId, at: Time) {
-        if worker.index() >= self.positions.len() {
-            self.positions.resize(worker.index() + 1, ABSENT);
+        if worker.index() >= self.places() {
+            self.grow(worker.index() + 1);
         }
-        let position = self.positions[worker.index()];
-        if position == ABSENT {
-            self.heap.push((at, worker));
-            self.sift_up(self.heap.len() - 1);
-        } else {
-            self.heap[position as usize].0 = at;
-            self.reorder(position as usize);
+        if self.acting == Some(worker) {
+            self.acting = None;
         }
+        // The last moment of all stands for none.
+        self.play(worker, at.min(Time(ABSENT.0 - 1)));
     }
 
     /// Removes the worker's entry, if it has one.
     pub(crate) fn remove(&mut self, worker: WorkerId) {
-        let Some(&position) = self.positions.get(worker.index()).filter(|&&position| position != ABSENT) else {
-            return;
-        };
-        self.positions[worker.index()] = ABSENT;
-        let position = position as usize;
-        let last = self.heap.pop();
-        if let Some(last) = last.filter(|_| position < self.heap.len()) {
-            self.heap[position] = last;
-            self.reorder(position);
+        if worker.index() < self.places() {
+            self.play(worker, ABSENT);
         }
+    }
+
+    /// Removes the earliest entry, which is that of `worker`.
+    pub(crate) fn act(&mut self, worker: WorkerId) {
+        self.acting = Some(worker);
     }
 
     /// The earliest entry.
-    pub(crate) fn first(&self) -> Option<(Time, WorkerId)> {
-        self.heap.first().copied()
-    }
-
-    /// Restores the heap order after an entry's time changed.
-    fn reorder(&mut self, position: usize) {
-        if self.sift_up(position) == position {
-            self.sift_down(position);
+    pub(crate) fn first(&mut self) -> Option<(Time, WorkerId)> {
+        if let Some(acting) = self.acting.take() {
+            self.play(acting, ABSENT);
         }
-    }
-
-    fn sift_up(&mut self, mut position: usize) -> usize {
-        let entry = self.heap[position];
-        while position > 0 {
-            let parent = (position - 1) / ARITY;
-            if self.heap[parent] <= entry {
-                break;
-            }
-            self.put(position, self.heap[parent]);
-            position = parent;
+        let at = winner(self.matches.first()?);
+        if at == ABSENT {
+            return None;
         }
-        self.put(position, entry);
-        position
-    }
-
-    fn sift_down(&mut self, mut position: usize) {
-        let entry = self.heap[position];
+        let mut number = 0;
         loop {
-            let first = position * ARITY + 1;
-            let children = first..(first + ARITY).min(self.heap.len());
-            let Some(smallest) = children.min_by_key(|&child| self.heap[child]) else { break };
-            if self.heap[smallest] >= entry {
-                break;
+            // Of equal times, the first is that of the lowest rank.
+            let player = self.matches[number].iter().position(|&time| time == at)?;
+            if number >= self.inner {
+                return Some((at, WorkerId(((number - self.inner) * PLAYERS + player) as u32)));
             }
-            self.put(position, self.heap[smallest]);
-            position = smallest;
+            number = number * PLAYERS + 1 + player;
         }
-        self.put(position, entry);
     }
 
-    fn put(&mut self, position: usize, entry: (Time, WorkerId)) {
-        self.heap[position] = entry;
-        self.positions[entry.1.index()] = position as u32;
+    /// How many workers there is room for.
+    fn places(&self) -> usize {
+        (self.matches.len() - self.inner) * PLAYERS
     }
+
+    /// Plays the worker's matches again, as far as they can have another winner.
+    fn play(&mut self, worker: WorkerId, at: Time) {
+        let mut time = at;
+        let mut place = self.inner * PLAYERS + worker.index();
+        loop {
+            let number = place / PLAYERS;
+            let players = &mut self.matches[number];
+            let before = std::mem::replace(&mut players[place % PLAYERS], time);
+            if before == time || number == 0 {
+                return;
+            }
+            time = winner(players);
+            place = number - 1;
+        }
+    }
+
+    /// Makes room for this number of workers.
+    fn grow(&mut self, workers: usize) {
+        let times = self.matches.split_off(self.inner).concat();
+        let mut outer = 1;
+        self.inner = 0;
+        while outer * PLAYERS < workers {
+            self.inner += outer;
+            outer *= PLAYERS;
+        }
+        self.matches = vec![[ABSENT; PLAYERS]; self.inner + outer];
+        (0..).map(WorkerId).zip(times).for_each(|(worker, at)| self.play(worker, at));
+    }
+}
+
+fn winner(&[a, b, c, d]: &[Time; PLAYERS]) -> Time {
+    a.min(b).min(c.min(d))
 }
 
 #[cfg(test)]
@@ -101,11 +115,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn orders_like_a_sorted_map(steps in prop::collection::vec((0..20_u32, prop::option::of(0..50_u64)), 0..300)) {
+        fn orders_like_a_sorted_map(steps in prop::collection::vec((0..70_u32, prop::option::of(0..50_u64)), 0..300)) {
             let mut queue = EventQueue::default();
             let mut model = BTreeMap::new();
             for (worker, at) in steps {
-                let worker = WorkerId(worker);
+                let mut worker = WorkerId(worker);
+                // The first acts; it may get another entry or none.
+                if worker.0.is_multiple_of(3) && let Some((_, first)) = queue.first() {
+                    queue.act(first);
+                    model.remove(&first);
+                    worker = if worker.0.is_multiple_of(2) { first } else { worker };
+                }
                 match at {
                     Some(at) => {
                         queue.set(worker, Time(at));

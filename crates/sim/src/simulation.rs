@@ -15,7 +15,7 @@ use paceline_store::{OptimizerKind, OptimizerSpec, Schedule};
 use paceline_workload::Workload;
 use thiserror::Error;
 
-use crate::cluster::{SimulatedCluster, WorkerEvent};
+use crate::cluster::SimulatedCluster;
 use crate::foresight::TasksUnderWay;
 use crate::late_checks::LateChecks;
 use crate::network::NetworkSpec;
@@ -150,7 +150,7 @@ impl Simulation {
         let evaluate_every = self.training.as_ref().map_or(0, |training| training.evaluate_every);
         let tracker = RunTracker::new(Monitor::new(&self.setup), self.goals.clone(), evaluate_every);
         let run = SimulatedRun { tracker, cluster, simulation: self, observer, late_checks };
-        Engine { ledger, run }.run()
+        Engine { ledger, run, stop: None }.run()
     }
 
     /// Checks whether a scheme can be simulated with a setup.
@@ -172,6 +172,8 @@ fn build(scheme: &SchemeSpec, setup: &Setup, under_way: Arc<TasksUnderWay>) -> R
 struct Engine<'a> {
     ledger: Ledger,
     run: SimulatedRun<'a>,
+    /// What ends the run.
+    stop: Option<StopReason>,
 }
 
 /// Everything that the scheme's decisions act on.
@@ -196,59 +198,73 @@ enum NextEvent {
 impl Engine<'_> {
     fn run(mut self) -> Result<SimulationOutcome, SimulationError> {
         let mut now = Time::START;
-        let mut stop = None;
         for worker in 0..self.run.simulation.setup.workers as u32 {
             self.feed(now, Event::Joined { worker: WorkerId(worker) })?;
         }
         let mut script = 0;
-        while stop.is_none() {
+        let time_limit = self.run.simulation.goals.time_limit();
+        while self.stop.is_none() {
             if is_interrupted() {
-                stop = Some(StopReason::Interrupted);
+                self.stop = Some(StopReason::Interrupted);
                 break;
             }
             let Some((at, next)) = self.next(script) else { break };
-            if let Some(limit) = self.run.simulation.goals.time_limit().filter(|&limit| at > limit) {
+            if let Some(limit) = time_limit.filter(|&limit| at > limit) {
                 now = limit;
-                stop = Some(StopReason::Goal(Goal::Time(limit.since(Time::START))));
+                self.stop = Some(StopReason::Goal(Goal::Time(limit.since(Time::START))));
                 break;
             }
             now = at;
-            stop = match next {
+            match next {
                 NextEvent::Script(step) => {
                     script = step + 1;
-                    self.change(now, &self.run.simulation.script.steps()[step].1)?
+                    self.change(now, &self.run.simulation.script.steps()[step].1)?;
                 }
-                NextEvent::Message => match self.run.cluster.deliver(now) {
-                    Some(event) => self.on_worker_event(now, event)?,
-                    None => None,
-                },
+                NextEvent::Message => {
+                    if let Some(event) = self.run.cluster.deliver(now) {
+                        self.feed(now, event)?;
+                    }
+                }
                 NextEvent::Worker(worker) => self.act(now, worker)?,
                 NextEvent::LateCheck(task) => {
-                    match self.run.late_checks.as_mut().is_some_and(|checks| checks.check(now)) {
-                        true => self.feed(now, Event::Late { task })?,
-                        false => None,
+                    if self.run.late_checks.as_mut().is_some_and(|checks| checks.check(now)) {
+                        self.feed(now, Event::Late { task })?;
                     }
                 }
                 NextEvent::Timer => self.feed(now, Event::Timer)?,
-            };
+            }
         }
-        Ok(self.outcome(now, stop))
+        Ok(self.outcome(now))
     }
 
     /// The earliest event. At equal times the script comes first, then short messages, then workers by rank, then late
     /// tasks, then timers.
-    fn next(&self, script: usize) -> Option<(Time, NextEvent)> {
-        let step = self.run.simulation.script.steps().get(script).map(|&(at, _)| (at, NextEvent::Script(script)));
-        let message = self.run.cluster.next_message().map(|at| (at, NextEvent::Message));
-        let worker = self.run.cluster.next_worker().map(|(at, worker)| (at, NextEvent::Worker(worker)));
-        let late = self.run.late_checks.as_ref().and_then(LateChecks::next);
-        let late = late.map(|(at, task)| (at, NextEvent::LateCheck(task)));
-        let timer = self.ledger.next_timer().map(|at| (at, NextEvent::Timer));
-        [step, message, worker, late, timer].into_iter().flatten().min_by_key(|&(at, _)| at)
+    fn next(&mut self, script: usize) -> Option<(Time, NextEvent)> {
+        let mut next: Option<(Time, NextEvent)> = None;
+        let mut offer = |at: Time, event: NextEvent| {
+            if next.as_ref().is_none_or(|(earliest, _)| at < *earliest) {
+                next = Some((at, event));
+            }
+        };
+        if let Some(&(at, _)) = self.run.simulation.script.steps().get(script) {
+            offer(at, NextEvent::Script(script));
+        }
+        if let Some(at) = self.run.cluster.next_message() {
+            offer(at, NextEvent::Message);
+        }
+        if let Some((at, worker)) = self.run.cluster.next_worker() {
+            offer(at, NextEvent::Worker(worker));
+        }
+        if let Some((at, task)) = self.run.late_checks.as_ref().and_then(LateChecks::next) {
+            offer(at, NextEvent::LateCheck(task));
+        }
+        if let Some(at) = self.ledger.next_timer() {
+            offer(at, NextEvent::Timer);
+        }
+        next
     }
 
-    fn change(&mut self, now: Time, change: &Change) -> Result<Option<StopReason>, SimulationError> {
-        let mut stop = None;
+    fn change(&mut self, now: Time, change: &Change) -> Result<(), SimulationError> {
         match change {
             Change::Slow(ranks, factor) => {
                 ranks.workers().for_each(|worker| self.run.cluster.slow_down(worker, *factor));
@@ -259,70 +275,64 @@ impl Engine<'_> {
             Change::Join(ranks) => {
                 for worker in ranks.workers() {
                     self.run.cluster.join(worker);
-                    stop = stop.or(self.feed(now, Event::Joined { worker })?);
+                    self.feed(now, Event::Joined { worker })?;
                 }
             }
             Change::Leave(ranks) => {
                 for worker in ranks.workers() {
                     self.run.cluster.leave(worker);
-                    stop = stop.or(self.feed(now, Event::Left { worker })?);
+                    self.feed(now, Event::Left { worker })?;
                 }
             }
             Change::Crash(ranks, noticed) => {
                 ranks.workers().for_each(|worker| self.run.cluster.crash(worker, now + *noticed));
             }
         }
-        Ok(stop)
+        Ok(())
     }
 
     /// Carries out the worker's due event.
-    fn act(&mut self, now: Time, worker: WorkerId) -> Result<Option<StopReason>, SimulationError> {
+    fn act(&mut self, now: Time, worker: WorkerId) -> Result<(), SimulationError> {
         let progress = self.run.cluster.act(now, worker);
         if let Some((task, compute)) = progress.computed {
             self.run.observer.on_task(task, compute);
         }
         match progress.event {
-            Some(event) => self.on_worker_event(now, event),
-            None => Ok(None),
+            Some(event) => self.feed(now, event),
+            None => Ok(()),
         }
     }
 
-    fn on_worker_event(&mut self, now: Time, event: WorkerEvent) -> Result<Option<StopReason>, SimulationError> {
-        let event = match event {
-            WorkerEvent::Asked(task, iterations, report) => Event::Asked { task, iterations, report },
-            WorkerEvent::Reported(task, report) => Event::Reported { task, report },
-            WorkerEvent::Lost(worker) => Event::Left { worker },
-        };
-        self.feed(now, event)
-    }
-
     /// Passes an event to the scheme and carries out what follows.
-    fn feed(&mut self, now: Time, event: Event) -> Result<Option<StopReason>, SimulationError> {
+    fn feed(&mut self, now: Time, event: Event) -> Result<(), SimulationError> {
         match self.ledger.drive(now, event, &mut self.run) {
             Ok(()) => {}
             Err(DriveError::Ledger(error)) => return Err(error.into()),
             Err(DriveError::Executor(never)) => match never {},
         }
-        let mut stop = self.run.tracker.take_stop();
-        while let Some((worker, reason)) = self.run.tracker.next_to_dismiss() {
-            stop = stop.or(self.dismiss(now, worker, reason)?);
+        // The first reason counts.
+        if let Some(stop) = self.run.tracker.take_stop() {
+            self.stop.get_or_insert(stop);
         }
-        Ok(stop)
+        while let Some((worker, reason)) = self.run.tracker.next_to_dismiss() {
+            self.dismiss(now, worker, reason)?;
+        }
+        Ok(())
     }
 
     /// Removes a worker.
-    fn dismiss(&mut self, now: Time, worker: WorkerId, reason: String) -> Result<Option<StopReason>, SimulationError> {
+    fn dismiss(&mut self, now: Time, worker: WorkerId, reason: String) -> Result<(), SimulationError> {
         let lost = self.ledger.outstanding(worker);
         self.run.cluster.leave(worker);
-        let stop = self.feed(now, Event::Left { worker })?;
+        self.feed(now, Event::Left { worker })?;
         let remaining = self.ledger.live();
         self.run.observer.on_notice(&Notice::Left { worker, reason, lost, remaining });
-        Ok(stop)
+        Ok(())
     }
 
-    fn outcome(mut self, now: Time, stop: Option<StopReason>) -> SimulationOutcome {
+    fn outcome(mut self, now: Time) -> SimulationOutcome {
         let last = self.run.cluster.evaluate();
-        let stop = stop.unwrap_or(StopReason::NoWorkers(String::new()));
+        let stop = self.stop.unwrap_or(StopReason::NoWorkers(String::new()));
         let scheme = self.run.simulation.scheme.to_string();
         let run = RunInfo {
             scheme: &scheme,

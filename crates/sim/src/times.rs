@@ -395,17 +395,16 @@ impl TaskTimes {
     /// The run time of the worker's next task, which starts at `at` and has `size` batches, and the resources in use at
     /// its end, if they are simulated.
     pub(crate) fn next(&mut self, times: &Times, worker: WorkerId, at: Time, size: f64) -> (Span, Option<Resources>) {
-        let worker = times.origin(worker);
         let (seconds, resources) = match (&times.distribution, &mut self.machine) {
             (_, Some(machine)) => {
                 let (seconds, resources) = machine.task(at, size, &mut self.rng);
                 (seconds, Some(resources))
             }
             (TimeDistribution::Gpu(scale), None) => {
-                let (seconds, resources) = devices::task(worker, size);
+                let (seconds, resources) = devices::task(times.origin(worker), size);
                 (seconds * scale, Some(resources))
             }
-            (distribution, None) => (self.draw(distribution, worker) * size, None),
+            (_, None) => (self.draw(times, worker) * size, None),
         };
         self.tasks += 1;
         // At least 1 ns, so that the clock advances.
@@ -413,9 +412,10 @@ impl TaskTimes {
     }
 
     /// The time of the worker's next batch, in seconds.
-    fn draw(&mut self, distribution: &TimeDistribution, worker: WorkerId) -> f64 {
+    #[inline]
+    fn draw(&mut self, times: &Times, worker: WorkerId) -> f64 {
         let rng = &mut self.rng;
-        match distribution {
+        match &times.distribution {
             TimeDistribution::Deterministic(seconds)
             | TimeDistribution::Contention(_, seconds)
             | TimeDistribution::Gpu(seconds) => *seconds,
@@ -439,7 +439,7 @@ impl TaskTimes {
                 factor * drawn.into_iter().find(|&seconds| seconds > 0.0).unwrap_or(*mean)
             }
             TimeDistribution::Trace(trace) => {
-                let column = &trace.workers()[worker.index() % trace.workers().len()];
+                let column = &trace.workers()[times.origin(worker).index() % trace.workers().len()];
                 column[self.tasks % column.len()]
             }
         }

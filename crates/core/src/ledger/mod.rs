@@ -1,5 +1,6 @@
 //! The ledger that runs a scheme and checks its laws.
 
+mod history;
 mod law;
 mod saved;
 mod state;
@@ -7,22 +8,14 @@ mod turn;
 
 use std::collections::VecDeque;
 
-use crate::{Action, Assignment, Decision, Event, Question, Scheme, Time, Until, Version, WorkerId};
+use crate::{Assignment, Decision, Event, Question, Scheme, Time, Until, Version, WorkerId};
+use history::History;
 use state::LedgerState;
 
 pub use law::{ExpectedEvent, Law, LawBroken, LedgerError, Refusal};
 pub use saved::SavedLedger;
 pub use state::SampleCounts;
 pub use turn::Turn;
-
-/// How many of the latest events and decisions are kept to explain a broken law.
-const HISTORY: usize = 256;
-
-#[derive(Debug, Clone)]
-enum HistoryLine {
-    Event(Time, Event),
-    Decision(Decision),
-}
 
 /// Runs one scheme and checks that it keeps the [laws](Law).
 ///
@@ -35,8 +28,9 @@ pub struct Ledger {
     state: LedgerState,
     latest: Time,
     unconfirmed: VecDeque<Version>,
-    decisions: Vec<Decision>,
-    history: VecDeque<HistoryLine>,
+    history: History,
+    /// The events that follow from the decisions at hand. Empty between two calls of [`drive`](Ledger::drive).
+    pub(crate) follow_ups: VecDeque<Event>,
 }
 
 impl Ledger {
@@ -47,8 +41,8 @@ impl Ledger {
             state: LedgerState::default(),
             latest: Time::START,
             unconfirmed: VecDeque::new(),
-            decisions: Vec::new(),
-            history: VecDeque::with_capacity(HISTORY),
+            history: History::default(),
+            follow_ups: VecDeque::new(),
         }
     }
 
@@ -74,49 +68,33 @@ impl Ledger {
             (None, _) => {}
         }
 
-        self.decisions.clear();
-        let mut turn = Turn { now, state: &mut self.state, decisions: &mut self.decisions, broken: None };
-        match event {
-            Event::Joined { worker } => {
-                turn.state.join(worker)?;
-                self.scheme.on_joined(&mut turn, worker);
-            }
-            Event::Left { worker } => {
-                turn.state.leave(worker)?;
-                self.scheme.on_left(&mut turn, worker);
-            }
-            Event::Reported { task, report } => {
-                let update = turn.state.report(now, task, report)?;
-                self.scheme.on_reported(&mut turn, &update);
-            }
-            Event::Asked { task, iterations, report } => {
-                turn.state.ask(task, iterations)?;
-                self.scheme.on_asked(&mut turn, &Question { task, iterations, report });
-            }
-            Event::Committed { ref aggregate, .. } => {
-                self.unconfirmed.pop_front();
-                turn.state.confirm();
-                self.scheme.on_committed(&mut turn, aggregate.as_ref());
-            }
-            Event::Broken { task } => turn.state.leave_out(task)?,
-            Event::Late { task } => {
-                turn.state.check_running(task)?;
-                self.scheme.on_late(&mut turn, task);
-            }
-            Event::Timer => {
-                turn.state.timer(now);
-                self.scheme.on_timer(&mut turn);
-            }
+        let before = self.state.version;
+        let (event, decisions) = self.history.begin_turn(now, event);
+        let mut turn = Turn { now, state: &mut self.state, decisions, broken: None };
+        if let Err(refusal) = pass(self.scheme.as_mut(), event, &mut turn) {
+            self.history.cancel_turn();
+            return Err(refusal.into());
         }
         let broken = turn.broken.take();
         self.latest = now;
-        self.record(now, event);
+        if matches!(event, Event::Committed { .. }) {
+            self.unconfirmed.pop_front();
+        }
+        // Every commit makes one version.
+        for version in before.0 + 1..=self.state.version.0 {
+            self.unconfirmed.push_back(Version(version));
+        }
         let closed = broken.map_or_else(|| self.state.close_turn(), Err);
         if let Err(law) = closed {
-            let history = self.history.iter().map(HistoryLine::to_string).collect();
-            return Err(LedgerError::Broken(Box::new(LawBroken { law, history })));
+            return Err(LedgerError::Broken(Box::new(LawBroken { law, history: self.history.text() })));
         }
-        Ok(&self.decisions)
+        Ok(self.last_turn().1)
+    }
+
+    /// The last event and the decisions that followed.
+    #[inline]
+    pub(crate) fn last_turn(&self) -> (&Event, &[Decision]) {
+        self.history.last()
     }
 
     /// When the last event was.
@@ -124,23 +102,8 @@ impl Ledger {
         self.latest
     }
 
-    fn record(&mut self, now: Time, event: Event) {
-        let skipped = self.decisions.len().saturating_sub(HISTORY - 1);
-        let decisions = self.decisions.iter().skip(skipped).cloned().map(HistoryLine::Decision);
-        for line in std::iter::once(HistoryLine::Event(now, event)).chain(decisions) {
-            if self.history.len() == HISTORY {
-                self.history.pop_front();
-            }
-            self.history.push_back(line);
-        }
-        for decision in &self.decisions {
-            if let Action::Commit(commit) = &decision.action {
-                self.unconfirmed.push_back(commit.version);
-            }
-        }
-    }
-
     /// When [`Event::Timer`] is due.
+    #[inline]
     pub fn next_timer(&self) -> Option<Time> {
         self.state.timers.first().copied()
     }
@@ -156,16 +119,19 @@ impl Ledger {
     }
 
     /// The newest version of the model.
+    #[inline]
     pub fn version(&self) -> Version {
         self.state.version
     }
 
     /// The number of joined workers.
+    #[inline]
     pub fn live(&self) -> usize {
         self.state.live
     }
 
     /// What became of all assigned samples.
+    #[inline]
     pub fn samples(&self) -> SampleCounts {
         self.state.samples
     }
@@ -202,11 +168,39 @@ impl Ledger {
     }
 }
 
-impl std::fmt::Display for HistoryLine {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            HistoryLine::Event(now, event) => write!(f, "{now}: {event:?}"),
-            HistoryLine::Decision(decision) => write!(f, "  {:?} ({})", decision.action, decision.reason),
+/// Takes an event in and passes it to the scheme. A refused event changes nothing.
+#[inline]
+fn pass(scheme: &mut dyn Scheme, event: &Event, turn: &mut Turn<'_>) -> Result<(), Refusal> {
+    match *event {
+        Event::Joined { worker } => {
+            turn.state.join(worker)?;
+            scheme.on_joined(turn, worker);
+        }
+        Event::Left { worker } => {
+            turn.state.leave(worker)?;
+            scheme.on_left(turn, worker);
+        }
+        Event::Reported { task, ref report } => {
+            let update = turn.state.report(turn.now, task, report)?;
+            scheme.on_reported(turn, &update);
+        }
+        Event::Asked { task, iterations, report } => {
+            turn.state.ask(task, iterations)?;
+            scheme.on_asked(turn, &Question { task, iterations, report });
+        }
+        Event::Committed { ref aggregate, .. } => {
+            turn.state.confirm();
+            scheme.on_committed(turn, aggregate.as_ref());
+        }
+        Event::Broken { task } => turn.state.leave_out(task)?,
+        Event::Late { task } => {
+            turn.state.check_running(task)?;
+            scheme.on_late(turn, task);
+        }
+        Event::Timer => {
+            turn.state.timer(turn.now);
+            scheme.on_timer(turn);
         }
     }
+    Ok(())
 }

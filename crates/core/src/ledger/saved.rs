@@ -4,8 +4,8 @@ use std::collections::{BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
+use super::Ledger;
 use super::state::LedgerState;
-use super::{HISTORY, Ledger};
 use crate::{RestoreError, SampleCounts, Scheme, Time, Version, WorkerId};
 
 /// The state of a [`Ledger`] between two events. Another process goes on from it.
@@ -50,7 +50,7 @@ impl SavedLedger {
 
     /// The members.
     pub fn workers(&self) -> BTreeSet<WorkerId> {
-        self.state.members().into_iter().collect()
+        self.state.members().collect()
     }
 }
 
@@ -76,7 +76,6 @@ impl Ledger {
         if let Some(scheme_state) = scheme_state {
             scheme.restore(&scheme_state)?;
         }
-        let history = VecDeque::with_capacity(HISTORY);
-        Ok(Ledger { scheme, state, latest, unconfirmed, decisions: Vec::new(), history })
+        Ok(Ledger { state, latest, unconfirmed, ..Ledger::new(scheme) })
     }
 }

@@ -1,8 +1,10 @@
 //! The ledger's state: which workers have joined, what each of them does, and what became of every sample.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use smallvec::{SmallVec, smallvec};
 
 use super::law::{Law, Refusal};
 use crate::{
@@ -65,32 +67,57 @@ fn queued_samples(assignment: &Assignment) -> u64 {
     samples_of(assignment, assignment.work.assigned_iterations())
 }
 
-fn update_samples(update: &Update) -> u64 {
-    u64::from(update.samples) * u64::from(update.iterations)
-}
-
 fn is_positive(value: f32) -> bool {
     value.is_finite() && value > 0.0
 }
 
-/// The updates by rank, with their weights scaled to add up to one.
-fn shares(mut weighted: Vec<(TaskId, f64)>) -> Result<Vec<Share>, Law> {
-    weighted.sort_unstable_by_key(|&(task, _)| task);
-    let total: f64 = weighted.iter().map(|&(_, weight)| weight).sum();
-    let share = |(task, weight): (TaskId, f64)| {
-        let share = Share { task, weight: (weight / total) as f32 };
-        // A share may be too small for `f32`.
-        if weight > 0.0 && is_positive(share.weight) { Ok(share) } else { Err(Law::BadWeight { task, weight }) }
-    };
-    weighted.into_iter().map(share).collect()
+/// Sorts updates by rank. `slots` is above all ranks.
+fn sort_by_rank(updates: &mut Vec<(TaskId, f64)>, slots: usize) {
+    // With an update of most workers, each goes straight to its place.
+    if updates.len() > slots / 4 {
+        const NONE: u32 = u32::MAX;
+        let mut places = vec![NONE; slots];
+        let is_free = |(index, (task, _)): (u32, &(TaskId, f64))| {
+            std::mem::replace(&mut places[task.worker.index()], index) == NONE
+        };
+        if (0..).zip(updates.iter()).all(is_free) {
+            let by_rank = places.iter().filter(|&&place| place != NONE).map(|&place| updates[place as usize]);
+            *updates = by_rank.collect();
+            return;
+        }
+    }
+    updates.sort_unstable_by_key(|&(task, _)| task);
+}
+
+/// An update's part of the sum of all weights.
+fn share(task: TaskId, weight: f64, total: f64) -> Share {
+    Share { task, weight: (weight / total) as f32 }
+}
+
+fn check_weight(share: &Share, weight: f64) -> Result<(), Law> {
+    // A share may be too small for `f32`.
+    let is_good = weight > 0.0 && is_positive(share.weight);
+    if is_good { Ok(()) } else { Err(Law::BadWeight { task: share.task, weight }) }
 }
 
 /// An update that is neither committed nor discarded yet.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct ArrivedUpdate {
-    update: Update,
+    task: TaskId,
+    version: Version,
+    /// The samples of each iteration.
+    samples: u32,
+    iterations: u32,
+    /// Whether it is the result of local iterations.
+    local: bool,
     /// A newer version was queued behind the task, so the worker may not have sent the update.
     withheld: bool,
+}
+
+impl ArrivedUpdate {
+    fn all_samples(&self) -> u64 {
+        u64::from(self.samples) * u64::from(self.iterations)
+    }
 }
 
 /// What one worker does.
@@ -115,6 +142,36 @@ impl WorkerState {
     }
 }
 
+/// Workers that need a decision, in the order in which they came to need it. There are none between turns.
+#[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+struct UnsettledWorkers {
+    workers: Vec<WorkerId>,
+    /// How many of them are taken.
+    #[serde(skip)]
+    taken: usize,
+}
+
+impl UnsettledWorkers {
+    fn push(&mut self, worker: WorkerId) {
+        self.workers.push(worker);
+    }
+
+    fn take_first(&mut self) -> Option<WorkerId> {
+        let first = self.workers.get(self.taken).copied();
+        self.taken += 1;
+        if first.is_none() {
+            self.clear();
+        }
+        first
+    }
+
+    fn clear(&mut self) {
+        self.workers.clear();
+        self.taken = 0;
+    }
+}
+
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct LedgerState {
     workers: Vec<WorkerState>,
@@ -123,21 +180,23 @@ pub(super) struct LedgerState {
     pub(super) version: Version,
     pub(super) samples: SampleCounts,
     /// The updates of commits that are not confirmed yet, oldest first, with their samples.
-    unconfirmed: VecDeque<Vec<(TaskId, u64)>>,
+    unconfirmed: VecDeque<SmallVec<[(TaskId, u64); 1]>>,
     /// The updates of the last confirmed commit that are not broken, with their samples.
-    confirmed: Vec<(TaskId, u64)>,
+    confirmed: SmallVec<[(TaskId, u64); 1]>,
     commit_waiters: Vec<WorkerId>,
     timer_waiters: Vec<WorkerId>,
     pub(super) timers: BTreeSet<Time>,
     /// Workers that became idle, or whose wait ended, in this turn.
-    unsettled: VecDeque<WorkerId>,
-    /// Workers that were held in this turn.
-    newly_held: Vec<WorkerId>,
+    unsettled: UnsettledWorkers,
+    /// Workers that were held until another one reports, in this turn.
+    #[serde(rename = "newly_held")]
+    waiters_on_workers: Vec<WorkerId>,
     /// The worker that asked in this turn.
     asker: Option<WorkerId>,
 }
 
 impl LedgerState {
+    #[inline]
     fn worker_mut(&mut self, worker: WorkerId) -> &mut WorkerState {
         if worker.index() >= self.workers.len() {
             self.workers.resize_with(worker.index() + 1, WorkerState::default);
@@ -177,7 +236,7 @@ impl LedgerState {
         let Some(state) = self.workers.get(worker.index()) else { return 0 };
         let running = state.running.map_or(0, |running| running.samples());
         let queued = state.queued.map_or(0, |assignment| queued_samples(&assignment));
-        running + queued + state.arrived.iter().map(|arrived| update_samples(&arrived.update)).sum::<u64>()
+        running + queued + state.arrived.iter().map(ArrivedUpdate::all_samples).sum::<u64>()
     }
 
     pub(super) fn unsettled_workers(&self) -> Vec<WorkerId> {
@@ -186,13 +245,13 @@ impl LedgerState {
     }
 
     /// The workers that have joined, by rank.
-    pub(super) fn members(&self) -> Vec<WorkerId> {
-        (0..self.slots()).map(WorkerId).filter(|&worker| self.is_present(worker)).collect()
+    pub(super) fn members(&self) -> impl Iterator<Item = WorkerId> {
+        (0..).map(WorkerId).zip(&self.workers).filter(|(_, state)| state.present).map(|(worker, _)| worker)
     }
 
     /// All workers leave, and nothing is expected any more. Versions, tasks and samples are counted on.
     pub(super) fn dismiss_all(&mut self) {
-        for worker in self.members() {
+        for worker in self.members().collect::<Vec<_>>() {
             // It is a member, so it can leave.
             let _ = self.leave(worker);
         }
@@ -204,10 +263,6 @@ impl LedgerState {
         self.workers.iter_mut().for_each(|state| state.waiters.clear());
     }
 
-    pub(super) fn slots(&self) -> u32 {
-        self.workers.len() as u32
-    }
-
     // --- what drivers report ---
 
     pub(super) fn join(&mut self, worker: WorkerId) -> Result<(), Refusal> {
@@ -217,7 +272,7 @@ impl LedgerState {
         }
         state.present = true;
         self.live += 1;
-        self.unsettled.push_back(worker);
+        self.unsettled.push(worker);
         Ok(())
     }
 
@@ -230,7 +285,7 @@ impl LedgerState {
         }
         let state = self.worker_mut(worker);
         let queued = state.queued.take().map_or(0, |assignment| queued_samples(&assignment));
-        let lost = queued + state.arrived.drain(..).map(|arrived| update_samples(&arrived.update)).sum::<u64>();
+        let lost = queued + state.arrived.drain(..).map(|arrived| arrived.all_samples()).sum::<u64>();
         state.present = false;
         state.hold = None;
         self.samples.outstanding -= lost;
@@ -240,8 +295,10 @@ impl LedgerState {
         Ok(())
     }
 
-    pub(super) fn report(&mut self, now: Time, task: TaskId, report: Report) -> Result<Update, Refusal> {
-        let running = self.running_task(task)?;
+    pub(super) fn report(&mut self, now: Time, task: TaskId, report: &Report) -> Result<Update, Refusal> {
+        let state = self.workers.get_mut(task.worker.index()).ok_or(Refusal::NotRunning(task))?;
+        let running = state.running.as_ref().filter(|running| running.assignment.task == task);
+        let running = running.ok_or(Refusal::NotRunning(task))?;
         if running.asks() && !running.collected {
             return Err(Refusal::NotCollected(task));
         }
@@ -249,25 +306,30 @@ impl LedgerState {
         let iterations = if running.asks() { running.done } else { assigned };
         let Assignment { version, work, samples, .. } = assignment;
         let samples = report.samples.unwrap_or(samples);
-        let update = Update { task, version, work, samples, iterations, started: since, report };
         // The iteration started after the last question was dropped: its samples are used again.
         let unused = samples_of(&assignment, assigned - iterations);
         // What the worker used counts, not what it was assigned.
-        let (expected, found) = (samples_of(&assignment, iterations), update_samples(&update));
+        let (expected, found) = (samples_of(&assignment, iterations), u64::from(samples) * u64::from(iterations));
         self.samples.outstanding = self.samples.outstanding - unused - expected + found;
         self.samples.issued = self.samples.issued - expected + found;
         self.samples.reissued += unused;
-        let state = self.worker_mut(task.worker);
         state.drawn -= unused;
         // What is queued has its place already.
         if state.queued.is_none() || found > expected {
             state.drawn = state.drawn - expected + found;
         }
         let withheld = state.queued.is_some_and(|queued| queued.version > version);
-        state.arrived.push(ArrivedUpdate { update, withheld });
-        self.end_running(now, task.worker);
+        let local = matches!(work, Work::Local(_));
+        state.arrived.push(ArrivedUpdate { task, version, samples, iterations, local, withheld });
+        state.running = None;
+        self.working -= 1;
+        if state.queued.is_some() {
+            self.start_queued(now, task.worker);
+        } else {
+            self.unsettled.push(task.worker);
+        }
         self.release_waiters(task.worker);
-        Ok(update)
+        Ok(Update { task, version, work, samples, iterations, started: since, report: *report })
     }
 
     /// A worker asks after a local iteration. `iterations` is one more than in its last question, or the same if the
@@ -328,25 +390,23 @@ impl LedgerState {
     // --- what schemes do ---
 
     pub(super) fn assign(&mut self, now: Time, worker: WorkerId, work: Work, samples: u32) -> Result<Assignment, Law> {
-        if !self.is_present(worker) {
-            return Err(Law::AssignedToAbsent { worker });
-        }
+        let state = self.workers.get_mut(worker.index()).filter(|state| state.present);
+        let state = state.ok_or(Law::AssignedToAbsent { worker })?;
         if samples == 0 || work.assigned_iterations() == 0 {
             return Err(Law::NoSamples { worker });
         }
-        let version = self.version;
-        let state = self.worker_mut(worker);
         if state.running.is_some_and(|running| running.asks()) {
             return Err(Law::QueuedBehindQuestions { worker });
         }
         // The samples of an assignment that was never started are used again.
-        let replaced = state.queued.take();
-        if let Some(replaced) = replaced {
+        if let Some(replaced) = &state.queued {
             state.drawn = replaced.offset;
+            self.samples.reissued += queued_samples(replaced);
+            self.samples.outstanding -= queued_samples(replaced);
         }
         let assignment = Assignment {
             task: TaskId { worker, number: state.tasks },
-            version,
+            version: self.version,
             work,
             samples,
             offset: state.drawn,
@@ -361,10 +421,6 @@ impl LedgerState {
         } else {
             state.running = Some(RunningTask::new(assignment, now));
             self.working += 1;
-        }
-        if let Some(replaced) = replaced {
-            self.samples.reissued += queued_samples(&replaced);
-            self.samples.outstanding -= queued_samples(&replaced);
         }
         self.samples.issued += issued;
         self.samples.outstanding += issued;
@@ -434,50 +490,67 @@ impl LedgerState {
         if !is_positive(rate_factor) {
             return Err(Law::BadRateFactor { rate_factor });
         }
-        let mut taken = Vec::with_capacity(updates.len());
-        let mut used = Vec::with_capacity(updates.len());
-        for &(task, weight) in updates {
-            let ArrivedUpdate { update, withheld } = self.take_arrived(task)?;
-            if withheld {
-                return Err(Law::Withheld { task });
+        let (updates, used) = if let [(task, weight)] = updates[..] {
+            let (weight, samples) = self.use_update(task, weight, step)?;
+            let share = share(task, weight, weight);
+            check_weight(&share, weight)?;
+            (Arc::from([share]) as Arc<[Share]>, smallvec![(task, samples)])
+        } else {
+            let mut weighted = Vec::with_capacity(updates.len());
+            let mut used = SmallVec::with_capacity(updates.len());
+            for &(task, weight) in updates {
+                let (weight, samples) = self.use_update(task, weight, step)?;
+                weighted.push((task, weight));
+                used.push((task, samples));
             }
-            let local = matches!(update.work, Work::Local(_));
-            if local != matches!(step, CommitStep::Average { .. }) {
-                return Err(Law::WrongStep { task, local });
-            }
-            self.samples.used += update_samples(&update);
-            taken.push((task, weight.unwrap_or(f64::from(update.samples))));
-            used.push((task, update_samples(&update)));
-        }
-        let updates = shares(taken)?;
+            sort_by_rank(&mut weighted, self.workers.len());
+            let total = weighted.iter().map(|&(_, weight)| weight).sum();
+            let shares: Arc<[Share]> = weighted.iter().map(|&(task, weight)| share(task, weight, total)).collect();
+            shares.iter().zip(&weighted).try_for_each(|(share, &(_, weight))| check_weight(share, weight))?;
+            (shares, used)
+        };
         self.unconfirmed.push_back(used);
         self.version.0 += 1;
         let waiters = std::mem::take(&mut self.commit_waiters);
         self.end_waits(waiters, Until::Commit);
-        Ok(Commit { version: self.version, updates: updates.into(), step, rate_factor })
+        Ok(Commit { version: self.version, updates, step, rate_factor })
+    }
+
+    /// Takes an update for a commit. Returns its weight and its samples.
+    #[inline]
+    fn use_update(&mut self, task: TaskId, weight: Option<f64>, step: CommitStep) -> Result<(f64, u64), Law> {
+        let update = self.take_arrived(task)?;
+        if update.withheld {
+            return Err(Law::Withheld { task });
+        }
+        if update.local != matches!(step, CommitStep::Average { .. }) {
+            return Err(Law::WrongStep { task, local: update.local });
+        }
+        self.samples.used += update.all_samples();
+        Ok((weight.unwrap_or(f64::from(update.samples)), update.all_samples()))
     }
 
     pub(super) fn discard(&mut self, task: TaskId) -> Result<(), Law> {
-        let update = self.take_arrived(task)?.update;
+        let update = self.take_arrived(task)?;
         if update.version < self.version {
-            self.samples.stale += update_samples(&update);
+            self.samples.stale += update.all_samples();
         } else {
-            self.samples.dropped += update_samples(&update);
+            self.samples.dropped += update.all_samples();
         }
         Ok(())
     }
 
     pub(super) fn hold_until(&mut self, worker: WorkerId, until: Until) -> Result<(), Law> {
-        if !self.is_idle(worker) {
-            return Err(Law::HeldWhileNotIdle { worker });
-        }
-        self.worker_mut(worker).hold = Some(until);
+        let state = self.workers.get_mut(worker.index()).filter(|state| state.is_idle());
+        state.ok_or(Law::HeldWhileNotIdle { worker })?.hold = Some(until);
         match until {
             Until::Commit => self.commit_waiters.push(worker),
             Until::Timer => self.timer_waiters.push(worker),
-            Until::Worker(other) => self.worker_mut(other).waiters.push(worker),
+            Until::Worker(other) => {
+                self.worker_mut(other).waiters.push(worker);
+                self.waiters_on_workers.push(worker);
+            }
         }
-        self.newly_held.push(worker);
         Ok(())
     }
 
@@ -490,7 +563,7 @@ impl LedgerState {
     }
 
     pub(super) fn next_unsettled(&mut self) -> Option<WorkerId> {
-        while let Some(worker) = self.unsettled.pop_front() {
+        while let Some(worker) = self.unsettled.take_first() {
             if self.is_idle(worker) && self.hold(worker).is_none() {
                 return Some(worker);
             }
@@ -508,7 +581,7 @@ impl LedgerState {
         {
             return Err(Law::Unanswered { worker });
         }
-        while let Some(worker) = self.newly_held.pop() {
+        while let Some(worker) = self.waiters_on_workers.pop() {
             match self.hold(worker) {
                 Some(until @ Until::Worker(other)) if self.running(other).is_none() => {
                     return Err(Law::WaitsForNothing { worker, until });
@@ -533,13 +606,6 @@ impl LedgerState {
 
     // --- common steps ---
 
-    /// Ends the worker's task. The queued task starts, or the worker becomes idle.
-    fn end_running(&mut self, now: Time, worker: WorkerId) {
-        self.worker_mut(worker).running = None;
-        self.working -= 1;
-        self.start_queued(now, worker);
-    }
-
     fn stop_running(&mut self, worker: WorkerId) {
         if let Some(running) = self.worker_mut(worker).running.take() {
             self.working -= 1;
@@ -548,17 +614,25 @@ impl LedgerState {
         }
     }
 
+    /// Starts the queued task, or the worker becomes idle.
     fn start_queued(&mut self, now: Time, worker: WorkerId) {
         let state = self.worker_mut(worker);
         if let Some(assignment) = state.queued.take() {
             state.running = Some(RunningTask::new(assignment, now));
             self.working += 1;
         } else {
-            self.unsettled.push_back(worker);
+            self.unsettled.push(worker);
         }
     }
 
+    #[inline]
     fn release_waiters(&mut self, worker: WorkerId) {
+        if !self.worker_mut(worker).waiters.is_empty() {
+            self.end_waits_for(worker);
+        }
+    }
+
+    fn end_waits_for(&mut self, worker: WorkerId) {
         let mut waiters = std::mem::take(&mut self.worker_mut(worker).waiters);
         self.end_waits(waiters.drain(..), Until::Worker(worker));
         self.worker_mut(worker).waiters = waiters;
@@ -568,19 +642,22 @@ impl LedgerState {
         for waiter in waiters {
             if self.hold(waiter) == Some(until) {
                 self.worker_mut(waiter).hold = None;
-                self.unsettled.push_back(waiter);
+                self.unsettled.push(waiter);
             }
         }
     }
 
+    /// Removes an update that is committed or discarded.
+    #[inline]
     fn take_arrived(&mut self, task: TaskId) -> Result<ArrivedUpdate, Law> {
         let arrived = self.workers.get_mut(task.worker.index()).map(|state| &mut state.arrived);
         let arrived = arrived.and_then(|arrived| {
-            let position = arrived.iter().position(|arrived| arrived.update.task == task)?;
-            Some(arrived.remove(position))
+            let position = arrived.iter().position(|arrived| arrived.task == task)?;
+            // The order does not matter: updates are told apart by their tasks.
+            Some(arrived.swap_remove(position))
         });
         let arrived = arrived.ok_or(Law::NothingToSettle { task })?;
-        self.samples.outstanding -= update_samples(&arrived.update);
+        self.samples.outstanding -= arrived.all_samples();
         Ok(arrived)
     }
 }

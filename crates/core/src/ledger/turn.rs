@@ -33,7 +33,7 @@ impl Turn<'_> {
 
     /// The joined workers, by rank.
     pub fn workers(&self) -> impl Iterator<Item = WorkerId> + '_ {
-        (0..self.state.slots()).map(WorkerId).filter(|&worker| self.state.is_present(worker))
+        self.state.members()
     }
 
     /// Whether the worker has joined and has no task.

@@ -127,7 +127,7 @@ impl Timeline {
         self.record_until(worker, now, Activity::Communicating, Some(reason));
     }
 
-    fn on_change(&mut self, now: Time, event: &Event, change: ActivityChange) {
+    fn on_change(&mut self, now: Time, event: &Event, change: ActivityChange<'_>) {
         match change {
             ActivityChange::Joined(worker) => {
                 self.end_segment(worker, now, Activity::Dropped, None);
@@ -137,7 +137,7 @@ impl Timeline {
                 self.end_segment(worker, now, Activity::Dropped, None);
                 self.track(worker).state = WorkerActivityState::Absent;
             }
-            ActivityChange::Reported(TaskProgress { assignment: Assignment { task, .. }, .. }) => {
+            ActivityChange::Reported(&TaskProgress { assignment: Assignment { task, .. }, .. }) => {
                 if let Event::Reported { report, .. } = event {
                     self.on_report(task.worker, now, report);
                 }
@@ -153,7 +153,7 @@ impl Timeline {
                 self.end_segment(worker, now, Activity::Dropped, Some(reason));
                 self.track(worker).state = WorkerActivityState::Idle(None);
             }
-            ActivityChange::Started { task: TaskProgress { assignment, reason, .. }, .. } => {
+            ActivityChange::Started { task: &TaskProgress { assignment, reason, .. }, .. } => {
                 let worker = assignment.task.worker;
                 self.end_segment(worker, now, Activity::Dropped, None);
                 let first = self.workers[worker.index()].len();
