@@ -121,10 +121,10 @@ mod tests {
             for (worker, at) in steps {
                 let mut worker = WorkerId(worker);
                 // The first acts; it may get another entry or none.
-                if worker.0 % 3 == 0 && let Some((_, first)) = queue.first() {
+                if worker.0.is_multiple_of(3) && let Some((_, first)) = queue.first() {
                     queue.act(first);
                     model.remove(&first);
-                    worker = if worker.0 % 2 == 0 { first } else { worker };
+                    worker = if worker.0.is_multiple_of(2) { first } else { worker };
                 }
                 match at {
                     Some(at) => {
