@@ -134,12 +134,12 @@ pub fn main_from(start: Vec<OsString>, arguments: Vec<OsString>) -> u8 {
 
 /// The first argument is the program's name.
 fn run_command(arguments: Vec<OsString>) -> u8 {
-    let outcome = parse(arguments).and_then(|(command, configuration)| match command {
+    let outcome = parse(arguments.clone()).and_then(|(command, configuration)| match command {
         Command::Train(command) => command.run(&configuration),
         Command::Serve(command) => command.run(&configuration),
         Command::Work(command) => command.run(),
         Command::Simulate(command) => command.run(&configuration),
-        Command::Race(command) => command.run(&configuration),
+        Command::Race(command) => command.run(&configuration, &arguments),
         Command::Whatif(command) => command.run(),
         Command::Evaluate(command) => command.run(),
         Command::Report(command) => command.run(),

@@ -112,7 +112,8 @@ impl WhatifArgs {
         let prepared = self.scenario.prepare_with(Times::of_trace(trace)).map_err(Failure::Input)?;
         let schemes = self.schemes.specs(prepared.setup(), true).map_err(Failure::Input)?;
         let threads = parallel::threads(self.threads);
-        let contestants: Vec<Contestant> = schemes.iter().map(|scheme| prepared.contestant(scheme)).collect();
+        let contestants: Vec<Contestant> =
+            schemes.iter().map(|scheme| self.scenario.contestant(scheme, None)).collect();
         let names = comparison::names(&contestants);
         let live = start(&names, self.seeds.0.len())?;
         let results = comparison::simulate(&prepared, &contestants, &self.seeds.0, threads, &live, |_, _| Ok(None));

@@ -2,11 +2,13 @@
 //!
 //! The keys of a file are the command's flags. Flags on the command line take precedence.
 
+use std::any::TypeId;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
+use clap::error::ContextKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command};
 use paceline_spec::read_text;
@@ -14,7 +16,7 @@ use paceline_spec::read_text;
 use crate::failure::Failure;
 
 /// Flags for output, which are not part of a configuration.
-const NOT_CONFIGURATION: &[&str] = &["config", "out", "resume", "json", "trace", "record", "force", "help"];
+const NOT_CONFIGURATION: &[&str] = &["config", "suite", "out", "resume", "json", "trace", "record", "force", "help"];
 
 /// Parses the arguments, after those of a configuration file.
 pub fn matches(command: Command, arguments: Vec<OsString>) -> Result<ArgMatches, Failure> {
@@ -26,15 +28,20 @@ pub fn matches(command: Command, arguments: Vec<OsString>) -> Result<ArgMatches,
     let place = arguments.iter().position(|argument| *argument == *name).unwrap_or(0);
     let (before, after) = arguments.split_at(place + 1);
     let known: Vec<&Arg> = command.find_subcommand(name).map(Command::get_arguments).into_iter().flatten().collect();
-    let from_file = read(path, &known).map_err(Failure::Input)?;
+    // The files that a scenario of a suite names are beside it.
+    let beside = path_of("suite").and(path.parent());
+    let from_file = ConfigText::read(path).and_then(|text| text.arguments(&known, beside)).map_err(Failure::Input)?;
     // The file is parsed alone first, so that its errors name it.
     let alone = before.iter().cloned().chain(from_file.iter().map(|(_, argument)| argument.into()));
     if let Err(error) = command.clone().try_get_matches_from(alone) {
+        let place = ConfigText::read(path).map(|text| text.place_of(&error)).map_err(Failure::Input)?;
         let Failure::Input(error) = Failure::from(error) else { return Ok(given) };
-        return Err(Failure::Input(error.context(path.display().to_string())));
+        return Err(Failure::Input(error.context(place)));
     }
     let typed = |id: &str| subcommand.value_source(id) == Some(ValueSource::CommandLine);
-    let not_typed = from_file.iter().filter(|(id, _)| !typed(id)).map(|(_, argument)| argument.into());
+    // A learning rate for all comes before those for single schemes in a file.
+    let replaced = |id: &str| typed(id) || (id == "lr_of" && typed("lr"));
+    let not_typed = from_file.iter().filter(|(id, _)| !replaced(id)).map(|(_, argument)| argument.into());
     let all = before.iter().cloned().chain(not_typed).chain(after.iter().cloned());
     Ok(command.clone().try_get_matches_from(all)?)
 }
@@ -43,52 +50,102 @@ pub fn matches(command: Command, arguments: Vec<OsString>) -> Result<ArgMatches,
 pub fn parse<Options: Args>(name: &str, text: &str) -> anyhow::Result<Options> {
     let command = Options::augment_args(Command::new("config").no_binary_name(true));
     let known: Vec<&Arg> = command.get_arguments().collect();
-    let arguments = arguments(name, text, &known)?;
+    let text = ConfigText { name: name.into(), text: text.into() };
+    let arguments = text.arguments(&known, None)?;
     let matches = command.clone().try_get_matches_from(arguments.into_iter().map(|(_, argument)| argument));
     let options = matches.and_then(|matches| Options::from_arg_matches(&matches));
-    options.map_err(|error| match Failure::from(error) {
-        Failure::Input(error) | Failure::Run(error) => error.context(name.to_string()),
-        Failure::Help(error) => error.into(),
-        Failure::Ended(ending) => anyhow!("{ending}"),
+    options.map_err(|error| {
+        let place = text.place_of(&error);
+        match Failure::from(error) {
+            Failure::Input(error) | Failure::Run(error) => error.context(place),
+            Failure::Help(error) => error.into(),
+            Failure::Ended(ending) => anyhow!("{ending}"),
+        }
     })
 }
 
-fn read(path: &Path, known: &[&Arg]) -> anyhow::Result<Vec<(String, String)>> {
-    let name = path.display().to_string();
-    let text = read_text(path).with_context(|| name.clone())?;
-    arguments(&name, &text, known)
+/// The text of a configuration file.
+struct ConfigText {
+    /// What errors call it.
+    name: String,
+    text: String,
 }
 
-/// The settings of a text, each as the flag's id and the argument.
-fn arguments(name: &str, text: &str, known: &[&Arg]) -> anyhow::Result<Vec<(String, String)>> {
-    let table = table(name, text)?;
-    let keys: Vec<&str> =
-        known.iter().filter_map(|arg| arg.get_long()).filter(|key| !NOT_CONFIGURATION.contains(key)).collect();
-    let mut arguments = Vec::new();
-    for (key, value) in table {
-        let Some(arg) = known.iter().find(|arg| arg.get_long() == Some(&key)).filter(|_| keys.contains(&key.as_str()))
-        else {
-            bail!("{name}: unknown key '{key}'; expected {}", keys.join(", "));
-        };
-        let id = arg.get_id().to_string();
-        match value {
-            toml::Value::Boolean(on) if matches!(arg.get_action(), ArgAction::SetTrue) => {
-                arguments.extend(on.then(|| (id, format!("--{key}"))));
-            }
-            toml::Value::String(text) => arguments.push((id, format!("--{key}={text}"))),
-            toml::Value::Integer(_) | toml::Value::Float(_) | toml::Value::Boolean(_) => {
-                arguments.push((id, format!("--{key}={value}")));
-            }
-            toml::Value::Array(values) => {
-                for value in values {
-                    let text = value.as_str().map_or_else(|| value.to_string(), String::from);
-                    arguments.push((id.clone(), format!("--{key}={text}")));
+impl ConfigText {
+    fn read(path: &Path) -> anyhow::Result<Self> {
+        let name = path.display().to_string();
+        let text = read_text(path).with_context(|| name.clone())?;
+        Ok(ConfigText { name, text })
+    }
+
+    /// The settings, each as the flag's id and the argument. Relative paths are taken to be `beside` a folder, if one is
+    /// given.
+    fn arguments(&self, known: &[&Arg], beside: Option<&Path>) -> anyhow::Result<Vec<(String, String)>> {
+        let keys: Vec<&str> =
+            known.iter().filter_map(|arg| arg.get_long()).filter(|key| !NOT_CONFIGURATION.contains(key)).collect();
+        let mut arguments = Vec::new();
+        for (key, value) in self.table()? {
+            let arg = known.iter().find(|arg| arg.get_long() == Some(&key));
+            let Some(arg) = arg.filter(|_| keys.contains(&key.as_str())) else {
+                bail!("{}: unknown key '{key}'; expected {}", self.place(&key), keys.join(", "));
+            };
+            let id = arg.get_id().to_string();
+            let mut add = |text: &str| {
+                let text = beside.map_or_else(|| text.to_string(), |folder| located(arg, text, folder));
+                arguments.push((id.clone(), format!("--{key}={text}")));
+            };
+            match value {
+                toml::Value::Boolean(on) if matches!(arg.get_action(), ArgAction::SetTrue) => {
+                    arguments.extend(on.then(|| (id, format!("--{key}"))));
                 }
+                toml::Value::String(text) => add(&text),
+                toml::Value::Integer(_) | toml::Value::Float(_) | toml::Value::Boolean(_) => add(&value.to_string()),
+                toml::Value::Array(values) => {
+                    for value in values {
+                        add(&value.as_str().map_or_else(|| value.to_string(), String::from));
+                    }
+                }
+                other => bail!("{}: '{key}' is {}; expected text or a number", self.place(&key), other.type_str()),
             }
-            other => bail!("{name}: '{key}' is {}; expected text or a number", other.type_str()),
+        }
+        Ok(arguments)
+    }
+
+    fn table(&self) -> anyhow::Result<toml::Table> {
+        toml::from_str(&self.text).map_err(|error| {
+            let line = error.span().map_or(1, |span| self.text[..span.start].lines().count().max(1));
+            anyhow!("{}, line {line}: {}", self.name, error.message())
+        })
+    }
+
+    /// The file, and the line of a key.
+    fn place(&self, key: &str) -> String {
+        let is_of_key = |line: &str| {
+            let rest = line.trim_start().trim_start_matches(['"', '\'']).strip_prefix(key);
+            rest.is_some_and(|rest| rest.trim_start_matches(['"', '\'']).trim_start().starts_with('='))
+        };
+        match self.text.lines().position(is_of_key) {
+            Some(index) => format!("{}, line {}", self.name, index + 1),
+            None => self.name.clone(),
         }
     }
-    Ok(arguments)
+
+    /// The same for the key whose value is wrong, if the error names one.
+    fn place_of(&self, error: &clap::Error) -> String {
+        let flag = error.get(ContextKind::InvalidArg).map(ToString::to_string).unwrap_or_default();
+        let key = flag.strip_prefix("--").and_then(|flag| flag.split([' ', '=']).next());
+        key.map_or_else(|| self.name.clone(), |key| self.place(key))
+    }
+}
+
+/// The value of a flag with a relative path in it taken to be in a folder.
+fn located(arg: &Arg, text: &str, folder: &Path) -> String {
+    let in_folder = |path: &str| folder.join(path).display().to_string();
+    match text.strip_prefix("trace:") {
+        Some(path) if arg.get_long() == Some("times") => format!("trace:{}", in_folder(path)),
+        _ if arg.get_value_parser().type_id() == TypeId::of::<PathBuf>() => in_folder(text),
+        _ => text.to_string(),
+    }
 }
 
 /// One setting of a configuration file, if it is there.
@@ -96,17 +153,8 @@ fn arguments(name: &str, text: &str, known: &[&Arg]) -> anyhow::Result<Vec<(Stri
 /// # Errors
 /// If the file can't be read or is no TOML.
 pub fn setting(path: &Path, key: &str) -> anyhow::Result<Option<String>> {
-    let name = path.display().to_string();
-    let text = read_text(path).with_context(|| name.clone())?;
-    let value = table(&name, &text)?.remove(key);
+    let value = ConfigText::read(path)?.table()?.remove(key);
     Ok(value.map(|value| value.as_str().map_or_else(|| value.to_string(), String::from)))
-}
-
-fn table(name: &str, text: &str) -> anyhow::Result<toml::Table> {
-    toml::from_str(text).map_err(|error| {
-        let line = error.span().map_or(1, |span| text[..span.start].lines().count().max(1));
-        anyhow!("{name}, line {line}: {}", error.message())
-    })
 }
 
 /// All settings of a command, including defaults.

@@ -1,7 +1,8 @@
 //! Options that commands and experiments share, from flags and from TOML files.
 //!
 //! - [`Scenario`]: a simulation without its scheme: [`Cluster`], [`TrainingOptions`] and goals.
-//! - [`SchemeList`], [`Seeds`]: the schemes and seeds to run; [`Contestant`]: a scheme with its workers and its rate.
+//! - [`SchemeList`], [`Seeds`]: the schemes and seeds to run; [`Contestant`]: a scheme with its workers and its rate;
+//!   [`SchemeRate`]: the rate of one.
 //! - [`WorkloadSpec`]: the workload as a server describes it to its workers.
 //! - [`mod@file`]: configuration files, and the configuration that a command ran with.
 //! - [`parallel`]: several runs at once, with results in order.
@@ -21,6 +22,7 @@ pub mod file;
 pub mod parallel;
 mod scenario;
 mod scheme_list;
+mod scheme_rate;
 mod seeds;
 mod training;
 mod workload_spec;
@@ -36,6 +38,7 @@ pub use destination::ForceOption;
 pub use failure::Failure;
 pub use scenario::{ModelChoice, PreparedScenario, Scenario};
 pub use scheme_list::SchemeList;
+pub use scheme_rate::SchemeRate;
 pub use seeds::Seeds;
 pub use training::{DATA_SEED, GradientOptions, LearningRate, TrainingOptions};
 pub use workload_spec::WorkloadSpec;

@@ -8,10 +8,10 @@ use clap::Args;
 use paceline_core::{Dispatch, SchemeSpec, Setup, WorkerId};
 use paceline_models::Model;
 use paceline_runtime::Goals;
-use paceline_sim::{FastWorkers, Script, Simulation, Times};
+use paceline_sim::{FastWorkers, RankSet, Script, Simulation, Times};
 use paceline_workload::Data;
 
-use crate::{Cluster, Contestant, TrainingOptions, file};
+use crate::{Cluster, Contestant, SchemeRate, TrainingOptions, file};
 
 /// A model, or none: then only times are simulated.
 #[derive(Debug, Clone, Copy)]
@@ -60,6 +60,10 @@ pub struct Scenario {
     /// How the model is trained.
     #[command(flatten)]
     pub training: TrainingOptions,
+
+    /// Learning rate of one scheme, instead of --lr; may be given several times
+    #[arg(long, value_name = "SCHEME=RATE", help_heading = "Training")]
+    pub lr_of: Vec<SchemeRate>,
 }
 
 /// A scenario whose files are read and whose options are checked.
@@ -77,6 +81,15 @@ impl Scenario {
     /// Reads a scenario from TOML whose keys are its flags. Errors call it `name`.
     pub fn from_toml(name: &str, text: &str) -> anyhow::Result<Self> {
         file::parse(name, text)
+    }
+
+    /// A scheme on some of the workers, or on all that are used, at its learning rate.
+    pub fn contestant(&self, scheme: &SchemeSpec, ranks: Option<RankSet>) -> Contestant {
+        let mut contestant = Contestant { scheme: scheme.clone(), ranks, rate: self.training.lr };
+        if let Some(rate) = SchemeRate::find(&self.lr_of, &contestant.to_string(), scheme) {
+            contestant.rate = rate;
+        }
+        contestant
     }
 
     /// Reads and checks all input, before anything is run or written.
@@ -136,12 +149,7 @@ impl PreparedScenario<'_> {
 
     /// One run: a scheme, a seed, and the number of threads that compute gradients.
     pub fn simulation(&self, scheme: &SchemeSpec, seed: u64, threads: usize) -> anyhow::Result<Simulation> {
-        self.simulation_of(&self.contestant(scheme), seed, threads)
-    }
-
-    /// A scheme on all workers that are used, at the given rate.
-    pub fn contestant(&self, scheme: &SchemeSpec) -> Contestant {
-        Contestant { scheme: scheme.clone(), ranks: None, rate: self.scenario.training.lr }
+        self.simulation_of(&self.scenario.contestant(scheme, None), seed, threads)
     }
 
     /// One run of a contestant.
@@ -193,6 +201,38 @@ impl PreparedScenario<'_> {
             training: None,
             goals: self.goals.clone(),
             seed,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scheme_has_its_own_rate_if_there_is_one() {
+        let scenario = Scenario::from_toml("test", "lr = 0.1\nlr-of = [\"asp=0.05\", \"bsp=0.2\"]").unwrap();
+        let rate = |scheme: &str, ranks: Option<&str>| {
+            scenario.contestant(&scheme.parse().unwrap(), ranks.map(|ranks| ranks.parse().unwrap())).rate.0
+        };
+        assert_eq!((rate("asp", None), rate("dbw", None), rate("bsp", Some("1-3"))), (0.05, 0.1, 0.2));
+    }
+
+    #[test]
+    fn errors_name_the_line() {
+        for (text, expected) in [
+            (
+                "# what it is\nworkers = 8\ntimes = \"gamma:1\"",
+                "test, line 3: invalid value 'gamma:1' for '--times <TIMES>'",
+            ),
+            ("workers = 8\nlr-of = [\"asp\"]", "test, line 2: invalid value 'asp' for '--lr-of <SCHEME=RATE>'"),
+            ("workers = 8\n\nwokers = 8", "test, line 3: unknown key 'wokers'"),
+            ("workers = 8\nslow = {}", "test, line 2: 'slow' is table"),
+            ("workers = 8\nslow = \"", "test, line 2: "),
+        ] {
+            let error = Scenario::from_toml("test", text).unwrap_err();
+            let text = error.chain().map(ToString::to_string).collect::<Vec<_>>().join(": ");
+            assert!(text.starts_with(expected), "{text}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Output of runs: progress, tables, figures, rankings and the HTML report.
 //!
 //! - [`page`]: the HTML report of one run or several; [`timeline_figure`]: a run's timeline as a figure.
-//! - [`comparison`]: schemes compared and ranked.
+//! - [`comparison`]: schemes compared and ranked, in one scenario or in several; [`HeatTable`]: a table as a picture.
 //! - [`plot`]: figures, as SVG and PNG.
 //! - [`progress`], [`live_table`]: progress during a run and a comparison.
 //! - [`tables`], [`numbers`], [`statistics`]: results as text.
@@ -11,6 +11,7 @@
 mod activity;
 pub mod comparison;
 mod error;
+mod heat_table;
 pub mod live_table;
 pub mod numbers;
 pub mod page;
@@ -22,4 +23,5 @@ pub mod stragglers;
 pub mod tables;
 
 pub use error::ReportError;
+pub use heat_table::{HeatCell, HeatTable};
 pub use page::timeline_figure;

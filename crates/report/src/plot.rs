@@ -27,8 +27,8 @@ const BAR: f64 = 0.7;
 /// A legend with more names than this gets its own space beside the data.
 const LONG_LEGEND: usize = 8;
 /// Width of a letter beside a row.
-const LETTER: u32 = 7;
-const FONT: &str = "sans-serif";
+pub(crate) const LETTER: u32 = 7;
+pub(crate) const FONT: &str = "sans-serif";
 
 const UNKNOWN: RGBColor = RGBColor(90, 90, 90);
 
@@ -121,39 +121,70 @@ pub fn check_format(path: &Path) -> Result<(), ReportError> {
     Err(ReportError::Figure { path: path.into(), problem: problem.into() })
 }
 
+/// What can be drawn into a file.
+pub(crate) trait Drawing {
+    /// Width and height in pixels of an SVG.
+    fn size(&self) -> (u32, u32);
+
+    /// Draws it on a white area. All sizes in pixels are multiplied by `scale`.
+    fn draw<B: DrawingBackend>(
+        &self,
+        area: &DrawingArea<B, Shift>,
+        scale: u32,
+    ) -> Result<(), DrawingAreaErrorKind<B::ErrorType>>;
+}
+
+/// Panels side by side.
+impl Drawing for &[Figure] {
+    fn size(&self) -> (u32, u32) {
+        (PANEL.0 * self.len() as u32, PANEL.1)
+    }
+
+    fn draw<B: DrawingBackend>(
+        &self,
+        area: &DrawingArea<B, Shift>,
+        scale: u32,
+    ) -> Result<(), DrawingAreaErrorKind<B::ErrorType>> {
+        let parts = area.split_evenly((1, self.len()));
+        self.iter().zip(parts).try_for_each(|(panel, part)| panel.draw(&part, scale))
+    }
+}
+
 /// Writes panels side by side into one file, whose extension is one of [`FORMATS`].
 ///
 /// # Errors
 /// If the name has another extension, or the file can't be written.
 pub fn save(path: &Path, panels: &[Figure]) -> Result<(), ReportError> {
+    save_drawing(path, &panels)
+}
+
+/// Writes a drawing into a file, whose extension is one of [`FORMATS`].
+pub(crate) fn save_drawing(path: &Path, drawing: &impl Drawing) -> Result<(), ReportError> {
     static FONTS: Once = Once::new();
     FONTS.call_once(|| {
         // The built-in font is valid; without it, drawing text would fail with an error.
         let _ = register_font(FONT, FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT);
     });
     check_format(path)?;
-    let size = (PANEL.0 * panels.len() as u32, PANEL.1);
-    let drawn = if path.extension().is_some_and(|extension| extension == "svg") {
-        svg(size, panels)
-    } else {
-        png(size, panels)
-    };
+    let is_svg = path.extension().is_some_and(|extension| extension == "svg");
+    let drawn = if is_svg { svg(drawing) } else { png(drawing) };
     let bytes = drawn.map_err(|problem| ReportError::Figure { path: path.into(), problem })?;
     write_file(path, |file| file.write_all(&bytes)).map_err(at(path))
 }
 
-fn svg(size: (u32, u32), panels: &[Figure]) -> Result<Vec<u8>, String> {
+fn svg(drawing: &impl Drawing) -> Result<Vec<u8>, String> {
     let mut text = String::new();
-    draw(&SVGBackend::with_string(&mut text, size).into_drawing_area(), panels, 1)?;
+    draw(&SVGBackend::with_string(&mut text, drawing.size()).into_drawing_area(), drawing, 1)?;
     Ok(text.into_bytes())
 }
 
 #[cfg(feature = "png")]
-fn png(size: (u32, u32), panels: &[Figure]) -> Result<Vec<u8>, String> {
-    let (width, height) = (size.0 * PNG_SCALE, size.1 * PNG_SCALE);
+fn png(drawing: &impl Drawing) -> Result<Vec<u8>, String> {
+    let (width, height) = drawing.size();
+    let (width, height) = (width * PNG_SCALE, height * PNG_SCALE);
     let mut pixels = vec![255; (width * height * 3) as usize];
     let backend = BitMapBackend::with_buffer(&mut pixels, (width, height));
-    draw(&backend.into_drawing_area(), panels, PNG_SCALE)?;
+    draw(&backend.into_drawing_area(), drawing, PNG_SCALE)?;
     let write = || {
         let mut bytes = Vec::new();
         let mut encoder = ::png::Encoder::new(&mut bytes, width, height);
@@ -167,15 +198,13 @@ fn png(size: (u32, u32), panels: &[Figure]) -> Result<Vec<u8>, String> {
 }
 
 #[cfg(not(feature = "png"))]
-fn png(_size: (u32, u32), _panels: &[Figure]) -> Result<Vec<u8>, String> {
+fn png(_drawing: &impl Drawing) -> Result<Vec<u8>, String> {
     Err("this build does not draw PNG".into())
 }
 
-fn draw<B: DrawingBackend>(area: &DrawingArea<B, Shift>, panels: &[Figure], scale: u32) -> Result<(), String> {
+fn draw<B: DrawingBackend>(area: &DrawingArea<B, Shift>, drawing: &impl Drawing, scale: u32) -> Result<(), String> {
     area.fill(&WHITE).map_err(|error| error.to_string())?;
-    for (panel, part) in panels.iter().zip(area.split_evenly((1, panels.len()))) {
-        panel.draw(&part, scale).map_err(|error| error.to_string())?;
-    }
+    drawing.draw(area, scale).map_err(|error| error.to_string())?;
     area.present().map_err(|error| error.to_string())
 }
 

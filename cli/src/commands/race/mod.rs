@@ -2,14 +2,16 @@
 
 mod baselines;
 mod real;
+mod suite;
 mod tuning;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use paceline_config::file::Configuration;
 use paceline_config::{Contestant, Failure, PreparedScenario, Scenario, SchemeList, Seeds, parallel, whole};
-use paceline_core::Setup;
+use paceline_core::{SchemeSpec, Setup};
 use paceline_report::comparison::{ContestantRuns, Ranking, panels};
 use paceline_report::live_table::LiveTable;
 use paceline_report::{page, plot};
@@ -46,6 +48,7 @@ Examples:
   paceline race --schemes bsp,backup:k=6,dbw,asp --times pareto:1,1.5 --seeds 1..10
   paceline race --network latency=0.05,bandwidth=1e6          when the network is the bottleneck
   paceline race --times trace:times.csv --slow '' --out RACE
+  paceline race --suite experiments/scenarios --seeds 1..10   in many clusters, one table
   paceline race --real --schemes bsp,backup:k=3,asp --emulate 0=3"
 )]
 pub struct RaceArgs {
@@ -60,6 +63,11 @@ pub struct RaceArgs {
     /// Run every contestant at the best of seven learning rates from 1/8 to 8 times --lr, found with two other seeds
     #[arg(long, value_name = "WHAT", value_enum)]
     tune: Option<Tuned>,
+
+    /// Race in every scenario of a folder (*.toml, with these flags as keys), and compare the contestants over all of them.
+    /// Flags on the command line take precedence
+    #[arg(long, value_name = "DIR", conflicts_with = "real")]
+    suite: Option<PathBuf>,
 
     /// Leave out what runs beside the schemes: bsp on all workers, on the fast ones and on the fastest alone
     #[arg(long)]
@@ -91,17 +99,22 @@ struct RaceOutput {
     #[command(flatten)]
     config: ConfigFile,
 
-    /// Folder for pictures, a report, and the run folder of every contestant's first seed [default: a new one in runs/]
+    /// Folder for pictures, a report, and the run folder of every contestant's first seed; with --suite, for the table
+    /// [default: a new one in runs/]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 
-    /// Print JSON: an object with the winner and the reason, then one per contestant
+    /// Print JSON: an object with the winner and the reason (with --suite, the scenarios), then one per contestant
     #[arg(long)]
     json: bool,
 }
 
 impl RaceArgs {
-    pub fn run(self, configuration: &Configuration) -> Result<(), Failure> {
+    /// `arguments` are those of the program.
+    pub fn run(self, configuration: &Configuration, arguments: &[OsString]) -> Result<(), Failure> {
+        if let Some(folder) = &self.suite {
+            return suite::run(&self, folder, arguments);
+        }
         comparison::check_target(&self.scenario).map_err(Failure::Input)?;
         let out = self.folder().map_err(Failure::Input)?;
         interrupt::listen_for_result()?;
@@ -126,16 +139,31 @@ impl RaceArgs {
 
     fn simulated(&self, configuration: &Configuration, out: &Path) -> Result<Vec<ContestantRuns>, Failure> {
         let prepared = self.scenario.prepare().map_err(Failure::Input)?;
-        let schemes = self.schemes.specs(prepared.setup(), false).map_err(Failure::Input)?;
-        let mut contestants = baselines::contestants(schemes, self.scenario.training.lr);
-        if !self.no_baselines {
-            let fast = prepared.fast_workers(&baselines::baseline()).map_err(Failure::Run)?;
-            baselines::add(&mut contestants, fast, self.scenario.training.lr);
-        }
+        let (contestants, _) = self.simulated_contestants(&prepared)?;
         make_folder(out).map_err(Failure::Input)?;
         self.hold(contestants, prepared.setup().workers, |heat| {
             self.simulate(&prepared, configuration, out, heat).map_err(Failure::Run)
         })
+    }
+
+    /// The schemes on all workers.
+    fn contestants(&self, schemes: &[SchemeSpec]) -> Vec<Contestant> {
+        schemes.iter().map(|scheme| self.scenario.contestant(scheme, None)).collect()
+    }
+
+    /// The schemes and the baselines, and the index of the one on the fast workers.
+    fn simulated_contestants(
+        &self,
+        prepared: &PreparedScenario<'_>,
+    ) -> Result<(Vec<Contestant>, Option<usize>), Failure> {
+        let schemes = self.schemes.specs(prepared.setup(), false).map_err(Failure::Input)?;
+        let mut contestants = self.contestants(&schemes);
+        if self.no_baselines {
+            return Ok((contestants, None));
+        }
+        let fast = prepared.fast_workers(&baselines::baseline()).map_err(Failure::Run)?;
+        let fast = baselines::add(&mut contestants, fast, &self.scenario);
+        Ok((contestants, Some(fast)))
     }
 
     /// Tunes the contestants if that is wanted, and runs them with the seeds of the race.
@@ -166,7 +194,8 @@ impl RaceArgs {
         out: &Path,
         heat: &Heat<'_>,
     ) -> anyhow::Result<Vec<ContestantRuns>> {
-        let configuration = configuration.clone().without(&["schemes", "real", "emulate", "tune", "no-baselines"]);
+        let configuration =
+            configuration.clone().without(&["schemes", "real", "emulate", "tune", "no-baselines", "lr-of"]);
         let configuration = configuration.with("workers", prepared.workers());
         let folder = |contestant: &Contestant, simulation: &Simulation| {
             let Simulation { scheme, setup, seed, .. } = simulation;
@@ -183,6 +212,16 @@ impl RaceArgs {
             let folder = out.join(folder_name(contestant));
             Ok(Some(RunFolder::create(&folder, &configuration.to_string(), &header, layout)?))
         };
+        self.simulate_heat(prepared, heat, folder)
+    }
+
+    /// Runs a heat. `folder` creates a run's folder, for the runs that get one.
+    fn simulate_heat(
+        &self,
+        prepared: &PreparedScenario<'_>,
+        heat: &Heat<'_>,
+        folder: impl Fn(&Contestant, &Simulation) -> anyhow::Result<Option<RunFolder>> + Sync,
+    ) -> anyhow::Result<Vec<ContestantRuns>> {
         let threads = parallel::threads(self.threads);
         let live = LiveTable::new(&heat.names(), heat.seeds.len());
         comparison::simulate(prepared, heat.contestants, heat.seeds, threads, &live, folder)

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use paceline_config::file::Configuration;
-use paceline_config::{Contestant, Failure, LearningRate};
+use paceline_config::{Contestant, Failure};
 use paceline_core::{SchemeSpec, Setup, WorkerId};
 use paceline_report::comparison::{ContestantRuns, RunResult};
 use paceline_report::live_table::{LiveRow, LiveTable};
@@ -36,6 +36,8 @@ pub const OPTIONS: &str = "train.toml";
 /// Options of `race` that `train` does not have.
 const RACE_ONLY: &[&str] = &[
     "schemes",
+    "suite",
+    "lr-of",
     "seeds",
     "tune",
     "no-baselines",
@@ -66,11 +68,10 @@ pub fn race(race: &RaceArgs, configuration: &Configuration, out: &Path) -> Resul
     make_folder(out).map_err(Failure::Input)?;
     let config = out.join(OPTIONS);
     std::fs::write(&config, configuration.to_string()).map_err(Failure::run)?;
-    let rate = race.scenario.training.lr;
-    let mut contestants = baselines::contestants(schemes, rate);
+    let mut contestants = race.contestants(&schemes);
     let track = RealTrack { race, setup, config, out };
     if !race.no_baselines {
-        baselines::add(&mut contestants, track.fast_workers(rate).map_err(Failure::Run)?, rate);
+        baselines::add(&mut contestants, track.fast_workers().map_err(Failure::Run)?, &race.scenario);
     }
     race.hold(contestants, setup.workers, |heat| track.run(heat).map_err(Failure::Run))
 }
@@ -112,13 +113,13 @@ impl RealTrack<'_> {
     }
 
     /// The fast workers, by the times of a short run if some are emulated to be slow. `None` if there is only one.
-    fn fast_workers(&self, rate: LearningRate) -> anyhow::Result<Option<FastWorkers>> {
+    fn fast_workers(&self) -> anyhow::Result<Option<FastWorkers>> {
         let ranks: Vec<WorkerId> = (0..self.setup.workers as u32).map(WorkerId).collect();
         if self.race.emulate.is_empty() {
             return Ok((ranks.len() > 1).then(|| FastWorkers { fastest: ranks[0], subset: None }));
         }
         eprintln!("measuring the workers");
-        let contestant = Contestant { scheme: baselines::baseline(), ranks: None, rate };
+        let contestant = self.race.scenario.contestant(&baselines::baseline(), None);
         let (seed, until) = (tuning::seeds(&self.race.seeds.0)[0], Some(format!("iterations={PILOT_ITERATIONS}")));
         let run = RealRun { track: self, contestant: &contestant, seed, until, folder: self.out.join(SCRATCH) };
         if run.train(|_| ())?.is_none() {

@@ -3,12 +3,14 @@
 mod figures;
 mod paired;
 mod ranking;
+mod suite;
 
 use paceline_runtime::Summary;
 
 pub use figures::panels;
 pub use paired::{Difference, FEWEST_SEEDS, PairedRatio};
 pub use ranking::{RankedContestant, Ranking};
+pub use suite::{Suite, SuiteEntry, SuiteRace};
 
 /// A contestant's runs, one per seed.
 pub struct ContestantRuns {
@@ -34,6 +36,11 @@ impl ContestantRuns {
     /// The times to target of the runs that reached it.
     fn times(&self) -> Vec<f64> {
         self.runs.iter().filter_map(|run| run.summary.time_to_target).collect()
+    }
+
+    /// The learning rate as a number with the digits that the user gave.
+    fn written_rate(&self) -> f64 {
+        self.rate.to_string().parse().unwrap_or(f64::NAN)
     }
 }
 

@@ -74,8 +74,7 @@ impl RankedContestant {
         RankedContestant {
             place: 0,
             name: contestant.name.clone(),
-            // Through its text, which has the digits that the user gave.
-            rate: contestant.rate.to_string().parse().unwrap_or(f64::NAN),
+            rate: contestant.written_rate(),
             rate_at_edge: contestant.at_edge,
             runs: contestant.runs.len(),
             reached: times.len(),
