@@ -10,16 +10,16 @@ use pyo3::prelude::*;
 const PIECE: usize = 1 << 16;
 
 /// One piece of a copy.
-struct Piece {
+struct CopyPiece {
     source: *const f32,
     target: *mut f32,
     length: usize,
 }
 
 // SAFETY: whoever begins a copy keeps both memories and leaves them alone until it is finished.
-unsafe impl Send for Piece {}
+unsafe impl Send for CopyPiece {}
 
-impl Piece {
+impl CopyPiece {
     fn copy(self) {
         // SAFETY: as above; the memories are apart, as one is the server's and the other is not.
         unsafe { self.source.copy_to_nonoverlapping(self.target, self.length) };
@@ -27,25 +27,25 @@ impl Piece {
 }
 
 #[derive(Default)]
-struct Queue {
-    pieces: VecDeque<Piece>,
+struct CopyQueue {
+    pieces: VecDeque<CopyPiece>,
     /// Whether the thread is copying a piece.
     is_copying: bool,
     is_closed: bool,
 }
 
 #[derive(Default)]
-struct SharedQueue {
-    queue: Mutex<Queue>,
+struct SharedCopyQueue {
+    queue: Mutex<CopyQueue>,
     changed: Condvar,
 }
 
-impl SharedQueue {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+impl SharedCopyQueue {
+    fn lock(&self) -> MutexGuard<'_, CopyQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+    fn wait<'a>(&self, queue: MutexGuard<'a, CopyQueue>) -> MutexGuard<'a, CopyQueue> {
         self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -82,14 +82,14 @@ impl SharedQueue {
 
 /// Copies that a thread of their own makes.
 #[pyclass(name = "Copies", module = "paceline._paceline", frozen)]
-pub struct PyCopies(Arc<SharedQueue>);
+pub struct PyCopies(Arc<SharedCopyQueue>);
 
 #[pymethods]
 impl PyCopies {
     /// Starts the thread.
     #[new]
     fn new() -> PyResult<Self> {
-        let shared = Arc::new(SharedQueue::default());
+        let shared = Arc::new(SharedCopyQueue::default());
         let served = shared.clone();
         thread::Builder::new().name("copies".into()).spawn(move || served.serve())?;
         Ok(PyCopies(shared))
@@ -97,7 +97,7 @@ impl PyCopies {
 
     /// Begins to copy `length` values of 32 bits. Both memories must stay, and be left alone, until `finish` returns.
     fn begin(&self, source: usize, target: usize, length: usize) {
-        let piece = |start: usize| Piece {
+        let piece = |start: usize| CopyPiece {
             source: (source as *const f32).wrapping_add(start),
             target: (target as *mut f32).wrapping_add(start),
             length: PIECE.min(length - start),
