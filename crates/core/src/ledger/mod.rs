@@ -20,7 +20,7 @@ pub use turn::Turn;
 /// Runs one scheme and checks that it keeps the [laws](Law).
 ///
 /// Call [`handle`](Ledger::handle) with one event after another and carry out the decisions it returns, in order.
-/// After an [`Action::Commit`] the next event must be its [`Event::Committed`]; several commits of one turn are
+/// After an [`Action::Commit`](crate::Action::Commit) the next event must be its [`Event::Committed`]; several commits of one turn are
 /// confirmed one by one. Each confirmation is followed by an [`Event::Broken`] for every update that the commit left
 /// out. At [`next_timer`](Ledger::next_timer) feed [`Event::Timer`].
 pub struct Ledger {
