@@ -36,6 +36,7 @@ class Scenario(TypedDict, total=False):
     order: str
     batch: int
     lr: float
+    lr_of: str
     lr_rule: str
     schedule: str
     optimizer: str
