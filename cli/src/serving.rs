@@ -17,7 +17,8 @@ use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::{table, workers_table};
 use paceline_run::{EndedRun, PreparedRun, RunBuilder, RunError};
 use paceline_runtime::{
-    CONFIGURATION, Job, KeepEvents, OfferedModel, RunEnding, StopReason, Summary, WORKER_LOGS, check_free, next_free,
+    CONFIGURATION, Job, KeepEvents, Lease, OfferedModel, RunEnding, StopReason, Summary, WORKER_LOGS, check_free,
+    next_free,
 };
 use serde::Serialize;
 use serde_json::json;
@@ -146,6 +147,10 @@ pub struct ServedRun<'a> {
     pub inputs: Vec<&'a Path>,
     /// `--open` of `serve`.
     pub open: bool,
+    /// How long the run goes on after its lease was last renewed; `None` without a lease.
+    pub lease: Option<Duration>,
+    /// The folder of a run that is taken over, and its next lease.
+    pub taken: Option<(&'a Path, Lease)>,
 }
 
 /// Worker processes that bring the model.
@@ -170,7 +175,13 @@ impl ServedRun<'_> {
         let mut progress = RunBar::live(&bars, job.scheme.to_string(), &job.goals);
         let run = RunBuilder::new(job, self.addresses).transport(self.transport);
         let http = self.output.listen().map_err(Failure::Input)?;
-        let run = self.output.parts(run, self.output.new_folder(), http);
+        let mut run = self.output.parts(run, self.output.new_folder(), http);
+        if let Some(length) = self.lease {
+            run = run.lease(length);
+        }
+        if let Some((folder, lease)) = self.taken {
+            run = run.take_over(folder, lease);
+        }
         let run = run.configuration(self.configuration.to_string()).observer(&mut progress);
         let run = run.prepare().map_err(Failure::input)?;
         let stopper = run.stopper();

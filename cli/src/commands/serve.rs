@@ -1,12 +1,15 @@
 //! `paceline serve`: a parameter server for workers on any machine.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use clap::Args;
 use paceline_config::Failure;
 use paceline_config::file::Configuration;
 use paceline_net::{Address, Keys, TransportOptions};
 use paceline_report::numbers::counted;
+use paceline_runtime::{Lease, LeaseWatch, has_ended};
 
 use crate::options::JobOptions;
 use crate::serving::{ServedRun, ServingOutput};
@@ -15,7 +18,12 @@ use crate::serving::{ServedRun, ServingOutput};
 #[derive(Args)]
 #[command(after_help = "Example (two terminals, or two machines with --listen 0.0.0.0):
   paceline serve --workers 2 --scheme backup:k=1
-  paceline work --join 127.0.0.1        (twice)")]
+  paceline work --join 127.0.0.1        (twice)
+
+With a standby, if node-1 and node-2 share the folder /runs:
+  paceline serve --listen 0.0.0.0 --keys keys --lease 5 --out /runs/night        (on node-1)
+  paceline serve --listen 0.0.0.0 --keys keys --standby /runs/night              (on node-2)
+  paceline work --join node-1,node-2 --keys keys")]
 pub struct ServeArgs {
     /// Address to listen on: HOST:PORT for TCP, local:NAME for shared memory with workers on this machine; may be given
     /// several times. An address that other machines can reach needs --keys or --open
@@ -25,6 +33,16 @@ pub struct ServeArgs {
     /// Folder with the keys, as `paceline keys` creates it; workers need a copy. Encrypts TCP
     #[arg(long, value_name = "DIR")]
     keys: Option<PathBuf>,
+
+    /// Hold the run by a lease in its folder, so that `serve --standby` on another machine that has the folder too can take
+    /// it over: the server may go on for this long after the lease was last renewed, and a standby waits twice as long,
+    /// in seconds
+    #[arg(long, value_name = "SECONDS", value_parser = lease_length)]
+    lease: Option<f64>,
+
+    /// Take over the run in this folder when its server lets its lease run out; options not given keep their values
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "resume"])]
+    standby: Option<PathBuf>,
 
     /// Let other machines read the status and, without --keys, join unencrypted
     #[arg(long)]
@@ -49,6 +67,18 @@ impl ServeArgs {
             configuration,
             inputs: self.job.inputs(),
             open: self.open,
+            lease: self.lease.map(Duration::from_secs_f64),
+            taken: None,
+        };
+        let run = match &self.standby {
+            None => run,
+            Some(folder) => match stand_by(folder).map_err(Failure::input)? {
+                Some(lease) => ServedRun { taken: Some((folder, lease)), ..run },
+                None => {
+                    eprintln!("the run in {} has ended", folder.display());
+                    return Ok(());
+                }
+            },
         };
         run.run(&job, |run, _| {
             let addresses: Vec<String> = run.addresses().iter().map(Address::to_string).collect();
@@ -56,4 +86,40 @@ impl ServeArgs {
             run.run()
         })
     }
+}
+
+/// How often a standby looks at the lease.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Waits until the server of the run in `folder` has let its lease run out, and takes the next. `None` if the run has ended.
+fn stand_by(folder: &Path) -> anyhow::Result<Option<Lease>> {
+    let mut watch = LeaseWatch::new(folder);
+    let mut known = String::new();
+    loop {
+        let has_run_out = watch.has_run_out()?;
+        if has_ended(folder) {
+            return Ok(None);
+        }
+        let Some((holder, length)) = watch.holder() else {
+            anyhow::bail!("the run in {} has no lease: start its server with --lease SECONDS", folder.display());
+        };
+        if has_run_out {
+            eprintln!("{holder} has let its lease run out: taking over");
+            return match Lease::take(folder, length) {
+                Ok(lease) => Ok(Some(lease)),
+                Err(_) if !LeaseWatch::new(folder).has_run_out()? => stand_by(folder),
+                Err(error) => Err(error.into()),
+            };
+        }
+        if known != holder {
+            known = holder.into();
+            eprintln!("standing by for {}, which {holder} serves", folder.display());
+        }
+        thread::sleep(LOOK_INTERVAL);
+    }
+}
+
+fn lease_length(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds: &f64| (1.0..=3600.0).contains(seconds));
+    seconds.ok_or_else(|| "expected seconds, 1 to 3600".into())
 }

@@ -104,6 +104,8 @@ impl TrainArgs {
             configuration,
             inputs,
             open: false,
+            lease: None,
+            taken: None,
         };
         run.run(&job, |run, bars| {
             run.run_with_processes(self.job.workers, command, logs::worker_output(bars, self.output.json))
@@ -139,6 +141,8 @@ impl TrainArgs {
             configuration: &configuration,
             inputs: self.job.scheme.model().map(Path::new).into_iter().chain(traces).collect(),
             open: false,
+            lease: None,
+            taken: None,
         };
         let command = |server: &Address, folder: &Path, worker| self.script(server, folder, worker);
         let (count, has_evaluator) = (self.job.workers, evaluate_every > 0);

@@ -22,12 +22,13 @@ use crate::output::say;
 (MASTER_ADDR, MASTER_PORT, RANK), Slurm (SLURM_LAUNCH_NODE_IPADDR, SLURM_PROCID) and MPI (OMPI_COMM_WORLD_RANK, \
 PMI_RANK) set them.
 
-Example:
-  paceline work --join 10.0.0.1:7077")]
+Examples:
+  paceline work --join 10.0.0.1:7077
+  paceline work --join 10.0.0.1,10.0.0.2        (with a standby)")]
 pub struct WorkArgs {
-    /// Address of the server: HOST:PORT, HOST or local:NAME
-    #[arg(long, value_name = "ADDRESS")]
-    join: Option<Address>,
+    /// Address of the server: HOST:PORT, HOST or local:NAME; also those of its standbys, separated by commas
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+    join: Vec<Address>,
 
     /// Rank to ask for; without it the server chooses one
     #[arg(long, value_name = "RANK")]
@@ -106,8 +107,8 @@ impl WorkArgs {
             exit_with_parent(parent).map_err(Failure::run)?;
         }
         interrupt::listen(|| std::process::exit(RunEnding::Interrupted.exit_code().into()))?;
-        let (address, rank) = self
-            .address_and_rank(&LauncherEnvironment::read(|name| std::env::var(name).ok()))
+        let (address, standbys, rank) = self
+            .addresses_and_rank(&LauncherEnvironment::read(|name| std::env::var(name).ok()))
             .map_err(Failure::Input)?;
         let emulation = match &self.emulate {
             // Times are drawn by rank. Without one, the process number makes workers differ.
@@ -121,6 +122,7 @@ impl WorkArgs {
             eprintln!("emulating a straggler: {emulation}");
         }
         let worker = Worker {
+            standbys,
             rank,
             join_timeout: Duration::from_secs(u64::from(self.join_timeout)),
             emulation,
@@ -135,7 +137,7 @@ impl WorkArgs {
             WorkerNotice::Disconnected { reason } => {
                 eprintln!("disconnected: {reason}; trying to rejoin for {} s", self.join_timeout)
             }
-            WorkerNotice::Joined { worker } => eprintln!("joined {address} as {worker}"),
+            WorkerNotice::Joined { worker, address } => eprintln!("joined {address} as {worker}"),
         };
         let build = |workload_spec: &str| {
             WorkloadSpec::build(workload_spec, &self.device).map_err(|error| format!("{error:#}"))
@@ -153,11 +155,14 @@ impl WorkArgs {
         Ok(())
     }
 
-    /// The flags, or else the environment.
-    fn address_and_rank(&self, environment: &LauncherEnvironment) -> anyhow::Result<(Address, Option<u32>)> {
-        let address = match &self.join {
-            Some(address) => Some(address.clone()),
-            None => environment.address()?,
+    /// The address of the server, those of its standbys and the rank: by the flags, or else the environment.
+    fn addresses_and_rank(
+        &self,
+        environment: &LauncherEnvironment,
+    ) -> anyhow::Result<(Address, Vec<Address>, Option<u32>)> {
+        let (address, standbys) = match self.join.split_first() {
+            Some((address, standbys)) => (Some(address.clone()), standbys.to_vec()),
+            None => (environment.address()?, Vec::new()),
         };
         let address = address.ok_or_else(|| {
             anyhow!("no server to join: give --join HOST:PORT, or set MASTER_ADDR (and MASTER_PORT) in the environment")
@@ -166,7 +171,7 @@ impl WorkArgs {
             Some(rank) => Some(rank),
             None => environment.rank()?,
         };
-        Ok((address, rank))
+        Ok((address, standbys, rank))
     }
 }
 

@@ -16,14 +16,15 @@ use paceline_spec::read_text;
 use crate::failure::Failure;
 
 /// Flags for output, which are not part of a configuration.
-const NOT_CONFIGURATION: &[&str] = &["config", "suite", "out", "resume", "json", "trace", "record", "force", "help"];
+const NOT_CONFIGURATION: &[&str] =
+    &["config", "suite", "out", "resume", "standby", "json", "trace", "record", "force", "help"];
 
 /// Parses the arguments, after those of a configuration file.
 pub fn matches(command: Command, arguments: Vec<OsString>) -> Result<ArgMatches, Failure> {
     let given = command.clone().try_get_matches_from(&arguments)?;
     let Some((name, subcommand)) = given.subcommand() else { return Ok(given) };
     let path_of = |id: &str| subcommand.try_get_one::<PathBuf>(id).ok().flatten();
-    let resume_config = || path_of("resume").map(|folder| folder.join("config.toml"));
+    let resume_config = || path_of("resume").or(path_of("standby")).map(|folder| folder.join("config.toml"));
     let Some(path) = &path_of("config").cloned().or_else(resume_config) else { return Ok(given) };
     let place = arguments.iter().position(|argument| *argument == *name).unwrap_or(0);
     let (before, after) = arguments.split_at(place + 1);

@@ -184,6 +184,8 @@ pub enum ToWorker {
         payload: PayloadFormat,
         /// The optimizer of local iterations.
         optimizer: OptimizerSpec,
+        /// The number of the lease under which the run is served. A worker never goes back to a lower one.
+        epoch: u64,
     },
     /// The server has no model yet. Send yours, then join again.
     SendModel,

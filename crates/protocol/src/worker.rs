@@ -34,6 +34,8 @@ pub struct Welcome {
     pub payload: PayloadFormat,
     /// The optimizer of local iterations.
     pub optimizer: OptimizerSpec,
+    /// The number of the lease under which the run is served.
+    pub epoch: u64,
 }
 
 /// What a message means to the worker.
@@ -144,9 +146,9 @@ impl<M: Clone> WorkerProtocol<M> {
     /// A message of the server has arrived. With shared memory, `model` is the model of an assignment, or the last one.
     pub fn on_message(&mut self, message: ToWorker, model: Option<M>) -> Reaction {
         let reaction = match (self.stage, message) {
-            (WorkerStage::Handshake, ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer }) => {
+            (WorkerStage::Handshake, ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer, epoch }) => {
                 self.stage = WorkerStage::Accepted;
-                Reaction::Join(Welcome { rank, workload_spec, seed, payload, optimizer })
+                Reaction::Join(Welcome { rank, workload_spec, seed, payload, optimizer, epoch })
             }
             (_, ToWorker::Refuse { reason, may_rejoin: true }) => Reaction::End(SessionEnd::RetryLater(reason)),
             (_, ToWorker::Refuse { reason, may_rejoin: false }) => Reaction::End(SessionEnd::Refused(reason)),
@@ -321,6 +323,7 @@ mod tests {
             seed: 1,
             payload: PayloadFormat::F32,
             optimizer: paceline_store::OptimizerKind::Sgd { decay: 0.0 }.into(),
+            epoch: 0,
         };
         assert!(matches!(worker.on_message(welcome, None), Reaction::Join(Welcome { rank: 3, .. })));
         worker

@@ -151,6 +151,8 @@ impl TestServer {
             optimizer: OptimizerKind::Sgd { decay: 0.0 }.into(),
             token,
             timeout: Span::from_seconds(3600.0),
+            epoch: 0,
+            takes_evaluator: true,
         };
         let protocol = ServerProtocol::new(config, Ledger::new(scheme));
         TestServer { protocol, host: RecordingHost::default(), now: Time::START, tasks: 0 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use paceline_net::{Address, Server, TransportOptions};
 use paceline_runtime::{
-    Checkpointer, EventLogHeader, FolderLock, Job, KeepEvents, Observer, ResumePoint, RunFolder, SharedStatus,
-    StatusServer, check_unfinished,
+    Checkpointer, EventLogHeader, FolderLock, Job, KeepEvents, Lease, Observer, ResumePoint, RunFolder, RunFolderError,
+    SharedStatus, StatusServer, check_unfinished,
 };
 use paceline_trace::Recorder;
 
@@ -24,6 +24,8 @@ enum FolderChoice {
     New(PathBuf),
     /// In the folder of the run that it continues.
     Resumed(PathBuf),
+    /// The same, from a process that may still have its files open.
+    TakenOver(PathBuf, Lease),
 }
 
 /// A run and its parts. Only the job and an address are required.
@@ -40,6 +42,7 @@ pub struct RunBuilder<'a> {
     observers: Vec<&'a mut dyn Observer>,
     server: Option<Server>,
     started: Arc<AtomicBool>,
+    lease: Option<Duration>,
 }
 
 impl<'a> RunBuilder<'a> {
@@ -58,6 +61,7 @@ impl<'a> RunBuilder<'a> {
             observers: Vec::new(),
             server: None,
             started: Arc::default(),
+            lease: None,
         }
     }
 
@@ -89,6 +93,21 @@ impl<'a> RunBuilder<'a> {
     /// Goes on with the run in this folder, from its last checkpoint.
     pub fn resume(mut self, path: impl Into<PathBuf>) -> Self {
         self.folder = FolderChoice::Resumed(path.into());
+        self
+    }
+
+    /// Goes on with the run in this folder, whose server has let its lease run out (see [`LeaseWatch`]), under the next lease.
+    ///
+    /// [`LeaseWatch`]: paceline_runtime::LeaseWatch
+    pub fn take_over(mut self, path: impl Into<PathBuf>, lease: Lease) -> Self {
+        self.folder = FolderChoice::TakenOver(path.into(), lease);
+        self
+    }
+
+    /// Serves the run under a lease in its folder, so that another process can take it over. The run stops when that
+    /// happens. It may go on for `length` after the lease was last renewed.
+    pub fn lease(mut self, length: Duration) -> Self {
+        self.lease = Some(length);
         self
     }
 
@@ -135,7 +154,8 @@ impl<'a> RunBuilder<'a> {
     /// the server can't listen; or if the status can't be served. Nothing is changed then.
     pub fn prepare(mut self) -> Result<PreparedRun<'a>, RunError> {
         let resumed = match &self.folder {
-            FolderChoice::Resumed(path) => Some(load(path, self.job)?),
+            FolderChoice::Resumed(path) => Some(load(path, self.job, FolderLock::acquire)?),
+            FolderChoice::TakenOver(path, _) => Some(load(path, self.job, FolderLock::take_over)?),
             FolderChoice::None | FolderChoice::New(_) => None,
         };
         let server = match self.server.take() {
@@ -147,7 +167,16 @@ impl<'a> RunBuilder<'a> {
         let start = |listener| StatusServer::start(listener, status.clone(), |warning| tracing::warn!("{warning}"));
         let status_server = self.http.take().map(start).transpose().map_err(RunError::Http)?;
         // Last, since only this leaves something behind.
-        let (folder, resume_point) = self.open_folder(resumed)?;
+        let (mut folder, resume_point) = self.open_folder(resumed)?;
+        let lease = match (&mut folder, self.folder, self.lease) {
+            (Some(_), FolderChoice::TakenOver(_, lease), _) => Some(lease),
+            (Some((folder, _)), _, Some(length)) => Some(Lease::take(folder.path(), length)?),
+            _ => None,
+        };
+        if let Some((_, checkpointer)) = &mut folder {
+            checkpointer.hold(lease.clone());
+        }
+        let server = server.under_lease(lease.as_ref().map_or(0, Lease::epoch));
         if let Some(server) = &status_server {
             tracing::info!("status at http://{}/status", server.address());
         }
@@ -157,6 +186,7 @@ impl<'a> RunBuilder<'a> {
             status,
             started: self.started,
             observers: self.observers,
+            lease,
         };
         Ok(PreparedRun { job: self.job, server, resume_point, follower, status_server, record: self.record })
     }
@@ -193,10 +223,14 @@ impl<'a> RunBuilder<'a> {
 /// A run folder with its checkpoints, and where its run resumes; each if there is one.
 type OpenFolder = (Option<(RunFolder, Checkpointer)>, Option<ResumePoint>);
 
-/// Locks the folder of a run, and reads where it resumes. Changes nothing.
-fn load(path: &Path, job: &Job) -> Result<(FolderLock, ResumePoint), RunError> {
+/// Locks the folder of a run, and reads where it resumes. Changes nothing else.
+fn load(
+    path: &Path,
+    job: &Job,
+    lock: fn(&Path) -> Result<FolderLock, RunFolderError>,
+) -> Result<(FolderLock, ResumePoint), RunError> {
     check_unfinished(path, &job.goals)?;
-    let lock = FolderLock::acquire(path)?;
+    let lock = lock(path)?;
     let point = ResumePoint::load(&lock, job)?;
     Ok((lock, point))
 }

@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use paceline_core::{Decision, Event, Span, TaskId, Time};
 use paceline_runtime::{
-    Checkpointer, Iteration, Monitor, Notice, Observer, RunFolder, RunState, ServerObserver, SharedStatus,
+    Checkpointer, Iteration, Lease, LeaseLost, Monitor, Notice, Observer, RunFolder, RunState, ServerObserver,
+    SharedStatus,
 };
 use paceline_trace::Recorder;
 
@@ -21,6 +22,8 @@ pub(crate) struct RunFollower<'a> {
     /// Becomes true after the first iteration.
     pub(crate) started: Arc<AtomicBool>,
     pub(crate) observers: Vec<&'a mut dyn Observer>,
+    /// What allows to go on, if there is such a thing.
+    pub(crate) lease: Option<Lease>,
 }
 
 impl Observer for RunFollower<'_> {
@@ -62,6 +65,10 @@ impl Observer for RunFollower<'_> {
 }
 
 impl ServerObserver for RunFollower<'_> {
+    fn await_lease(&mut self) -> Result<(), LeaseLost> {
+        self.lease.as_ref().map_or(Ok(()), Lease::hold)
+    }
+
     fn wants_checkpoint(&self) -> bool {
         self.folder.as_ref().is_some_and(|(_, checkpointer)| checkpointer.is_due())
     }

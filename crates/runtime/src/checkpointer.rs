@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use paceline_store::{CheckpointFolder, Layout};
 
 use crate::folder_writer::PendingCheckpoint;
-use crate::{RunFolder, RunFolderError, RunState};
+use crate::{Lease, RunFolder, RunFolderError, RunState};
 
 /// How many checkpoints are kept.
 const KEPT: usize = 3;
@@ -30,6 +30,7 @@ pub struct Checkpointer {
     outcomes: Receiver<Result<u64, String>>,
     failing: bool,
     saved: Option<u64>,
+    lease: Option<Lease>,
 }
 
 impl Checkpointer {
@@ -51,7 +52,13 @@ impl Checkpointer {
             outcomes,
             failing: false,
             saved: None,
+            lease: None,
         })
+    }
+
+    /// Writes checkpoints only while this lease is held, if there is one.
+    pub fn hold(&mut self, lease: Option<Lease>) {
+        self.lease = lease;
     }
 
     /// Tells that the run resumes from `version`, which a checkpoint holds unless it is 0.
@@ -84,6 +91,7 @@ impl Checkpointer {
             rate: state.rate,
             ledger: state.ledger.save(),
             monitor: state.monitor.clone(),
+            lease: self.lease.clone(),
             outcome: self.report.clone(),
         });
         self.last = Instant::now();

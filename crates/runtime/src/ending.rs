@@ -105,6 +105,11 @@ impl fmt::Display for RunEnding {
     }
 }
 
+/// Whether the run in a folder has ended, by whatever: a run that was killed, or goes on, has not.
+pub fn has_ended(folder: &Path) -> bool {
+    folder.join(SUMMARY).exists()
+}
+
 /// Refuses to resume a run that ended by a goal, if the new `goals` would end it again at once. Changes nothing.
 ///
 /// # Errors

@@ -19,7 +19,7 @@ use crate::metrics::METRICS;
 use crate::resume::SavedRun;
 use crate::retrying_file::RetryingFile;
 use crate::run_folder::{RunFolderError, SCALARS, at};
-use crate::{Monitor, RateState};
+use crate::{Lease, Monitor, RateState};
 
 /// The limit of what waits to be written, in bytes. A checkpoint does not count: only one waits at a time.
 const LIMIT: usize = 64 * 1024 * 1024;
@@ -42,6 +42,8 @@ pub(crate) struct PendingCheckpoint {
     pub(crate) rate: RateState,
     pub(crate) ledger: SavedLedger,
     pub(crate) monitor: Monitor,
+    /// What allows to write it, if there is such a thing.
+    pub(crate) lease: Option<Lease>,
     /// Gets the version when the checkpoint is on disk, or what went wrong.
     pub(crate) outcome: Sender<Result<u64, String>>,
 }
@@ -134,6 +136,7 @@ impl FolderFiles {
     }
 
     fn checkpoint(&mut self, copy: &PendingCheckpoint) -> Result<u64, String> {
+        copy.lease.as_ref().map_or(Ok(()), Lease::hold).map_err(|lost| lost.to_string())?;
         let PendingCheckpoint { folder, layout, version, parameters, optimizer, rate, ledger, monitor, .. } = copy;
         let position = self.events.sync().map_err(|error| format!("the event log can't be written: {error}"))?;
         let run = SavedRun { ledger: ledger.clone(), monitor: monitor.clone(), position };

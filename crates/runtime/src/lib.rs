@@ -12,6 +12,7 @@
 //! What lasts:
 //! - [`EventLog`], [`open_events`], [`read_events`] and [`replay`]: the event log, and what follows from it.
 //! - [`RunFolder`]: the files of a run; [`FolderLock`]: who may write them; [`ScalarLog`]: the one for TensorBoard.
+//! - [`Lease`] and [`LeaseWatch`]: who may decide, if another coordinator stands by.
 //! - [`StopReason`] and [`RunEnding`]: what ended a run, and what a shell is told.
 //! - [`Checkpointer`] and [`ResumePoint`]: checkpoints, and resuming from one.
 //!
@@ -31,6 +32,7 @@ mod http;
 mod interrupt;
 mod job;
 mod job_model;
+mod lease;
 mod metrics;
 mod monitor;
 mod pretrained;
@@ -49,7 +51,7 @@ mod trained_model;
 mod trainer;
 
 pub use checkpointer::Checkpointer;
-pub use ending::{RunEnding, StopReason, check_unfinished};
+pub use ending::{RunEnding, StopReason, check_unfinished, has_ended};
 pub use event_log::{EventLog, EventLogHeader, ReplayError, Replayed, check_state, read_events, replay};
 pub use event_segments::{EVENTS, KeepEvents, open_events};
 pub use folder_lock::FolderLock;
@@ -58,6 +60,7 @@ pub use http::StatusServer;
 pub use interrupt::{is_interrupted, request_interrupt, withdraw_interrupt};
 pub use job::Job;
 pub use job_model::{JobModel, OfferedModel};
+pub use lease::{Lease, LeaseLost, LeaseWatch};
 pub use metrics::{MetricsRow, read_metrics};
 pub use monitor::{Iteration, Monitor, Observer, RunInfo, Summary, WorkerTimes};
 pub use paceline_protocol::Notice;

@@ -3,7 +3,7 @@
 use paceline_core::Ledger;
 use paceline_store::Optimizer;
 
-use crate::{Monitor, Observer, RateState};
+use crate::{LeaseLost, Monitor, Observer, RateState};
 
 /// The state of a run at a moment at which no update is pending. The run can resume from it.
 #[derive(Clone, Copy)]
@@ -24,6 +24,14 @@ pub struct RunState<'a> {
 
 /// Follows a run on a server.
 pub trait ServerObserver: Observer {
+    /// Returns when the server may decide. Called before everything that it reacts to.
+    ///
+    /// # Errors
+    /// If another server has taken over the run.
+    fn await_lease(&mut self) -> Result<(), LeaseLost> {
+        Ok(())
+    }
+
     /// Whether a checkpoint is due.
     fn wants_checkpoint(&self) -> bool {
         false

@@ -6,6 +6,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::atomic::{self, UNFINISHED};
@@ -301,7 +302,9 @@ impl ReservedModel {
     pub fn new(path: &Path, layout: &Layout) -> Result<Self, CheckpointError> {
         let header = model_header(path, layout)?;
         let unfinished = atomic::unfinished(path).map_err(failure("reserve space for", path))?;
-        let file = File::options().write(true).create(true).truncate(true).open(&unfinished);
+        // A file of its own: a process that is no longer to write may still have the last one open.
+        let _ = fs::remove_file(&unfinished);
+        let file = File::create(&unfinished);
         let file = file.map_err(failure("reserve space for", path))?;
         let model = ReservedModel { path: path.into(), unfinished, file, layout: layout.clone(), header };
         let bytes = model.header.len() as u64 + size_of::<f32>() as u64 * layout.len() as u64;
@@ -333,8 +336,11 @@ impl ReservedModel {
 
 impl Drop for ReservedModel {
     fn drop(&mut self) {
-        // Fails if the model is written, which is the rule.
-        let _ = fs::remove_file(&self.unfinished);
+        let identity = |found: io::Result<fs::Metadata>| found.map(|found| (found.dev(), found.ino())).ok();
+        // If the model is written, which is the rule, there is no such file. Another process may have its own there.
+        if identity(self.file.metadata()) == identity(fs::metadata(&self.unfinished)) {
+            let _ = fs::remove_file(&self.unfinished);
+        }
     }
 }
 

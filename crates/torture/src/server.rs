@@ -376,6 +376,8 @@ fn config(workers: usize) -> ServerConfig {
         optimizer: OptimizerKind::Sgd { decay: 0.0 }.into(),
         token: None,
         timeout: TIMEOUT,
+        epoch: 0,
+        takes_evaluator: true,
     }
 }
 

@@ -34,6 +34,7 @@ impl<'a> Coordinator<'a> {
         job: &'a Job,
         context: &'a SessionContext,
         token: Option<Token>,
+        epoch: u64,
         shared: bool,
         observer: &'a mut dyn ServerObserver,
         from: Option<ResumePoint>,
@@ -64,6 +65,8 @@ impl<'a> Coordinator<'a> {
             optimizer: job.optimizer.clone(),
             token,
             timeout: job.timeout,
+            epoch,
+            takes_evaluator: job.model.workload().is_none(),
         };
         let (keeps_models, used) = (ledger.compensates(), ledger.samples().used);
         let ring = ParameterRing::new(&parameters, shared).map_err(no_memory(parameters.len()))?;
@@ -133,8 +136,10 @@ impl<'a> Coordinator<'a> {
         let end = limit.and_then(|limit| self.protocol.clock_time(limit));
         let due = [self.protocol.next_timer(), end].into_iter().flatten().min();
         self.inputs.extend(event_source.gather(due.map(|due| self.instant(due))).map_err(ServerError::System)?);
+        self.host.observer.await_lease()?;
         while let Some(input) = self.inputs.pop_front() {
             self.handle(input).map_err(failure)?;
+            self.host.observer.await_lease()?;
             while let Some((session, task)) = self.host.withdrawn.pop() {
                 let dropped = ToServer::Dropped { number: task.number };
                 self.protocol.on_message(self.now(), session, dropped, &mut self.host).map_err(failure)?;

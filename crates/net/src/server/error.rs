@@ -3,7 +3,7 @@
 use std::io;
 
 use paceline_core::{LedgerError, SchemeError, TaskId};
-use paceline_runtime::StopReason;
+use paceline_runtime::{LeaseLost, StopReason};
 use thiserror::Error;
 
 use crate::address::Address;
@@ -49,6 +49,9 @@ pub enum ServerError {
     /// A system call that the server needs fails.
     #[error("a system call of the server failed: {0}")]
     System(io::Error),
+    /// Another server has taken over the run.
+    #[error(transparent)]
+    Superseded(#[from] LeaseLost),
     /// The server was stopped before a worker had sent the model.
     #[error("{0}")]
     NoModel(StopReason),

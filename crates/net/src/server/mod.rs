@@ -80,6 +80,8 @@ pub struct Server {
     event_source: EventSource,
     /// The number of the next connection.
     next_session: u64,
+    /// The number of the lease under which the run is served; 0 without one.
+    epoch: u64,
 }
 
 /// Stops a run from another thread, e.g. on Ctrl-C.
@@ -118,7 +120,13 @@ impl Server {
         let bound = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
         let (listeners, addresses) = bound.into_iter().unzip();
         let (handle, event_source) = EventSource::new().map_err(ServerError::System)?;
-        Ok(Server { listeners, addresses, transport, tcp_options, handle, event_source, next_session: 0 })
+        Ok(Server { listeners, addresses, transport, tcp_options, handle, event_source, next_session: 0, epoch: 0 })
+    }
+
+    /// The same server under the lease with this number. Workers that have joined a server with a higher number do not join
+    /// this one.
+    pub fn under_lease(self, epoch: u64) -> Self {
+        Server { epoch, ..self }
     }
 
     /// The addresses the server listens on. Port 0 is replaced by the port that the system chose.
@@ -164,7 +172,8 @@ impl Server {
         observer: &mut dyn ServerObserver,
     ) -> Result<RunOutcome, ServerError> {
         let over_tcp = self.is_over_tcp();
-        let Server { listeners, addresses, transport, tcp_options, handle, mut event_source, next_session } = self;
+        let Server { listeners, addresses, transport, tcp_options, handle, mut event_source, next_session, epoch } =
+            self;
         let shared = addresses.iter().any(|address| matches!(address, Address::Local { .. }));
         let context = Arc::new(SessionContext {
             pool: GradientPool::default(),
@@ -174,7 +183,7 @@ impl Server {
             open: AtomicUsize::new(0),
         });
         let token = transport.keys.as_ref().map(Keys::token);
-        let coordinator = Coordinator::new(job, &context, token, shared, observer, from)?;
+        let coordinator = Coordinator::new(job, &context, token, epoch, shared, observer, from)?;
         let (io_threads, io_handles) = io_threads(over_tcp, &handle).map_err(ServerError::System)?;
         let (poller, context) = (event_source.poller(), context.clone());
         let acceptor = Acceptor::new(listeners, tcp_options, context, io_handles, next_session, poller);

@@ -20,34 +20,30 @@ use crate::tls::Tls;
 /// The time limit of one attempt to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Connects to `address`. If no server listens there, tries again for `join_timeout`, and calls `on_waiting` before the
-/// first wait.
-pub(super) fn connect(
-    address: &Address,
+/// Connects to the first of `addresses` where a server listens. If there is none, tries again for `join_timeout`, and calls
+/// `on_waiting` before the first wait.
+pub(super) fn connect<'a>(
+    addresses: &[&'a Address],
     congestion: Option<&str>,
     keys: Option<&Keys>,
     join_timeout: Duration,
     on_waiting: &mut dyn FnMut(&io::Error),
-) -> Result<(Socket, Option<Tls>), WorkerError> {
+) -> Result<(&'a Address, Socket, Option<Tls>), WorkerError> {
     let started = Instant::now();
     let mut delay = MIN_RETRY_DELAY;
     loop {
-        let error = match attempt(address, congestion, keys) {
-            Ok(connected) => return Ok(connected),
-            Err(error) => error,
-        };
-        let absent = matches!(
-            error.kind(),
-            io::ErrorKind::ConnectionRefused
-                | io::ErrorKind::ConnectionReset
-                | io::ErrorKind::HostUnreachable
-                | io::ErrorKind::NetworkUnreachable
-                | io::ErrorKind::TimedOut
-        );
+        let mut absent = None;
+        for &address in addresses {
+            match attempt(address, congestion, keys) {
+                Ok((socket, tls)) => return Ok((address, socket, tls)),
+                Err(error) if is_absence(&error) => _ = absent.get_or_insert((address, error)),
+                Err(error) => return Err(WorkerError::Connect { address: address.clone(), error, waited: None }),
+            }
+        }
+        let (address, error) = absent.expect("a worker has an address");
         let left = join_timeout.saturating_sub(started.elapsed());
-        if !absent || left.is_zero() {
-            let waited = absent.then(|| started.elapsed());
-            return Err(WorkerError::Connect { address: address.clone(), error, waited });
+        if left.is_zero() {
+            return Err(WorkerError::Connect { address: address.clone(), error, waited: Some(started.elapsed()) });
         }
         if delay == MIN_RETRY_DELAY {
             on_waiting(&error);
@@ -55,6 +51,18 @@ pub(super) fn connect(
         thread::sleep(delay.min(left));
         delay = (delay * 2).min(MAX_RETRY_DELAY);
     }
+}
+
+/// Whether a server may be there later.
+fn is_absence(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::HostUnreachable
+            | io::ErrorKind::NetworkUnreachable
+            | io::ErrorKind::TimedOut
+    )
 }
 
 /// Connects to the first address of a host that accepts.

@@ -38,6 +38,10 @@ pub use session::{TakenTask, TaskReport, TimeSpent, WorkerSession};
 pub struct Worker {
     /// The address of the server.
     pub address: Address,
+    /// Where it may be found if it is not there: the addresses of its standbys.
+    pub standbys: Vec<Address>,
+    /// The highest number of a lease under which a server was joined. Servers with lower ones are not joined any more.
+    pub epoch: u64,
     /// The rank to ask for; `None` lets the server choose.
     pub rank: Option<u32>,
     /// How long to try to reach the server, when joining and when rejoining.
@@ -69,6 +73,8 @@ pub enum WorkerNotice<'a> {
     Joined {
         /// The rank of the worker.
         worker: WorkerId,
+        /// Where the server is.
+        address: &'a Address,
     },
 }
 
@@ -152,8 +158,17 @@ impl Worker {
     /// A worker of the server at `address`, of any rank, which tries to reach it for half a minute.
     pub fn new(address: Address) -> Self {
         let join_timeout = Duration::from_secs(30);
-        let model_mapping = ModelMapping::default();
-        Worker { address, rank: None, join_timeout, emulation: None, congestion: None, keys: None, model_mapping }
+        Worker {
+            address,
+            standbys: Vec::new(),
+            epoch: 0,
+            rank: None,
+            join_timeout,
+            emulation: None,
+            congestion: None,
+            keys: None,
+            model_mapping: ModelMapping::default(),
+        }
     }
 
     /// Takes part in a run until it is over. If the connection is lost, the worker rejoins.
@@ -255,8 +270,10 @@ impl Worker {
         on_notice: &mut dyn FnMut(WorkerNotice<'_>),
     ) -> Result<Result<HelloAnswer, SessionEnd>, WorkerError> {
         let mut on_waiting = |error: &io::Error| on_notice(WorkerNotice::Waiting { error });
-        let (socket, tls) =
-            connect(&self.address, self.congestion.as_deref(), self.keys.as_ref(), join_timeout, &mut on_waiting)?;
+        let addresses: Vec<&Address> = std::iter::once(&self.address).chain(&self.standbys).collect();
+        let (congestion, keys) = (self.congestion.as_deref(), self.keys.as_ref());
+        let (address, socket, tls) = connect(&addresses, congestion, keys, join_timeout, &mut on_waiting)?;
+        let address = address.clone();
         let no_link = |error| WorkerError::Connect { address: self.address.clone(), error, waited: None };
         let link = WorkerLink::new(socket, tls).map_err(no_link)?;
         let emulated = self.emulation.as_ref().map(ToString::to_string);
@@ -264,11 +281,28 @@ impl Worker {
         let token = self.keys.as_ref().filter(|_| !link.is_shared()).map(Keys::token);
         let hello = ToServer::Hello { rank: self.rank, emulated, token };
         let answer = WorkerSession::join(link, &hello, self.keys.is_some(), self.model_mapping);
-        if let Ok(HelloAnswer::Welcome(_, welcome)) = &answer {
-            self.rank = Some(welcome.rank);
-            on_notice(WorkerNotice::Joined { worker: WorkerId(welcome.rank) });
+        match &answer {
+            Ok(HelloAnswer::Welcome(_, welcome)) if welcome.epoch < self.epoch => {
+                self.pass_on();
+                return Ok(Err(SessionEnd::RetryLater("another server has taken over its run".into())));
+            }
+            Ok(HelloAnswer::Welcome(_, welcome)) => {
+                (self.rank, self.epoch) = (Some(welcome.rank), welcome.epoch);
+                on_notice(WorkerNotice::Joined { worker: WorkerId(welcome.rank), address: &address });
+            }
+            // A server that accepts connections may stand still all the same.
+            Err(SessionEnd::Lost(_)) => self.pass_on(),
+            Ok(HelloAnswer::SendModel(_)) | Err(_) => {}
         }
         Ok(answer)
+    }
+
+    /// Tries the next address first from now on.
+    fn pass_on(&mut self) {
+        if !self.standbys.is_empty() {
+            let next = self.standbys.remove(0);
+            self.standbys.push(std::mem::replace(&mut self.address, next));
+        }
     }
 
     /// Joins the server and works for it until the session ends.

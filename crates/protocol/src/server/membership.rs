@@ -33,6 +33,9 @@ impl ServerProtocol {
             self.close("the run is over", |stage| matches!(stage, Stage::Handshake(_)), host);
             return Ok(());
         }
+        if rank.map(WorkerId) == Some(WorkerId::EVALUATOR) && !self.config.takes_evaluator {
+            return self.dismiss(id, "the server evaluates the model itself".into(), false, host);
+        }
         let limit = max_ranks(self.config.workers);
         let taken = |rank: u32| self.members.contains_key(&WorkerId(rank));
         let rank = match rank {
@@ -60,9 +63,8 @@ impl ServerProtocol {
         session.emulated = emulated.as_deref().map(printable);
         session.patience = self.patience.get(&worker).copied().unwrap_or(PATIENCE);
         self.members.insert(worker, id);
-        let ServerConfig { workload_spec, seed, payload, optimizer, .. } = &self.config;
-        let (workload_spec, seed, payload, optimizer) = (workload_spec.clone(), *seed, *payload, optimizer.clone());
-        host.send(id, &ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer });
+        let ServerConfig { workload_spec, seed, payload, optimizer, epoch, .. } = self.config.clone();
+        host.send(id, &ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer, epoch });
         let next = self.now + PATIENCE;
         self.schedule(id, next);
         Ok(())

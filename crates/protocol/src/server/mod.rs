@@ -45,6 +45,10 @@ pub struct ServerConfig {
     pub token: Option<Token>,
     /// How long a worker of unknown speed may make no progress before it is dismissed.
     pub timeout: Span,
+    /// The number of the lease under which the run is served; 0 without one.
+    pub epoch: u64,
+    /// Whether a process may join to evaluate models.
+    pub takes_evaluator: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,314 @@
+//! Who may decide in a run that several coordinators could serve: whoever holds the run's lease.
+//!
+//! The folder `leases` of the run folder has a file for every lease there ever was, numbered from 1: its **epoch**. A file can
+//! be created only once, so an epoch has one holder. The holder writes to its file every now and then, and may decide for a
+//! while after the last time. A lease that ran out is not renewed: also its holder needs the next one. Whoever waits for a
+//! lease to run out waits twice as long as its holder may decide, by its own clock, and so no two may decide at a time.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use paceline_store::create_folder;
+use serde::{Deserialize, Serialize};
+
+use crate::run_folder::{RunFolderError, at};
+
+/// The folder of the leases in a run folder.
+const LEASES: &str = "leases";
+
+/// How many times a lease is renewed before it would run out.
+const RENEWALS: u32 = 4;
+
+/// How long to wait before storage that failed is tried again.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// What the file of a lease says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct LeaseFile {
+    /// How long its holder may decide after it has written.
+    pub(crate) seconds: f64,
+    /// The process that holds it, and its host.
+    pub(crate) holder: String,
+    /// Counts how often it was renewed.
+    renewals: u64,
+}
+
+/// Another coordinator holds the run's lease.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("another coordinator has taken over the run{}", by.as_ref().map_or(String::new(), |by| format!(": {by}")))]
+pub struct LeaseLost {
+    /// The process that holds it, if it is known.
+    pub by: Option<String>,
+}
+
+/// The lease of a run, held by this process. Clones are of the same lease.
+#[derive(Debug, Clone)]
+pub struct Lease {
+    shared: Arc<SharedLease>,
+    _thread: Arc<RenewalThread>,
+}
+
+#[derive(Debug)]
+struct SharedLease {
+    folder: PathBuf,
+    length: Duration,
+    state: Mutex<LeaseState>,
+    ended: Condvar,
+}
+
+#[derive(Debug)]
+struct LeaseState {
+    epoch: u64,
+    renewals: u64,
+    valid_until: Instant,
+    lost: Option<LeaseLost>,
+    has_ended: bool,
+}
+
+/// Renews a lease until it is dropped.
+#[derive(Debug)]
+struct RenewalThread {
+    shared: Arc<SharedLease>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Lease {
+    /// Takes the next lease of the run in `folder`, whoever held the last one. Its holder may decide for `length` after it
+    /// was renewed.
+    ///
+    /// # Errors
+    /// If the folder can't be written, or another process is faster.
+    pub fn take(folder: &Path, length: Duration) -> Result<Self, RunFolderError> {
+        let folder = folder.join(LEASES);
+        create_folder(&folder).map_err(at(&folder))?;
+        let epoch = newest(&folder).map_err(at(&folder))?.map_or(1, |(epoch, _)| epoch + 1);
+        let began = Instant::now();
+        create(&folder, epoch, length).map_err(at(&folder.join(epoch.to_string())))?;
+        let state = LeaseState { epoch, renewals: 0, valid_until: began + length, lost: None, has_ended: false };
+        let shared = Arc::new(SharedLease { folder, length, state: Mutex::new(state), ended: Condvar::new() });
+        let own = shared.clone();
+        let thread = thread::Builder::new().name("lease".into()).spawn(move || own.renew_until_end());
+        let thread = Some(thread.map_err(at(&shared.folder))?);
+        Ok(Lease { shared: shared.clone(), _thread: Arc::new(RenewalThread { shared, thread }) })
+    }
+
+    /// The number of the lease. The next coordinator has a higher one.
+    pub fn epoch(&self) -> u64 {
+        self.shared.lock().epoch
+    }
+
+    /// Returns when this process may decide. If the lease has run out, because the process stood still or the folder could
+    /// not be written, that takes the next one.
+    ///
+    /// # Errors
+    /// If another process has the next one.
+    pub fn hold(&self) -> Result<(), LeaseLost> {
+        loop {
+            let mut state = self.shared.lock();
+            if let Some(lost) = &state.lost {
+                return Err(lost.clone());
+            }
+            if Instant::now() < state.valid_until {
+                return Ok(());
+            }
+            self.shared.take_next(&mut state);
+            let is_settled = state.lost.is_some() || Instant::now() < state.valid_until;
+            drop(state);
+            if !is_settled {
+                thread::sleep(RETRY);
+            }
+        }
+    }
+}
+
+impl SharedLease {
+    fn lock(&self) -> MutexGuard<'_, LeaseState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn renew_until_end(&self) {
+        let mut state = self.lock();
+        while !state.has_ended && state.lost.is_none() {
+            self.renew(&mut state);
+            let interval = self.length / RENEWALS;
+            state = self.ended.wait_timeout(state, interval).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Renews the lease, unless it has run out. If the file can't be written, the lease runs out later.
+    fn renew(&self, state: &mut LeaseState) {
+        let began = Instant::now();
+        if began >= state.valid_until {
+            return;
+        }
+        if let Ok(Some((epoch, file))) = newest(&self.folder)
+            && epoch > state.epoch
+        {
+            state.lost = Some(LeaseLost { by: file.map(|file| file.holder) });
+            return;
+        }
+        state.renewals += 1;
+        let file = LeaseFile { renewals: state.renewals, ..LeaseFile::new(self.length) };
+        if file.write(&self.folder.join(state.epoch.to_string())).is_ok() {
+            state.valid_until = began + self.length;
+        }
+    }
+
+    /// Takes the next lease after the own one has run out.
+    fn take_next(&self, state: &mut LeaseState) {
+        let began = Instant::now();
+        match create(&self.folder, state.epoch + 1, self.length) {
+            Ok(()) => (state.epoch, state.renewals, state.valid_until) = (state.epoch + 1, 0, began + self.length),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let newest = newest(&self.folder).ok().flatten();
+                state.lost = Some(LeaseLost { by: newest.and_then(|(_, file)| file).map(|file| file.holder) });
+            }
+            // It is tried again.
+            Err(_) => {}
+        }
+    }
+}
+
+impl Drop for RenewalThread {
+    fn drop(&mut self) {
+        self.shared.lock().has_ended = true;
+        self.shared.ended.notify_all();
+        // A panic there is a bug; it has nothing to give back.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+impl LeaseFile {
+    fn new(length: Duration) -> Self {
+        let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let holder = format!("process {} on {}", std::process::id(), host.trim());
+        LeaseFile { seconds: length.as_secs_f64(), holder, renewals: 0 }
+    }
+
+    fn write(&self, path: &Path) -> io::Result<()> {
+        fs::write(path, serde_json::to_string(self)?)
+    }
+}
+
+fn create(folder: &Path, epoch: u64, length: Duration) -> io::Result<()> {
+    let path = folder.join(epoch.to_string());
+    File::create_new(&path)?;
+    LeaseFile::new(length).write(&path)
+}
+
+/// The epoch of the newest lease, and what its file says, if it can be read.
+fn newest(folder: &Path) -> io::Result<Option<(u64, Option<LeaseFile>)>> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        entries => entries?,
+    };
+    let mut newest = None;
+    for entry in entries {
+        newest = newest.max(entry?.file_name().to_str().and_then(|name| name.parse::<u64>().ok()));
+    }
+    let file = |epoch: u64| serde_json::from_slice(&fs::read(folder.join(epoch.to_string())).ok()?).ok();
+    Ok(newest.map(|epoch| (epoch, file(epoch))))
+}
+
+/// Watches the lease of a run that another process serves.
+#[derive(Debug)]
+pub struct LeaseWatch {
+    folder: PathBuf,
+    seen: Option<(u64, Option<LeaseFile>)>,
+    since: Instant,
+}
+
+impl LeaseWatch {
+    /// Watches the run in `folder`.
+    pub fn new(folder: &Path) -> Self {
+        LeaseWatch { folder: folder.join(LEASES), seen: None, since: Instant::now() }
+    }
+
+    /// The holder of the lease, and how long it may decide after every renewal; `None` if the run has none.
+    pub fn holder(&self) -> Option<(&str, Duration)> {
+        let (_, file) = self.seen.as_ref()?;
+        let file = file.as_ref()?;
+        Some((&file.holder, Duration::try_from_secs_f64(file.seconds).ok()?))
+    }
+
+    /// Whether the lease has run out: nothing was written for twice as long as its holder may decide. To be called often.
+    ///
+    /// # Errors
+    /// If the folder can't be read.
+    pub fn has_run_out(&mut self) -> Result<bool, RunFolderError> {
+        let now = newest(&self.folder).map_err(at(&self.folder))?;
+        if now != self.seen {
+            (self.seen, self.since) = (now, Instant::now());
+        }
+        Ok(self.holder().is_some_and(|(_, length)| self.since.elapsed() > 2 * length))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(50);
+
+    fn files(folder: &Path) -> usize {
+        fs::read_dir(folder.join(LEASES)).unwrap().count()
+    }
+
+    #[test]
+    fn a_lease_is_renewed_until_another_process_takes_the_next() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = Lease::take(folder.path(), SHORT).unwrap();
+        let mut watch = LeaseWatch::new(folder.path());
+        let began = Instant::now();
+        while began.elapsed() < 4 * SHORT {
+            first.hold().unwrap();
+            watch.has_run_out().unwrap();
+            thread::sleep(SHORT / 10);
+        }
+        let second = Lease::take(folder.path(), SHORT).unwrap();
+        assert!(second.epoch() > first.epoch());
+        let lost = loop {
+            if let Err(lost) = first.hold() {
+                break lost;
+            }
+        };
+        assert!(lost.to_string().contains(&format!("process {}", std::process::id())), "{lost}");
+        second.hold().unwrap();
+    }
+
+    #[test]
+    fn a_lease_that_ran_out_is_replaced_by_the_next_unless_somebody_else_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let lease = Lease::take(folder.path(), Duration::from_secs(600)).unwrap();
+        lease.shared.lock().valid_until = Instant::now();
+        lease.hold().unwrap();
+        assert_eq!((lease.epoch(), files(folder.path())), (2, 2));
+        lease.shared.lock().valid_until = Instant::now();
+        create(&folder.path().join(LEASES), 3, SHORT).unwrap();
+        assert!(lease.hold().is_err());
+        assert!(lease.hold().is_err(), "it is lost for good");
+        assert_eq!(files(folder.path()), 3);
+    }
+
+    #[test]
+    fn a_lease_without_a_holder_runs_out_and_one_of_two_takes_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut watch = LeaseWatch::new(folder.path());
+        assert!(!watch.has_run_out().unwrap());
+        assert_eq!(watch.holder(), None, "the run has no lease");
+        drop(Lease::take(folder.path(), SHORT).unwrap());
+        while !watch.has_run_out().unwrap() {
+            thread::sleep(SHORT / 10);
+        }
+        let taken: Vec<_> = thread::scope(|scope| {
+            let take = || create(&folder.path().join(LEASES), 2, SHORT);
+            let threads = [scope.spawn(take), scope.spawn(take)];
+            threads.map(|thread| thread.join().unwrap().is_ok()).into()
+        });
+        assert_eq!(taken.iter().filter(|&&taken| taken).count(), 1);
+    }
+}
