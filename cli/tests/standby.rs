@@ -25,9 +25,8 @@ impl WatchedRun {
     fn start(scheme: &str) -> Self {
         let folder = tempdir().unwrap();
         let out = folder.path().join("run").display().to_string();
-        let name = scheme.split(':').next().unwrap();
-        let [first, second] =
-            ["first", "second"].map(|which| format!("local:paceline-{which}-{}-{name}", std::process::id()));
+        let name = folder.path().file_name().unwrap().display().to_string();
+        let [first, second] = ["first", "second"].map(|which| format!("local:paceline-{which}-{name}"));
         let data = ["--model", "softmax", "--data", "digits:600,200", "--batch", "16", "--lr", "0.05"];
         let rest = ["--listen", &first, "--workers", "2", "--scheme", scheme, "--out", &out, "--lease", "1"];
         // The time limit ends the run if an expected line never comes.
@@ -35,7 +34,8 @@ impl WatchedRun {
         let server = PacelineProcess::start(&[&["serve"], &data[..], &rest, &limits].concat());
         server.await_line("waiting for 2 workers");
         let until = ["--until", "loss<0.8", "--json"];
-        let standby = PacelineProcess::start(&[&["serve", "--standby", &out, "--listen", &second], &until[..]].concat());
+        let standby =
+            PacelineProcess::start(&[&["serve", "--standby", &out, "--listen", &second], &until[..]].concat());
         standby.await_line("standing by for ");
         let join = format!("{first},{second}");
         let work = |rank: &str| {
@@ -87,7 +87,6 @@ fn a_server_that_stood_still_gives_way_to_the_standby_and_writes_nothing_more() 
     let WatchedRun { folder: _folder, server, standby, workers } = run;
     server.signal("STOP");
     standby.await_line("resumed from version ");
-    standby.await_line("worker ");
     server.signal("CONT");
     server.await_line("error: another coordinator has taken over the run: process ");
     check(&path, &standby.finish());
@@ -100,9 +99,10 @@ fn a_server_that_stood_still_gives_way_to_the_standby_and_writes_nothing_more() 
 fn a_run_without_a_lease_has_no_standby() {
     let folder = tempdir().unwrap();
     let out = folder.path().join("run").display().to_string();
-    let quick = ["--model", "softmax", "--data", "digits:200,100", "--workers", "1", "--until", "iterations=2"];
-    assert!(common::paceline(&[&["train", "--out", &out], &quick[..]].concat()).status.success());
-    fs::remove_file(Path::new(&out).join("summary.json")).unwrap();
+    let address = format!("local:paceline-unleased-{}", std::process::id());
+    let server = PacelineProcess::start(&["serve", "--listen", &address, "--model", "softmax", "--out", &out]);
+    server.await_line("waiting for ");
+    server.kill();
     assert!(refused(&["serve", "--standby", &out]).contains("has no lease: start its server with --lease SECONDS"));
     assert!(refused(&["serve", "--lease", "0.1"]).contains("expected seconds, 1 to 3600"));
 }

@@ -5,7 +5,7 @@
 //! while after the last time. A lease that ran out is not renewed: also its holder needs the next one. Whoever waits for a
 //! lease to run out waits twice as long as its holder may decide, by its own clock, and so no two may decide at a time.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -153,7 +153,7 @@ impl SharedLease {
         }
         state.renewals += 1;
         let file = LeaseFile { renewals: state.renewals, ..LeaseFile::new(self.length) };
-        if file.write(&self.folder.join(state.epoch.to_string())).is_ok() {
+        if file.write(&self.folder.join(state.epoch.to_string()), |own, path| fs::rename(own, path)).is_ok() {
             state.valid_until = began + self.length;
         }
     }
@@ -184,20 +184,31 @@ impl Drop for RenewalThread {
 
 impl LeaseFile {
     fn new(length: Duration) -> Self {
-        let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        let holder = format!("process {} on {}", std::process::id(), host.trim());
+        let holder = format!("process {} on {}", std::process::id(), host());
         LeaseFile { seconds: length.as_secs_f64(), holder, renewals: 0 }
     }
 
-    fn write(&self, path: &Path) -> io::Result<()> {
-        fs::write(path, serde_json::to_string(self)?)
+    /// Writes the file under a name of this process, from where it gets to its place whole: `place` is called with both names.
+    fn write(&self, path: &Path, place: impl FnOnce(&Path, &Path) -> io::Result<()>) -> io::Result<()> {
+        let own = path.with_file_name(format!(".{}-{}", host(), std::process::id()));
+        fs::write(&own, serde_json::to_string(self)?)?;
+        place(&own, path)
     }
 }
 
+fn host() -> String {
+    fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().into()
+}
+
+/// Creates the file of a lease. Fails if there is one.
 fn create(folder: &Path, epoch: u64, length: Duration) -> io::Result<()> {
-    let path = folder.join(epoch.to_string());
-    File::create_new(&path)?;
-    LeaseFile::new(length).write(&path)
+    let link = |own: &Path, path: &Path| {
+        let linked = fs::hard_link(own, path);
+        // It has the other name now, or is of no use.
+        let _ = fs::remove_file(own);
+        linked
+    };
+    LeaseFile::new(length).write(&folder.join(epoch.to_string()), link)
 }
 
 /// The epoch of the newest lease, and what its file says, if it can be read.

@@ -154,14 +154,15 @@ impl CheckpointFolder {
         Ok(path)
     }
 
-    /// Reads the newest valid checkpoint. Newer ones that are not valid are skipped and listed in the result.
+    /// Reads the newest valid checkpoint. Newer ones that are not valid are skipped and listed in the result, except those
+    /// without a manifest, which were never complete.
     ///
     /// # Errors
     /// [`CheckpointError::Io`] if the folder cannot be listed, [`CheckpointError::Layout`] if the newest valid
     /// checkpoint belongs to another model.
     pub fn latest(&self, layout: &Layout) -> Result<LatestCheckpoint, CheckpointError> {
         let mut skipped = Vec::new();
-        for number in self.numbers()?.into_iter().rev() {
+        for number in self.numbers()?.into_iter().rev().filter(|&number| self.file(number, MANIFEST).exists()) {
             match load_checkpoint(&self.file(number, MANIFEST), layout) {
                 Ok(checkpoint) => return Ok(LatestCheckpoint { checkpoint: Some(checkpoint), skipped }),
                 Err(error @ CheckpointError::Layout { .. }) => return Err(error),
