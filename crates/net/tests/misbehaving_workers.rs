@@ -128,15 +128,19 @@ fn a_worker_whose_updates_stay_broken_is_dismissed_and_the_run_continues() {
 
 #[test]
 fn a_worker_with_a_broken_update_now_and_then_goes_on() {
-    let faults: [(SpoilGradient, PayloadFormat); 3] = [
+    let faults: [(SpoilGradient, PayloadFormat); 4] = [
         (|count, values, _| values[5] = if count % 4 == 3 { f32::NAN } else { values[5] }, PayloadFormat::F32),
         (|count, _, loss| *loss = if count % 4 == 3 { f64::INFINITY } else { *loss }, PayloadFormat::F32),
         // Above the largest value of a 16-bit payload.
         (|count, values, _| values[5] = if count % 4 == 3 { 70_000.0 } else { values[5] }, PayloadFormat::F16),
+        (
+            |count, values, _| values[5] = if count % 4 == 3 { f32::NEG_INFINITY } else { values[5] },
+            PayloadFormat::Int8,
+        ),
     ];
     for (transport, scheme) in KINDS {
         // Values in shared memory are not converted.
-        for (fault, payload) in faults.into_iter().take(if transport == TransportKind::Tcp { 3 } else { 2 }) {
+        for (fault, payload) in faults.into_iter().take(if transport == TransportKind::Tcp { 4 } else { 2 }) {
             let job = job(scheme, 3, "iterations=60");
             let options = TransportOptions { payload, ..TransportOptions::default() };
             let (result, outcome, notices) = run_with_fault(&job, transport, options, fault);

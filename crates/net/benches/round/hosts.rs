@@ -110,7 +110,7 @@ pub fn compare(length: usize) {
         None => println!("{name:<8} {:>9}", "none"),
     };
     row("Gloo", ring);
-    for payload in [PayloadFormat::F32, PayloadFormat::Bf16] {
+    for payload in [PayloadFormat::F32, PayloadFormat::Bf16, PayloadFormat::Int8] {
         row(&payload.to_string(), own(length, hosts, payload));
     }
 }

@@ -11,7 +11,7 @@ use paceline_store::TensorEntry;
 
 use super::lost;
 use super::server_messages::ServerMessages;
-use crate::connection::{CLOSE_TIMEOUT, Connection};
+use crate::connection::{CLOSE_TIMEOUT, Connection, Side};
 use crate::frame;
 use crate::frame_reader::{Received, invalid};
 use crate::outbox::{Outbox, Rest, Transfer};
@@ -35,7 +35,7 @@ pub(super) struct WorkerLink {
 impl WorkerLink {
     pub(super) fn new(socket: Socket, tls: Option<Tls>) -> io::Result<Self> {
         let waker = Waker::new()?;
-        let connection = Connection::new(socket, tls, &Traffic::default(), &waker, TOKEN);
+        let connection = Connection::new(Side::Worker, socket, tls, &Traffic::default(), &waker, TOKEN);
         Ok(WorkerLink { waker, connection })
     }
 

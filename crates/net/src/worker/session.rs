@@ -146,8 +146,7 @@ impl WorkerSession {
             return Ok(HelloAnswer::SendModel(link));
         };
         let (progress, length) = (Progress::default(), Arc::new(OnceLock::new()));
-        let messages =
-            ServerMessages::new(task_queue.clone(), progress.clone(), welcome.payload, length.clone(), mapping);
+        let messages = ServerMessages::new(task_queue.clone(), progress.clone(), length.clone(), mapping);
         let (outbox, is_shared, socket) = (link.outbox().clone(), link.is_shared(), link.socket());
         let exchange = move || link.run(messages);
         let thread = thread::Builder::new().name("connection".into()).spawn(exchange);
