@@ -58,7 +58,14 @@ fn bsp_matches_the_simulator_bit_for_bit_over_every_transport() {
 #[test]
 fn local_iterations_match_the_simulator_bit_for_bit_over_every_transport() {
     // With this margin there is never time for a second iteration.
-    for scheme in ["esync:margin=3600", "local-sgd:tau=3,rate=0.8", "adacomm:tau=2,interval=1e9", "easgd:tau=2"] {
+    for scheme in [
+        "esync:margin=3600",
+        "esync:margin=3600,outer=nesterov,rate=0.7",
+        "local-sgd:tau=3,rate=0.8",
+        "local-sgd:tau=3,outer=nesterov,momentum=0.8,rate=0.7",
+        "adacomm:tau=2,interval=1e9",
+        "easgd:tau=2",
+    ] {
         let mut job = job(scheme, 3, &format!("iterations={ITERATIONS}"));
         job.schedule = "step:every=10,factor=0.5".parse().unwrap();
         job.optimizer = "momentum:0.9".parse().unwrap();
