@@ -196,3 +196,29 @@ fn a_worker_whose_model_panics_leaves_at_once() {
         assert!(notices.0.iter().any(|notice| notice.starts_with(left)), "{transport:?}: {:?}", notices.0);
     }
 }
+
+/// Its server and it agree on a new reference, and what it computes is of use.
+#[test]
+fn a_worker_rejoins_a_run_whose_models_are_differences() {
+    let good = job("bsp", 2, "iterations=1500");
+    let broken = Arc::new(FaultyWorkload(good.model.workload().unwrap().clone(), |count, _, _| {
+        assert!(count < 30, "a panic for a test");
+    }));
+    let bad = Job { model: JobModel::Workload(broken), ..good.clone() };
+    let options = TransportOptions { payload: PayloadFormat::Int8, ..TransportOptions::default() };
+    let (server, mut notices) = (server(options), NoticeLog::default());
+    let outcome = thread::scope(|scope| {
+        let [first, second, third] = [0, 1, 1].map(|rank| worker(address(&server, TransportKind::Tcp), rank));
+        scope.spawn(|| work(first, &good).unwrap());
+        let successor = scope.spawn(|| {
+            assert!(thread::scope(|inner| inner.spawn(|| work(second, &bad)).join()).is_err(), "the panic propagates");
+            work(third, &good).unwrap()
+        });
+        let outcome = server.run(&good, &mut notices).unwrap();
+        assert!(successor.join().unwrap().tasks > 0);
+        outcome
+    });
+    let summary = outcome.summary;
+    assert_eq!((summary.iterations, summary.updates_broken), (1500, 0));
+    assert!(summary.loss.unwrap() < 0.5, "{summary:?}");
+}
