@@ -44,7 +44,7 @@ pub struct JobOptions {
     #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=1024))]
     pub step_threads: Option<u32>,
 
-    /// Format of values sent over TCP: f32, f16 or bf16
+    /// Format of values sent over TCP: f32, f16, bf16 or int8
     #[arg(long, value_name = "FORMAT", default_value = "f32")]
     pub payload: PayloadFormat,
 

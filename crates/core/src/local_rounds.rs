@@ -62,22 +62,21 @@ struct SavedLocalRounds {
 /// update.
 pub struct LocalRounds {
     policy: Box<dyn LocalPolicy>,
-    /// The global learning rate.
-    rate: f32,
+    step: CommitStep,
     sizing: Box<dyn Sizing>,
     /// This round's updates so far, and the local iterations in them.
     arrived: Vec<(TaskId, u32)>,
 }
 
 impl LocalRounds {
-    /// Rounds with `batch` samples per local iteration, after which the model moves by `rate` of the mean difference.
-    pub fn new(policy: impl LocalPolicy + 'static, rate: f32, batch: u32) -> Self {
-        LocalRounds::sized(Box::new(policy), rate, Box::new(FixedBatch(batch)))
+    /// Rounds with `batch` samples per local iteration, after which the model moves as `step` says: by an average.
+    pub fn new(policy: impl LocalPolicy + 'static, step: CommitStep, batch: u32) -> Self {
+        LocalRounds::sized(Box::new(policy), step, Box::new(FixedBatch(batch)))
     }
 
     /// The same, where `sizing` sets each worker's samples per local iteration, and so the weight of its replica.
-    pub fn sized(policy: Box<dyn LocalPolicy>, rate: f32, sizing: Box<dyn Sizing>) -> Self {
-        LocalRounds { policy, rate, sizing, arrived: Vec::new() }
+    pub fn sized(policy: Box<dyn LocalPolicy>, step: CommitStep, sizing: Box<dyn Sizing>) -> Self {
+        LocalRounds { policy, step, sizing, arrived: Vec::new() }
     }
 
     fn end_round_if_complete(&mut self, turn: &mut Turn<'_>) {
@@ -88,7 +87,7 @@ impl LocalRounds {
         let (tasks, iterations): (Vec<TaskId>, Vec<u32>) = self.arrived.drain(..).unzip();
         let iterations = iterations.into_iter().map(u64::from).sum();
         let reason = Reason::Averaged { workers: live as u32, iterations };
-        turn.commit(CommitRequest::of(&tasks).step(CommitStep::Average { rate: self.rate }), reason);
+        turn.commit(CommitRequest::of(&tasks).step(self.step), reason);
         let workers: Vec<WorkerId> = turn.workers().collect();
         self.sizing.begin(&workers);
         workers.iter().for_each(|&worker| self.policy.on_start(turn.now(), worker));

@@ -90,4 +90,10 @@ pub enum CommitStep {
         /// The global learning rate.
         rate: f32,
     },
+    /// As `Average`, but the outer optimizer, which has a state, steps by that mean with this rate. It is that of
+    /// [`SchemeSpec::outer_momentum`](crate::SchemeSpec::outer_momentum).
+    Outer {
+        /// The global learning rate.
+        rate: f32,
+    },
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use paceline_protocol::Codec;
 use serde::de::DeserializeOwned;
 
 use crate::frame_reader::{FrameReader, Received};
@@ -18,6 +19,13 @@ const SHARE: usize = 4 * 1024 * 1024;
 /// How long the last messages may take to be sent, and the peer to close its side.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The sides of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    Server,
+    Worker,
+}
+
 /// A connection. Its owner is the thread that has it.
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -29,11 +37,22 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// A connection whose owner waits for it under `token`.
-    pub(crate) fn new(socket: Socket, tls: Option<Tls>, traffic: &Traffic, owner: &Waker, token: u64) -> Self {
+    /// One side of a connection, whose owner waits for it under `token`.
+    pub(crate) fn new(
+        side: Side,
+        socket: Socket,
+        tls: Option<Tls>,
+        traffic: &Traffic,
+        owner: &Waker,
+        token: u64,
+    ) -> Self {
+        let (sent, received) = match side {
+            Side::Server => (Codec::of_models(), Codec::of_updates()),
+            Side::Worker => (Codec::of_updates(), Codec::of_models()),
+        };
         let stream = Stream::new(socket, tls);
-        let outbox = Arc::new(Outbox::new(&stream, traffic.clone(), owner.clone(), token));
-        let reader = FrameReader::new(traffic.clone());
+        let outbox = Arc::new(Outbox::new(&stream, sent, traffic.clone(), owner.clone(), token));
+        let reader = FrameReader::new(traffic.clone(), received);
         Connection { stream, reader, outbox, token, interest: Interest::default() }
     }
 
@@ -128,13 +147,13 @@ mod tests {
 
     fn connection(socket: Socket, tls: Option<Tls>) -> (Poller, Connection) {
         let poller = Poller::new().unwrap();
-        let connection = Connection::new(socket, tls, &Traffic::default(), poller.waker(), 5);
+        let connection = Connection::new(Side::Server, socket, tls, &Traffic::default(), poller.waker(), 5);
         (poller, connection)
     }
 
     /// Does what the owner of a connection does, until the outbox is closed and the peer has closed its side too.
     /// Returns the messages and the last vector; every `Model` announces one.
-    fn own(poller: &Poller, connection: &mut Connection, payload: PayloadFormat) -> (Vec<ToWorker>, Option<Region>) {
+    fn own(poller: &Poller, connection: &mut Connection) -> (Vec<ToWorker>, Option<Region>) {
         let (mut messages, mut vector) = (Vec::new(), None);
         let (mut has_sent_all, mut has_ended) = (false, false);
         let mut ready: Vec<Ready> = Vec::new();
@@ -161,7 +180,7 @@ mod tests {
                     Received::Message(message) => {
                         if let ToWorker::Model { .. } = message {
                             let region = Region::private(LENGTH).unwrap();
-                            connection.reader().expect(Some(region), LENGTH, payload);
+                            connection.reader().expect(Some(region), LENGTH);
                         }
                         messages.push(message);
                     }
@@ -204,7 +223,7 @@ mod tests {
                         assert_eq!(outbox.wait_for_transfer(), TransferEnd::Sent);
                         outbox.close(Some(frame::encode(&ToWorker::Interrupt { number: 0 }).unwrap()));
                     });
-                    let (messages, vector) = own(&poller, &mut connection, payload);
+                    let (messages, vector) = own(&poller, &mut connection);
                     sender.join().unwrap();
                     assert_eq!(messages.len(), 2 + 99 + 1);
                     assert_eq!(messages.last(), Some(&ToWorker::Interrupt { number: 0 }));
@@ -252,7 +271,7 @@ mod tests {
         assert!(!outbox.withdraw(0), "sent already");
         assert!(outbox.withdraw(MODELS - 1), "still queued");
         thread::scope(|scope| {
-            scope.spawn(|| own(&poller, &mut connection, PayloadFormat::F32));
+            scope.spawn(|| own(&poller, &mut connection));
             let (mut continued, mut collected, mut models) = (Vec::new(), Vec::new(), Vec::new());
             let mut is_closed = false;
             loop {
@@ -295,7 +314,7 @@ mod tests {
         assert_eq!(outbox.wait_for_transfer(), TransferEnd::Withdrawn);
         outbox.send(&ToWorker::Interrupt { number: 0 }).unwrap();
         thread::scope(|scope| {
-            scope.spawn(|| own(&poller, &mut connection, PayloadFormat::F32));
+            scope.spawn(|| own(&poller, &mut connection));
             assert_eq!(peer.message::<ToWorker>(), ToWorker::Continue { number: 0 });
             assert_eq!(peer.message::<ToWorker>(), ToWorker::Model { version: Version(0) });
             peer.expect(LENGTH);
@@ -304,6 +323,66 @@ mod tests {
             assert!(peer.next::<ToWorker>().is_err(), "it ends in the middle of the model");
             drop(peer);
         });
+    }
+
+    /// A model that was stopped in the middle, one that the peer has already and one that was withdrawn leave the peer with
+    /// the reference that this side believes it to have.
+    #[test]
+    fn differences_between_models_survive_stopped_skipped_and_withdrawn_transfers() {
+        const LENGTH: usize = 8_000_000;
+        let (near, far) = tcp_pair();
+        let (poller, mut connection) = connection(Socket::tcp(near, None).unwrap(), None);
+        let outbox = connection.outbox().clone();
+        let mut peer = ScriptedPeer::new(far);
+        let models: Vec<Arc<Region>> = [1.0, -0.5, 0.75, 0.25]
+            .map(|factor| {
+                let mut model = Region::private(LENGTH).unwrap();
+                (0..).zip(model.values_mut()).for_each(|(index, value)| *value = factor * (index % 1000) as f32);
+                Arc::new(model)
+            })
+            .into();
+        let send =
+            |number: u64| outbox.transfer(transfer(number, models[number as usize].clone(), PayloadFormat::Int8), 0);
+        thread::scope(|scope| {
+            scope.spawn(|| own(&poller, &mut connection));
+            send(0);
+            assert_eq!(peer.message::<ToWorker>(), ToWorker::Continue { number: 0 });
+            assert_eq!(peer.message::<ToWorker>(), ToWorker::Model { version: Version(0) });
+            // The peer reads no more, so a part is unsent.
+            outbox.stop_transfer(0);
+            assert_eq!(outbox.wait_for_transfer(), TransferEnd::Withdrawn);
+            peer.expect(LENGTH);
+            // The model of 1 is still to be sent when that of 2 is withdrawn.
+            send(1);
+            send(2);
+            assert!(outbox.withdraw(2), "not begun");
+            send(1);
+            send(3);
+            let mut received = Vec::new();
+            while received.len() < 2 {
+                match peer.next().unwrap() {
+                    Received::Message(ToWorker::Model { version }) => {
+                        received.push(version);
+                        peer.expect(LENGTH);
+                    }
+                    Received::Message(_) => {}
+                    Received::Values(region) => assert_close(&region.unwrap(), &models[1], 1500.0 / 254.0),
+                    Received::End => panic!("too early"),
+                }
+            }
+            assert_eq!(received, [1, 3].map(Version));
+            let (last, _) = peer.rest::<ToWorker>();
+            // Had one of them missed a part, it would be off by far more.
+            assert_close(&last, &models[3], 750.0 / 254.0);
+            outbox.close(None);
+            drop(peer);
+        });
+    }
+
+    fn assert_close(found: &Region, expected: &Region, precision: f32) {
+        for (found, expected) in found.values().iter().zip(expected.values()) {
+            assert!((found - expected).abs() <= 1.001 * precision, "{found} is not {expected}");
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | 0..4 | `PCLN` |
 //! | 4..6 | protocol version |
-//! | 6..8 | kind: 1 a message, 2 a chunk of values |
+//! | 6..8 | kind: 1 a message, 2 to 5 a chunk of values in `f32`, `f16`, `bf16` or `int8` |
 //! | 8..12 | length of the body |
 //! | 12..16 | CRC-32 of the twelve bytes before and, for a message, of the body |
 //!
@@ -15,7 +15,7 @@
 
 use std::io;
 
-use paceline_protocol::CHUNK_LIMIT;
+use paceline_protocol::{CHUNK_LIMIT, PayloadFormat};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
@@ -47,7 +47,7 @@ pub enum FrameError {
         theirs: u16,
     },
     /// The kind is unknown.
-    #[error("frame of unknown kind {0}: expected 1 or 2")]
+    #[error("frame of unknown kind {0}: expected 1 to 5")]
     UnknownKind(u16),
     /// The body is longer than allowed.
     #[error("frame of {length} bytes: expected at most {limit}")]
@@ -81,22 +81,25 @@ impl From<FrameError> for io::Error {
 pub enum FrameKind {
     /// A message.
     Message,
-    /// A part of the parameters or of a gradient.
-    Chunk,
+    /// A part of the parameters or of a gradient, in this format.
+    Chunk(PayloadFormat),
 }
 
 impl FrameKind {
     const fn code(self) -> u16 {
         match self {
             FrameKind::Message => 1,
-            FrameKind::Chunk => 2,
+            FrameKind::Chunk(PayloadFormat::F32) => 2,
+            FrameKind::Chunk(PayloadFormat::F16) => 3,
+            FrameKind::Chunk(PayloadFormat::Bf16) => 4,
+            FrameKind::Chunk(PayloadFormat::Int8) => 5,
         }
     }
 
     fn limit(self) -> usize {
         match self {
             FrameKind::Message => MESSAGE_LIMIT,
-            FrameKind::Chunk => CHUNK_LIMIT,
+            FrameKind::Chunk(_) => CHUNK_LIMIT,
         }
     }
 }
@@ -112,9 +115,9 @@ pub struct FrameHeader {
 }
 
 impl FrameHeader {
-    /// The header of a chunk of `length` bytes.
-    pub(crate) fn of_chunk(length: usize) -> [u8; HEADER_LEN] {
-        head(FrameKind::Chunk, length, &[])
+    /// The header of a chunk of `length` bytes in this format.
+    pub(crate) fn of_chunk(format: PayloadFormat, length: usize) -> [u8; HEADER_LEN] {
+        head(FrameKind::Chunk(format), length, &[])
     }
 
     /// Checks that `bytes`, which may be fewer than a header, can be the beginning of a frame.
@@ -146,15 +149,19 @@ impl FrameHeader {
             return Err(FrameError::VersionMismatch { theirs });
         }
         let code = u16::from_le_bytes([k0, k1]);
-        let kinds = [FrameKind::Message, FrameKind::Chunk];
-        let kind = kinds.into_iter().find(|kind| kind.code() == code).ok_or(FrameError::UnknownKind(code))?;
+        let chunks = PayloadFormat::NAMES.map(|(_, format)| FrameKind::Chunk(format));
+        let kind = chunks
+            .into_iter()
+            .chain([FrameKind::Message])
+            .find(|kind| kind.code() == code)
+            .ok_or(FrameError::UnknownKind(code))?;
         let (length, limit) = (u32::from_le_bytes([l0, l1, l2, l3]) as usize, kind.limit());
         if length > limit {
             return Err(FrameError::TooLong { length, limit });
         }
         let check = u32::from_le_bytes(check.try_into().expect("four bytes are left"));
         let header = FrameHeader { kind, length, check };
-        if kind == FrameKind::Chunk {
+        if let FrameKind::Chunk(_) = kind {
             header.verify(head, &[])?;
         }
         Ok(header)
@@ -240,7 +247,7 @@ mod tests {
     fn frames_that_are_too_long_are_refused_on_both_sides() {
         let long = ToWorker::Refuse { reason: "x".repeat(MESSAGE_LIMIT), may_rejoin: false };
         assert!(matches!(encode(&long), Err(FrameError::TooLong { .. })));
-        let mut chunk = FrameHeader::of_chunk(CHUNK_LIMIT);
+        let mut chunk = FrameHeader::of_chunk(PayloadFormat::F32, CHUNK_LIMIT);
         assert_eq!(FrameHeader::decode(&chunk).unwrap().length, CHUNK_LIMIT);
         chunk[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
         assert_eq!(

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSliceMut, Read};
 
-use paceline_protocol::PayloadFormat;
+use paceline_protocol::{Codec, EncodedChunk, PayloadFormat};
 use serde::de::DeserializeOwned;
 
 use crate::frame::{FrameError, FrameHeader, FrameKind, HEADER_LEN};
@@ -33,12 +33,13 @@ struct IncomingVector {
     length: usize,
     /// Values of complete chunks.
     filled: usize,
-    payload: PayloadFormat,
 }
 
 /// A chunk that has arrived in part.
 #[derive(Debug, Clone, Copy)]
 struct IncomingChunk {
+    format: PayloadFormat,
+    values: usize,
     bytes: usize,
     filled: usize,
 }
@@ -54,15 +55,16 @@ pub(crate) struct FrameReader {
     vector: Option<IncomingVector>,
     chunk: Option<IncomingChunk>,
     /// A chunk in another format than `f32`.
-    scratch: Vec<u16>,
+    encoded: EncodedChunk,
+    codec: Codec,
     bytes: u64,
     traffic: Traffic,
 }
 
 impl FrameReader {
-    pub(crate) fn new(traffic: Traffic) -> Self {
-        let buffer = vec![0; BUFFER_SIZE];
-        FrameReader { buffer, start: 0, end: 0, vector: None, chunk: None, scratch: Vec::new(), bytes: 0, traffic }
+    pub(crate) fn new(traffic: Traffic, codec: Codec) -> Self {
+        let (buffer, encoded) = (vec![0; BUFFER_SIZE], EncodedChunk::default());
+        FrameReader { buffer, start: 0, end: 0, vector: None, chunk: None, encoded, codec, bytes: 0, traffic }
     }
 
     /// The number of bytes that have arrived.
@@ -71,8 +73,8 @@ impl FrameReader {
     }
 
     /// Announces a vector of `length` values in chunks. Messages may arrive between them.
-    pub(crate) fn expect(&mut self, region: Option<Region>, length: usize, payload: PayloadFormat) {
-        self.vector = Some(IncomingVector { region, length, filled: 0, payload });
+    pub(crate) fn expect(&mut self, region: Option<Region>, length: usize) {
+        self.vector = Some(IncomingVector { region, length, filled: 0 });
     }
 
     /// No more chunks of the announced vector follow.
@@ -116,15 +118,14 @@ impl FrameReader {
         FrameHeader::check_prefix(arrived)?;
         let Some((head, rest)) = arrived.split_first_chunk::<HEADER_LEN>() else { return Ok(None) };
         let header = FrameHeader::decode(head)?;
-        if header.kind == FrameKind::Chunk {
+        if let FrameKind::Chunk(format) = header.kind {
             let vector = self.vector.as_ref().ok_or_else(|| invalid("chunk of values outside a gradient or model"))?;
-            let (bytes, width) = (header.length, vector.payload.width());
-            let limit = (vector.length - vector.filled) * width;
-            if bytes == 0 || !bytes.is_multiple_of(width) || bytes > limit {
-                return Err(FrameError::TooLong { length: bytes, limit }.into());
-            }
+            let (bytes, missing) = (header.length, vector.length - vector.filled);
+            let Some(values) = format.values(bytes).filter(|values| (1..=missing).contains(values)) else {
+                return Err(FrameError::TooLong { length: bytes, limit: format.bytes(missing) }.into());
+            };
             self.start += HEADER_LEN;
-            self.chunk = Some(IncomingChunk { bytes, filled: 0 });
+            self.chunk = Some(IncomingChunk { format, values, bytes, filled: 0 });
             return Ok(None);
         }
         match rest.get(..header.length) {
@@ -168,19 +169,19 @@ impl FrameReader {
     /// Reads more of a chunk, and in the same call the next frame's header, if it has arrived.
     fn fill(&mut self, chunk: IncomingChunk, source: &mut impl Read) -> io::Result<()> {
         let vector = self.vector.as_mut().expect("a chunk is part of a vector");
-        let values = vector.filled..vector.filled + chunk.bytes / vector.payload.width();
+        let values = vector.filled..vector.filled + chunk.values;
         let mut skipped;
-        let missing: &mut [u8] = match &mut vector.region {
-            Some(region) if vector.payload == PayloadFormat::F32 => {
+        let missing: &mut [u8] = match (&mut vector.region, chunk.format) {
+            (Some(region), PayloadFormat::F32) => {
                 &mut bytemuck::cast_slice_mut(&mut region.values_mut()[values.clone()])[chunk.filled..]
             }
-            Some(_) => {
-                self.scratch.resize(values.len(), 0);
-                &mut bytemuck::cast_slice_mut(&mut self.scratch)[chunk.filled..]
-            }
-            None => {
+            (None, PayloadFormat::F32) => {
                 skipped = [0; SKIP_SIZE];
                 &mut skipped[..(chunk.bytes - chunk.filled).min(SKIP_SIZE)]
+            }
+            _ => {
+                self.encoded.resize(chunk.bytes);
+                &mut self.encoded.bytes_mut()[chunk.filled..]
             }
         };
         let buffered = self.end - self.start;
@@ -207,8 +208,9 @@ impl FrameReader {
         }
         self.chunk = None;
         vector.filled = values.end;
-        if let Some(region) = vector.region.as_mut().filter(|_| vector.payload != PayloadFormat::F32) {
-            vector.payload.decode(&self.scratch, &mut region.values_mut()[values]);
+        if chunk.format != PayloadFormat::F32 {
+            let wanted = vector.region.as_mut().map(|region| &mut region.values_mut()[values.clone()]);
+            self.codec.decode(chunk.format, &self.encoded, values, vector.length, wanted);
         }
         Ok(())
     }
@@ -219,13 +221,13 @@ impl FrameReader {
 ///
 /// # Errors
 /// If the bytes are not frames.
-pub fn read_frames<M: DeserializeOwned>(mut bytes: &[u8], length: usize, payload: PayloadFormat) -> io::Result<usize> {
-    let (mut reader, mut messages) = (FrameReader::new(Traffic::default()), 0);
+pub fn read_frames<M: DeserializeOwned>(mut bytes: &[u8], length: usize) -> io::Result<usize> {
+    let (mut reader, mut messages) = (FrameReader::new(Traffic::default(), Codec::of_models()), 0);
     loop {
         match reader.next::<M>(&mut bytes)? {
             Received::Message(_) => {
                 messages += 1;
-                reader.expect(None, length, payload);
+                reader.expect(None, length);
             }
             Received::Values(_) => {}
             Received::End => return Ok(messages),
@@ -274,21 +276,16 @@ mod tests {
 
     /// What a reader makes of bytes that arrive in portions, up to the first error. Every message but a heartbeat
     /// announces a vector.
-    fn read(
-        bytes: &[u8],
-        portion: usize,
-        payload: PayloadFormat,
-        keep: bool,
-    ) -> (Vec<ToServer>, Vec<Vec<f32>>, Option<String>) {
+    fn read(bytes: &[u8], portion: usize, keep: bool) -> (Vec<ToServer>, Vec<Vec<f32>>, Option<String>) {
         let mut source = Portions { bytes, portion, pauses: false };
-        let mut reader = FrameReader::new(Traffic::default());
+        let mut reader = FrameReader::new(Traffic::default(), Codec::of_updates());
         let (mut messages, mut vectors) = (Vec::new(), Vec::new());
         loop {
             match reader.next(&mut source) {
                 Ok(Received::Message(message)) => {
                     if !matches!(message, ToServer::Heartbeat { .. }) {
                         let region = keep.then(|| Region::private(LENGTH).unwrap());
-                        reader.expect(region, LENGTH, payload);
+                        reader.expect(region, LENGTH);
                     }
                     messages.push(message);
                 }
@@ -311,10 +308,10 @@ mod tests {
             // Exact in every format.
             let values: Vec<f32> = (0..LENGTH).map(|index| (index as u64 + number % 7) as f32).collect();
             for part in values.chunks(chunk) {
-                let mut scratch = Vec::new();
-                let encoded = payload.encode(part, &mut scratch);
-                bytes.extend(FrameHeader::of_chunk(encoded.len()));
-                bytes.extend(encoded);
+                let mut encoded = EncodedChunk::default();
+                Codec::of_updates().encode(payload, part, 0..part.len(), &mut encoded);
+                bytes.extend(FrameHeader::of_chunk(payload, encoded.bytes().len()));
+                bytes.extend(encoded.bytes());
                 bytes.extend(frame::encode(&ToServer::Heartbeat { progress: number }).unwrap());
             }
             vectors.push(values);
@@ -322,18 +319,18 @@ mod tests {
         (bytes, vectors)
     }
 
-    const PAYLOADS: [PayloadFormat; 3] = [PayloadFormat::F32, PayloadFormat::F16, PayloadFormat::Bf16];
+    const FORMATS: [PayloadFormat; 3] = [PayloadFormat::F32, PayloadFormat::F16, PayloadFormat::Bf16];
 
     proptest! {
         #[test]
         fn frames_arrive_whole_whatever_the_portions(
             numbers in prop::collection::vec(any::<u64>(), 0..6),
-            payload in prop::sample::select(PAYLOADS.to_vec()),
+            payload in prop::sample::select(FORMATS.to_vec()),
             (chunk, portion) in (1..=LENGTH, 1..5_000_usize),
             keep: bool,
         ) {
             let (bytes, expected) = stream(&numbers, payload, chunk);
-            let (messages, vectors, error) = read(&bytes, portion, payload, keep);
+            let (messages, vectors, error) = read(&bytes, portion, keep);
             prop_assert_eq!(error, None);
             prop_assert_eq!(messages.len(), numbers.len() * (1 + LENGTH.div_ceil(chunk)));
             prop_assert_eq!(vectors, if keep { expected } else { vec![Vec::new(); numbers.len()] });
@@ -357,7 +354,7 @@ mod tests {
                     _ => { bytes.remove(index); }
                 }
             }
-            let (messages, ..) = read(&bytes, portion, PayloadFormat::F32, true);
+            let (messages, ..) = read(&bytes, portion, true);
             let intact = sound.iter().zip(&bytes).take_while(|(a, b)| a == b).count();
             let ends = frames.iter().scan(0, |end, frame| { *end += frame.len(); Some(*end) });
             let untouched = ends.take_while(|&end| end <= intact).count();
@@ -373,7 +370,7 @@ mod tests {
         let reason = "x".repeat(MESSAGE_LIMIT - 100);
         let long = frame::encode(&ToWorker::Finished { reason, version: Version(0), buffer: None }).unwrap();
         let bytes = [long.clone(), long, frame::encode(&ToWorker::Continue { number: 1 }).unwrap()].concat();
-        let (mut reader, mut source) = (FrameReader::new(Traffic::default()), bytes.as_slice());
+        let (mut reader, mut source) = (FrameReader::new(Traffic::default(), Codec::of_models()), bytes.as_slice());
         for _ in 0..3 {
             assert!(matches!(reader.next::<ToWorker>(&mut source), Ok(Received::Message(_))));
         }
@@ -386,9 +383,9 @@ mod tests {
     fn chunks_that_do_not_fit_and_truncated_streams_are_errors() {
         let announced = |chunk: usize, sent: usize| {
             let mut bytes = frame::encode(&ToServer::Dropped { number: 0 }).unwrap();
-            bytes.extend(FrameHeader::of_chunk(chunk));
+            bytes.extend(FrameHeader::of_chunk(PayloadFormat::F32, chunk));
             bytes.extend(vec![0; sent]);
-            read(&bytes, usize::MAX, PayloadFormat::F32, true).2.unwrap()
+            read(&bytes, usize::MAX, true).2.unwrap()
         };
         assert_eq!(announced(404, 404), "frame of 404 bytes: expected at most 400");
         assert_eq!(announced(3, 3), "frame of 3 bytes: expected at most 400");
@@ -396,10 +393,10 @@ mod tests {
         assert_eq!(announced(8, 7), "connection closed in the middle of a gradient or model");
         assert_eq!(announced(8, 8), "connection closed in the middle of a gradient or model");
         let message = frame::encode(&ToServer::Dropped { number: 0 }).unwrap();
-        let cut = read(&message[..17], 1, PayloadFormat::F32, true).2.unwrap();
+        let cut = read(&message[..17], 1, true).2.unwrap();
         assert_eq!(cut, "connection closed in the middle of a message");
-        let chunk = [FrameHeader::of_chunk(CHUNK_LIMIT).to_vec(), vec![0; 8]].concat();
-        let lone = read(&chunk, 7, PayloadFormat::F32, true).2.unwrap();
+        let chunk = [FrameHeader::of_chunk(PayloadFormat::F32, CHUNK_LIMIT).to_vec(), vec![0; 8]].concat();
+        let lone = read(&chunk, 7, true).2.unwrap();
         assert_eq!(lone, "chunk of values outside a gradient or model");
     }
 }

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use paceline_core::Version;
-use paceline_protocol::PayloadFormat;
+use paceline_protocol::{Codec, EncodedChunk, PayloadFormat};
 use serde::Serialize;
 
 use crate::frame::{self, FrameHeader};
@@ -99,8 +99,8 @@ struct Piece {
     frames: Vec<u8>,
     /// Where the chunk's bytes are, if they are sent as they are in memory.
     values: Option<(Values, Range<usize>)>,
-    /// The chunk's values, if they are converted.
-    encoded: Vec<u16>,
+    /// The chunk's bytes, if they are converted.
+    encoded: EncodedChunk,
     file: Option<OwnedFd>,
     sent: usize,
 }
@@ -111,7 +111,7 @@ impl Piece {
         loop {
             let chunk: &[u8] = match &self.values {
                 Some((values, range)) => bytemuck::cast_slice(&values.as_ref().as_ref()[range.clone()]),
-                None => bytemuck::cast_slice(&self.encoded),
+                None => self.encoded.bytes(),
             };
             let from_chunk = self.sent.saturating_sub(self.frames.len());
             let slices = [&self.frames[self.sent.min(self.frames.len())..], &chunk[from_chunk..]];
@@ -148,8 +148,8 @@ impl CurrentTransfer {
     }
 }
 
-#[derive(Default)]
 struct Queue {
+    codec: Codec,
     /// Encoded messages, each perhaps with a file descriptor.
     messages: VecDeque<(Vec<u8>, Option<OwnedFd>)>,
     transfers: VecDeque<Transfer>,
@@ -169,6 +169,21 @@ struct Queue {
 }
 
 impl Queue {
+    fn new(codec: Codec) -> Self {
+        Queue {
+            codec,
+            messages: VecDeque::new(),
+            transfers: VecDeque::new(),
+            current: None,
+            unsent: None,
+            sending: false,
+            last_end: None,
+            last_sent: None,
+            closed: false,
+            failed: false,
+        }
+    }
+
     fn is_idle(&self) -> bool {
         !self.sending && self.is_empty()
     }
@@ -209,13 +224,13 @@ impl Queue {
             let values = current.values.as_ref().as_ref();
             let range = current.sent..values.len().min(current.sent + payload.values_per_chunk());
             if !range.is_empty() {
-                frames.extend_from_slice(&FrameHeader::of_chunk(range.len() * payload.width()));
+                frames.extend_from_slice(&FrameHeader::of_chunk(payload, payload.bytes(range.len())));
             }
             current.sent = range.end;
             if payload == PayloadFormat::F32 {
                 piece.values = Some((current.values.clone(), range));
             } else {
-                payload.encode(&values[range], &mut piece.encoded);
+                self.codec.encode(payload, values, range, &mut piece.encoded);
             }
         }
         Piece { frames, ..piece }
@@ -269,10 +284,10 @@ impl fmt::Debug for Outbox {
 }
 
 impl Outbox {
-    /// The outbox of a stream that `owner` wakes the thread of, where it has this token.
-    pub(crate) fn new(stream: &Stream, traffic: Traffic, owner: Waker, token: u64) -> Self {
+    /// The outbox of a stream that `owner` wakes the thread of, where it has this token. `codec` encodes vectors.
+    pub(crate) fn new(stream: &Stream, codec: Codec, traffic: Traffic, owner: Waker, token: u64) -> Self {
         let (socket, is_encrypted) = (stream.socket().clone(), stream.is_encrypted());
-        let (queue, ended) = (Mutex::default(), Condvar::new());
+        let (queue, ended) = (Mutex::new(Queue::new(codec)), Condvar::new());
         Outbox { queue, ended, socket, is_encrypted, traffic, owner, token }
     }
 
@@ -318,7 +333,7 @@ impl Outbox {
 
     /// Adds a transfer. It is sent at once, as far as the kernel takes it, if it has at most `direct` bytes.
     pub(crate) fn transfer(&self, transfer: Transfer, direct: usize) {
-        let bytes = transfer.values.as_ref().as_ref().len() * transfer.payload.width();
+        let bytes = transfer.payload.bytes(transfer.values.as_ref().as_ref().len());
         let mut queue = self.lock();
         if queue.failed || queue.closed {
             queue.end_transfer(TransferEnd::Disconnected);
@@ -401,9 +416,11 @@ impl Outbox {
     /// Nothing is sent any more. What a thread is sending may still arrive, and counts as sent then.
     fn fail(&self) {
         let mut queue = self.lock();
-        let (sending, last_end) = (queue.sending, queue.last_end);
-        let current = queue.current.take().filter(|_| sending);
-        *queue = Queue { closed: true, failed: true, sending, current, last_end, ..Queue::default() };
+        let sending = queue.sending;
+        queue.messages.clear();
+        queue.transfers.clear();
+        (queue.unsent, queue.last_sent) = (None, None);
+        (queue.closed, queue.failed) = (true, true);
         if !sending {
             queue.end_failed();
         }

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 
-use paceline_protocol::PayloadFormat;
+use paceline_protocol::{Codec, PayloadFormat};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -18,7 +18,7 @@ pub(crate) struct ScriptedPeer<S> {
 
 impl<S: Read + Write> ScriptedPeer<S> {
     pub(crate) fn new(stream: S) -> Self {
-        ScriptedPeer { stream, reader: FrameReader::new(Traffic::default()) }
+        ScriptedPeer { stream, reader: FrameReader::new(Traffic::default(), Codec::of_models()) }
     }
 
     pub(crate) fn send(&mut self, message: &impl Serialize) {
@@ -28,7 +28,7 @@ impl<S: Read + Write> ScriptedPeer<S> {
     /// Sends values as one chunk.
     pub(crate) fn send_chunk(&mut self, values: &[f32]) {
         let bytes: &[u8] = bytemuck::cast_slice(values);
-        self.stream.write_all(&FrameHeader::of_chunk(bytes.len())).unwrap();
+        self.stream.write_all(&FrameHeader::of_chunk(PayloadFormat::F32, bytes.len())).unwrap();
         self.stream.write_all(bytes).unwrap();
     }
 
@@ -47,12 +47,17 @@ impl<S: Read + Write> ScriptedPeer<S> {
 
     /// Announces a vector, which is kept.
     pub(crate) fn expect(&mut self, length: usize) {
-        self.reader.expect(Some(Region::private(length).unwrap()), length, PayloadFormat::F32);
+        self.reader.expect(Some(Region::private(length).unwrap()), length);
     }
 
     /// The next vector of values, and the messages that arrived before it was complete.
     pub(crate) fn vector<M: DeserializeOwned>(&mut self, length: usize) -> (Region, Vec<M>) {
         self.expect(length);
+        self.rest()
+    }
+
+    /// The rest of the announced vector.
+    pub(crate) fn rest<M: DeserializeOwned>(&mut self) -> (Region, Vec<M>) {
         let mut messages = Vec::new();
         loop {
             match self.next().unwrap() {

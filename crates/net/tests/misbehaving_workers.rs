@@ -128,15 +128,19 @@ fn a_worker_whose_updates_stay_broken_is_dismissed_and_the_run_continues() {
 
 #[test]
 fn a_worker_with_a_broken_update_now_and_then_goes_on() {
-    let faults: [(SpoilGradient, PayloadFormat); 3] = [
+    let faults: [(SpoilGradient, PayloadFormat); 4] = [
         (|count, values, _| values[5] = if count % 4 == 3 { f32::NAN } else { values[5] }, PayloadFormat::F32),
         (|count, _, loss| *loss = if count % 4 == 3 { f64::INFINITY } else { *loss }, PayloadFormat::F32),
         // Above the largest value of a 16-bit payload.
         (|count, values, _| values[5] = if count % 4 == 3 { 70_000.0 } else { values[5] }, PayloadFormat::F16),
+        (
+            |count, values, _| values[5] = if count % 4 == 3 { f32::NEG_INFINITY } else { values[5] },
+            PayloadFormat::Int8,
+        ),
     ];
     for (transport, scheme) in KINDS {
         // Values in shared memory are not converted.
-        for (fault, payload) in faults.into_iter().take(if transport == TransportKind::Tcp { 3 } else { 2 }) {
+        for (fault, payload) in faults.into_iter().take(if transport == TransportKind::Tcp { 4 } else { 2 }) {
             let job = job(scheme, 3, "iterations=60");
             let options = TransportOptions { payload, ..TransportOptions::default() };
             let (result, outcome, notices) = run_with_fault(&job, transport, options, fault);
@@ -191,4 +195,30 @@ fn a_worker_whose_model_panics_leaves_at_once() {
         let left = "worker 1 left: connection closed";
         assert!(notices.0.iter().any(|notice| notice.starts_with(left)), "{transport:?}: {:?}", notices.0);
     }
+}
+
+/// Its server and it agree on a new reference, and what it computes is of use.
+#[test]
+fn a_worker_rejoins_a_run_whose_models_are_differences() {
+    let good = job("bsp", 2, "iterations=1500");
+    let broken = Arc::new(FaultyWorkload(good.model.workload().unwrap().clone(), |count, _, _| {
+        assert!(count < 30, "a panic for a test");
+    }));
+    let bad = Job { model: JobModel::Workload(broken), ..good.clone() };
+    let options = TransportOptions { payload: PayloadFormat::Int8, ..TransportOptions::default() };
+    let (server, mut notices) = (server(options), NoticeLog::default());
+    let outcome = thread::scope(|scope| {
+        let [first, second, third] = [0, 1, 1].map(|rank| worker(address(&server, TransportKind::Tcp), rank));
+        scope.spawn(|| work(first, &good).unwrap());
+        let successor = scope.spawn(|| {
+            assert!(thread::scope(|inner| inner.spawn(|| work(second, &bad)).join()).is_err(), "the panic propagates");
+            work(third, &good).unwrap()
+        });
+        let outcome = server.run(&good, &mut notices).unwrap();
+        assert!(successor.join().unwrap().tasks > 0);
+        outcome
+    });
+    let summary = outcome.summary;
+    assert_eq!((summary.iterations, summary.updates_broken), (1500, 0));
+    assert!(summary.loss.unwrap() < 0.5, "{summary:?}");
 }

@@ -16,6 +16,7 @@
 //! progress for far longer than expected is dismissed. A worker dismissed for any of this may rejoin. Times at which the
 //! server itself stood still count for no worker.
 
+mod codec;
 mod fingerprint;
 mod message;
 mod model_offer;
@@ -27,6 +28,7 @@ mod worker;
 
 use paceline_core::Span;
 
+pub use codec::{Codec, EncodedChunk};
 pub use fingerprint::Fingerprint;
 pub use message::{
     GradientLocation, RunPosition, SharedBuffer, SharedBuffers, TaskSettings, ToServer, ToWorker, Token, WireReport,
@@ -34,7 +36,7 @@ pub use message::{
 pub use model_offer::{ModelIntake, OfferStep, OfferedTraining};
 pub use notice::Notice;
 pub use paceline_workload::Evaluation;
-pub use payload::{CHUNK_LIMIT, PayloadFormat};
+pub use payload::{CHUNK_LIMIT, INT8_BLOCK, PayloadFormat};
 pub use server::{
     HANDSHAKE_TIMEOUT, PeerTrust, ReportedUpdate, ServerConfig, ServerHost, ServerProtocol, SessionId, max_ranks,
 };

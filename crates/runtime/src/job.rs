@@ -7,7 +7,7 @@ use paceline_protocol::OfferedTraining;
 use paceline_store::{OptimizerKind, OptimizerSpec, Schedule};
 use paceline_workload::Workload;
 
-use crate::{Goals, JobModel, OfferedModel, RateSpec, StepThreads};
+use crate::{Goals, JobModel, OfferedModel, RateSpec, StepThreads, server_optimizer};
 
 /// What is trained, how, and until when.
 #[derive(Clone)]
@@ -87,6 +87,11 @@ impl Job {
     pub fn step_threads(&self) -> StepThreads {
         self.step_threads
             .map_or_else(|| StepThreads::automatic(self.model.layout().len(), self.setup.workers), StepThreads::new)
+    }
+
+    /// The optimizer that the server steps with.
+    pub fn server_optimizer(&self) -> OptimizerSpec {
+        server_optimizer(&self.scheme, &self.optimizer)
     }
 
     /// What sets the learning rate.

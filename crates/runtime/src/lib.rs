@@ -75,4 +75,4 @@ pub use status::{Health, SharedStatus, Status, WorkerStatus};
 pub use step_threads::StepThreads;
 pub use tensorboard::ScalarLog;
 pub use trained_model::TrainedModel;
-pub use trainer::{Contribution, Stepper, Trainer, compensate};
+pub use trainer::{Contribution, Stepper, Trainer, compensate, server_optimizer};

@@ -79,8 +79,9 @@ impl ResumePoint {
                 skipped,
             });
         };
-        if *checkpoint.optimizer.spec() != job.optimizer {
-            let (saved, given) = (checkpoint.optimizer.spec().to_string(), job.optimizer.to_string());
+        let optimizer = job.server_optimizer();
+        if *checkpoint.optimizer.spec() != optimizer {
+            let (saved, given) = (checkpoint.optimizer.spec().to_string(), optimizer.to_string());
             return Err(RunFolderError::OtherOptimizer { saved, given });
         }
         let SavedRun { ledger: saved, monitor, position } = parse(&checkpoint.run_state)?;
@@ -135,7 +136,7 @@ fn initial(job: &Job) -> Checkpoint {
     Checkpoint {
         version: 0,
         parameters: job.initial(),
-        optimizer: Optimizer::new(job.optimizer.clone(), job.model.layout()),
+        optimizer: Optimizer::new(job.server_optimizer(), job.model.layout()),
         run_state: String::new(),
         rate_state: String::new(),
     }

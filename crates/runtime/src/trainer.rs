@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use paceline_core::{Aggregate, Commit, CommitOutcome, CommitStep, Share, TaskId, UpdateNorm, Version, WorkerId};
+use paceline_core::{
+    Aggregate, Commit, CommitOutcome, CommitStep, SchemeSpec, Share, TaskId, UpdateNorm, Version, WorkerId,
+};
 use paceline_store::{
     BLOCK, Layout, NextState, Norms, Optimizer, OptimizerKind, OptimizerSpec, OptimizerStep, ShardNorms, Shards,
     aggregate_shard,
@@ -158,6 +160,7 @@ impl Stepper {
                 no_state = NextState::default();
                 (&mut plain, &mut no_state, rate, rate * commit.rate_factor)
             }
+            CommitStep::Outer { rate } => (&mut self.optimizer, &mut self.next_state, rate, rate * commit.rate_factor),
         };
         let mut step = optimizer.begin(f64::from(rate), next).scaled(scale);
         if let Some(rates) = &asked {
@@ -183,6 +186,13 @@ impl Stepper {
     pub fn local_rate(&self) -> f32 {
         self.rate.scheduled()
     }
+}
+
+/// The optimizer that the server of a run steps with: the scheme's outer one if it has one. The workers' local iterations
+/// use `optimizer` then.
+pub fn server_optimizer(scheme: &SchemeSpec, optimizer: &OptimizerSpec) -> OptimizerSpec {
+    let outer = |momentum| OptimizerKind::Nesterov { momentum, decay: 0.0 }.into();
+    scheme.outer_momentum().map_or_else(|| optimizer.clone(), outer)
 }
 
 /// Corrects a gradient computed at the parameters `then` for a model that is now at `now`: DC-ASGD (10).
@@ -418,6 +428,40 @@ mod tests {
             assert_eq!(new, expected);
         }
         assert_eq!(stepper.optimizer().steps(), 0);
+    }
+
+    /// DiLoCo's outer step as `torch.optim.SGD(nesterov=True)` documents it, in double precision, on a mean of differences.
+    #[test]
+    fn the_outer_optimizer_steps_by_the_mean_difference_with_momentum() {
+        let layout = Layout::new([("weight", vec![2])], [("mean", vec![1])]);
+        let scheme: SchemeSpec = "local-sgd:tau=4,outer=nesterov,momentum=0.8,rate=0.7".parse().unwrap();
+        let spec = server_optimizer(&scheme, &"adam".parse().unwrap());
+        let mut stepper = Stepper::new(&layout, spec, RateSpec::constant(0.1)).clipping(Some(1e-3));
+        let (mut model, mut momentum, mut old) = ([1.0_f64, -2.0], [0.0_f64; 2], [1.0_f32, -2.0, 0.5]);
+        for round in 0..5 {
+            let shift = f64::from(round);
+            let differences =
+                [[0.25 + shift, -0.5, 0.125], [0.75, 0.5 * shift, 0.125]].map(|one| one.map(|x| x as f32));
+            let contributions = [0, 1].map(|worker: usize| Contribution {
+                task: task(worker as u32),
+                gradient: &differences[worker],
+                weight: 0.5,
+                loss: 1.0,
+                rates: &[],
+            });
+            let mut new = [0.0; 3];
+            stepper.commit(&commit(CommitStep::Outer { rate: 0.7 }), &old, &mut new, &contributions, 2);
+            for index in 0..2 {
+                let mean = 0.5 * (f64::from(differences[0][index]) + f64::from(differences[1][index]));
+                momentum[index] = 0.8 * momentum[index] + mean;
+                model[index] -= 0.7 * (mean + 0.8 * momentum[index]);
+                assert!((f64::from(new[index]) - model[index]).abs() < 1e-5, "{new:?} is not {model:?}");
+            }
+            assert_eq!(new[2], old[2] - 0.125, "statistics become the mean");
+            old = new;
+        }
+        assert_eq!(stepper.optimizer().steps(), 5);
+        assert_eq!(stepper.local_rate(), 0.1, "workers iterate at their own rate");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use paceline_core::{
 };
 use paceline_runtime::{
     Goal, Goals, Monitor, Notice, Observer, RateSpec, RunInfo, RunTracker, Stepper, StopReason, Summary, Trainer,
-    is_interrupted,
+    is_interrupted, server_optimizer,
 };
 use paceline_store::{OptimizerKind, OptimizerSpec, Schedule};
 use paceline_workload::Workload;
@@ -63,7 +63,8 @@ impl Training {
     /// The model at the start of a simulation.
     pub(crate) fn trainer(&self, simulation: &Simulation) -> Trainer {
         let rate = RateSpec { base: self.rate, schedule: self.schedule, rule: simulation.setup.rate_rule };
-        let stepper = Stepper::new(self.workload.layout(), self.optimizer.clone(), rate).clipping(self.clip_sum);
+        let optimizer = server_optimizer(&simulation.scheme, &self.optimizer);
+        let stepper = Stepper::new(self.workload.layout(), optimizer, rate).clipping(self.clip_sum);
         let own = || self.workload.initial(simulation.seed);
         Trainer::new(self.initial.as_ref().map_or_else(own, |initial| initial.to_vec()), stepper)
     }

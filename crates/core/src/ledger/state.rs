@@ -523,7 +523,7 @@ impl LedgerState {
         if update.withheld {
             return Err(Law::Withheld { task });
         }
-        if update.local != matches!(step, CommitStep::Average { .. }) {
+        if update.local != matches!(step, CommitStep::Average { .. } | CommitStep::Outer { .. }) {
             return Err(Law::WrongStep { task, local: update.local });
         }
         self.samples.used += update.all_samples();

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GLOBAL_RATE, LocalPart, SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
+use super::{
+    GLOBAL_RATE, LocalPart, MOMENTUM, OUTER, SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup,
+    UpperBound, averaging,
+};
 use crate::local_rounds::LocalPolicy;
 use crate::{Aggregate, LocalLength, LocalWork, Reason, ReplicaStart, Span, Time, WorkerId};
 
@@ -50,6 +53,8 @@ pub(super) const ENTRY: SchemeEntry = SchemeEntry::local(
     Setting::number("interval", "seconds between changes of that number", 0.001, 1e9)
         .default(SettingDefault::Number(60.0)),
     GLOBAL_RATE,
+    OUTER,
+    MOMENTUM,
 ])
 .variants(&["tau=8,interval=0.001"]);
 
@@ -58,7 +63,7 @@ fn build(settings: &Settings<'_>, _setup: &Setup) -> Result<LocalPart, SchemeErr
     let interval = Span::from_seconds(settings.number("interval")?);
     let next = Time::START + interval;
     let policy = AdaptiveIterations { first, iterations: first, interval, next, first_loss: None };
-    Ok(LocalPart::new(policy, settings.number("rate")? as f32))
+    Ok(LocalPart::new(policy, averaging(settings)?))
 }
 
 #[cfg(test)]

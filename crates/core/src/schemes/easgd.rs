@@ -6,7 +6,7 @@
 
 use super::local_sgd::FixedIterations;
 use super::{LocalPart, SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
-use crate::ReplicaStart;
+use crate::{CommitStep, ReplicaStart};
 
 pub(super) const ENTRY: SchemeEntry = SchemeEntry::local(
     "easgd",
@@ -27,5 +27,5 @@ fn build(settings: &Settings<'_>, setup: &Setup) -> Result<LocalPart, SchemeErro
     let beta = settings.number("beta")? as f32;
     let pull = beta / setup.workers.max(1) as f32;
     let policy = FixedIterations { iterations, start: ReplicaStart::Replica { pull } };
-    Ok(LocalPart::new(policy, beta))
+    Ok(LocalPart::new(policy, CommitStep::Average { rate: beta }))
 }

@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GLOBAL_RATE, SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup};
+use super::{
+    GLOBAL_RATE, MOMENTUM, OUTER, SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, averaging,
+};
 use crate::local_rounds::{LocalDecision, LocalPolicy, LocalRounds};
 use crate::{
     LocalLength, LocalWork, QueryMode, Question, Reason, ReplicaStart, Scheme, Span, StateServer, Time, Update,
@@ -67,12 +69,14 @@ pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
     Setting::number("margin", "seconds added to the predicted time of one more local iteration", 0.0, 3600.0)
         .default(SettingDefault::Number(0.001)),
     GLOBAL_RATE,
+    OUTER,
+    MOMENTUM,
 ])
-.variants(&["mode=non-blocking,margin=0", "margin=10,rate=2"]);
+.variants(&["mode=non-blocking,margin=0", "margin=10,rate=2", "outer=nesterov,momentum=0.5"]);
 
 fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
     let mode = settings.choice("mode", [QueryMode::Blocking, QueryMode::NonBlocking])?;
     let margin = Span::from_seconds(settings.number("margin")?);
     let state = StateServer::new(mode, margin);
-    Ok(Box::new(LocalRounds::new(Esync { mode, state }, settings.number("rate")? as f32, setup.batch)))
+    Ok(Box::new(LocalRounds::new(Esync { mode, state }, averaging(settings)?, setup.batch)))
 }

@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GLOBAL_RATE, LocalPart, SchemeEntry, SchemeError, Setting, Settings, Setup, UpperBound};
+use super::{
+    GLOBAL_RATE, LocalPart, MOMENTUM, OUTER, SchemeEntry, SchemeError, Setting, Settings, Setup, UpperBound, averaging,
+};
 use crate::local_rounds::LocalPolicy;
 use crate::{LocalLength, LocalWork, Reason, ReplicaStart, Time, WorkerId};
 
@@ -25,11 +27,17 @@ pub(super) const ENTRY: SchemeEntry = SchemeEntry::local(
     [153, 153, 51],
     build,
 )
-.settings(&[Setting::count("tau", "local iterations per round", 1, UpperBound::Value(1_000_000)), GLOBAL_RATE])
-.compared(|_| vec!["tau=4".into(), "tau=16".into()]);
+.settings(&[
+    Setting::count("tau", "local iterations per round", 1, UpperBound::Value(1_000_000)),
+    GLOBAL_RATE,
+    OUTER,
+    MOMENTUM,
+])
+.compared(|_| vec!["tau=4".into(), "tau=16".into()])
+.variants(&["tau=2,outer=nesterov,rate=0.7"]);
 
 fn build(settings: &Settings<'_>, _setup: &Setup) -> Result<LocalPart, SchemeError> {
     let iterations = settings.count("tau")?;
     let policy = FixedIterations { iterations, start: ReplicaStart::Model };
-    Ok(LocalPart::new(policy, settings.number("rate")? as f32))
+    Ok(LocalPart::new(policy, averaging(settings)?))
 }

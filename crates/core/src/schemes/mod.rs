@@ -24,7 +24,7 @@ mod ssp;
 use std::sync::{PoisonError, RwLock};
 
 use crate::rounds::{LateRule, Quorum};
-use crate::{Dispatch, RateRule, RateRuleKind, Scheme};
+use crate::{CommitStep, Dispatch, RateRule, RateRuleKind, Scheme};
 
 pub use part::{Build, LocalPart, Part, SizingPart, combinable, combination_examples};
 pub use setting::{Setting, SettingDefault, SettingKind, UpperBound};
@@ -185,6 +185,24 @@ impl SchemeEntry {
 const GLOBAL_RATE: Setting =
     Setting::number("rate", "global learning rate: how far the model moves towards the mean replica", 0.001, 1000.0)
         .default(SettingDefault::Number(1.0));
+
+/// How the model follows the mean replica.
+const OUTER: Setting =
+    Setting::choice("outer", "how the model steps towards the mean replica", &["average", "nesterov"]);
+
+/// The default of [`MOMENTUM`].
+const OUTER_MOMENTUM: f64 = 0.9;
+
+/// The momentum of the outer optimizer.
+const MOMENTUM: Setting = Setting::number("momentum", "momentum of outer=nesterov", 0.0, 0.999)
+    .default(SettingDefault::Number(OUTER_MOMENTUM));
+
+/// The step at the end of a round of local iterations: the settings [`GLOBAL_RATE`], [`OUTER`] and [`MOMENTUM`].
+fn averaging(settings: &Settings<'_>) -> Result<CommitStep, SchemeError> {
+    let rate = settings.number("rate")? as f32;
+    settings.number("momentum")?;
+    settings.choice("outer", [CommitStep::Average { rate }, CommitStep::Outer { rate }])
+}
 
 /// The schemes of this crate.
 static OWN: [SchemeEntry; 16] = [

@@ -1,9 +1,9 @@
 //! What a scheme is made of, and so which schemes combine: `lb-bsp+backup:k=6`.
 
 use super::{SchemeEntry, SchemeError, Settings, Setup, parts_and_schemes};
-use crate::Scheme;
 use crate::local_rounds::LocalPolicy;
 use crate::rounds::{LateRule, Quorum, Sizing};
+use crate::{CommitStep, Scheme};
 
 /// Builds a scheme, or a part of one, from its settings.
 pub type Build<T> = fn(&Settings<'_>, &Setup) -> Result<T, SchemeError>;
@@ -40,13 +40,13 @@ impl SizingPart {
 /// Local iterations, as a part.
 pub struct LocalPart {
     pub(super) policy: Box<dyn LocalPolicy>,
-    pub(super) rate: f32,
+    pub(super) step: CommitStep,
 }
 
 impl LocalPart {
-    /// Local iterations, after which the model moves by `rate` of the mean difference.
-    pub fn new(policy: impl LocalPolicy + 'static, rate: f32) -> Self {
-        LocalPart { policy: Box::new(policy), rate }
+    /// Local iterations, after which the model moves as `step` says: by an average.
+    pub fn new(policy: impl LocalPolicy + 'static, step: CommitStep) -> Self {
+        LocalPart { policy: Box::new(policy), step }
     }
 }
 

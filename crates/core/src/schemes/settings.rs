@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::backup::FixedQuorum;
-use super::{Part, SchemeEntry, Setting, SettingDefault, SettingKind, Setup, UpperBound, part, parts_and_schemes};
+use super::{
+    OUTER_MOMENTUM, Part, SchemeEntry, Setting, SettingDefault, SettingKind, Setup, UpperBound, part, parts_and_schemes,
+};
 use crate::local_rounds::LocalRounds;
 use crate::rounds::{FixedBatch, Rounds};
 use crate::run_times::Foresight;
@@ -138,6 +140,12 @@ impl SchemeSpec {
         self.parts.iter().find_map(|part| part.spec.text("model"))
     }
 
+    /// The momentum of the outer optimizer, Nesterov's, if the scheme has one: the setting `outer`.
+    pub fn outer_momentum(&self) -> Option<f64> {
+        let part = self.parts.iter().find(|part| part.spec.text("outer") == Some("nesterov"))?;
+        Some(part.spec.text("momentum").and_then(|text| text.parse().ok()).unwrap_or(OUTER_MOMENTUM))
+    }
+
     /// Reads a spec of one of these schemes.
     pub(super) fn parse_in(entries: &[&'static SchemeEntry], text: &str) -> Result<Self, SchemeError> {
         let keys: Vec<Vec<&str>> = entries.iter().map(|entry| entry.keys()).collect();
@@ -186,7 +194,7 @@ impl SchemeSpec {
         let waited_for = sizing.as_ref().and_then(|(built, _)| built.waited_for);
         let sizes = sizing.map_or_else(|| Box::new(FixedBatch(setup.batch)) as _, |(built, _)| built.sizing);
         if let Some(local) = local {
-            return Ok(Box::new(LocalRounds::sized(local.policy, local.rate, sizes)));
+            return Ok(Box::new(LocalRounds::sized(local.policy, local.step, sizes)));
         }
         let quorum = quorum.unwrap_or_else(|| Box::new(FixedQuorum(waited_for.unwrap_or(usize::MAX))));
         // Interrupted workers send no late gradients.

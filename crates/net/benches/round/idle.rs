@@ -5,7 +5,7 @@ use std::time::Duration;
 use std::{process, thread};
 
 use paceline_core::Setup;
-use paceline_net::{Address, Emulation, Server, TransportOptions, Worker};
+use paceline_net::{Address, Emulation, PayloadFormat, Server, TransportOptions, Worker};
 use paceline_runtime::{Job, ServerObserver};
 use paceline_store::Layout;
 use paceline_workload::{Draw, Evaluation, Replica, Workload};
@@ -61,10 +61,16 @@ pub fn job(scheme: &str, length: usize, workers: usize, iterations: usize) -> Jo
     }
 }
 
+/// A server at `address` that any worker may join.
+pub fn bind(address: &Address, payload: PayloadFormat) -> Server {
+    let congestion = Some(CONGESTION.into());
+    let transport = TransportOptions { payload, congestion, open: true, ..TransportOptions::default() };
+    Server::bind(std::slice::from_ref(address), transport).expect("the address is free")
+}
+
 /// Runs `job` at `address` with its workers spread over `processes`. Every task takes at least `task`.
 pub fn run(job: &Job, address: &Address, processes: usize, task: Duration, observer: &mut dyn ServerObserver) {
-    let transport = TransportOptions { congestion: Some(CONGESTION.into()), ..TransportOptions::default() };
-    let server = Server::bind(std::slice::from_ref(address), transport).expect("the address is free");
+    let server = bind(address, PayloadFormat::F32);
     let workers = job.setup.workers / processes;
     let role = format!("{} {workers} {}", server.addresses()[0], task.as_millis());
     let children: Vec<_> = (0..processes).map(|_| crate::start(role.clone())).collect();

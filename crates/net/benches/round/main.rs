@@ -1,10 +1,12 @@
 //! The cost of a synchronous round, compared with Gloo and OpenMPI: `cargo bench -p paceline-net`.
 //!
 //! Workers are processes of the same program. `cargo bench -p paceline-net -- crowd` runs only the second part,
-//! `-- rounds 1000000` only the rounds of one length.
+//! `-- rounds 1000000` only the rounds of one length. `-- hosts 1000000` compares rounds between hosts with limited links:
+//! `experiments/network/hosts 4 --rate 1gbit --congestion reno -- cargo bench -p paceline-net -- hosts 1000000`.
 
 mod bare_sum;
 mod crowd;
+mod hosts;
 mod idle;
 mod peers;
 mod rounds;
@@ -36,6 +38,8 @@ fn main() {
         }
         ["rounds", length] => rounds::compare(&[length.parse().expect("a number of parameters")]),
         ["crowd"] => crowd::measure(),
-        _ => eprintln!("expected no argument, 'rounds LENGTH' or 'crowd'"),
+        ["hosts", length] => hosts::compare(length.parse().expect("a number of parameters")),
+        ["serve-host", length, workers, payload] => hosts::serve(length, workers, payload),
+        _ => eprintln!("expected no argument, 'rounds LENGTH', 'crowd' or 'hosts LENGTH'"),
     }
 }

@@ -1,5 +1,6 @@
 //! The same rounds with Gloo and OpenMPI: an all-reduce replaces push, aggregation and pull.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -10,9 +11,10 @@ use crate::rounds::{RoundTimes, rounds};
 /// Prints one line of milliseconds per round, from rank 0.
 const GLOO: &str = "
 import os, sys, time, torch, torch.distributed as dist
-rank, workers, length, rounds, port = map(int, sys.argv[1:])
+interface, address, port = sys.argv[1:4]
+rank, workers, length, rounds = map(int, sys.argv[4:])
 torch.set_num_threads(1)
-os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), GLOO_SOCKET_IFNAME='lo')
+os.environ.update(MASTER_ADDR=address, MASTER_PORT=port, GLOO_SOCKET_IFNAME=interface)
 dist.init_process_group('gloo', rank=rank, world_size=workers)
 values = torch.full((length,), 1e-6)
 for index in range(rounds + 3):
@@ -47,7 +49,7 @@ fn succeeds(command: &mut Command) -> bool {
     command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
-fn has_gloo() -> bool {
+pub fn has_gloo() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     let check = "import torch.distributed as d; assert d.is_available() and d.is_gloo_available()";
     *FOUND.get_or_init(|| succeeds(Command::new("python3").args(["-c", check])))
@@ -82,10 +84,18 @@ pub fn remarks() -> Vec<String> {
     [gloo, mpi, unfair].into_iter().flatten().collect()
 }
 
-fn times(output: &[u8]) -> Option<RoundTimes> {
+/// The rounds in the lines of a program.
+pub fn times(output: &[u8]) -> Option<RoundTimes> {
     let text = std::str::from_utf8(output).ok()?;
     let times: Vec<f64> = text.lines().filter_map(|line| line.trim().parse().ok()).collect();
     (!times.is_empty()).then(|| RoundTimes::of(times))
+}
+
+/// The arguments of Python for one of Gloo's processes. That of rank 0 is at this address.
+pub fn gloo_arguments(interface: &str, address: SocketAddr, numbers: [usize; 4]) -> Vec<String> {
+    let place = [interface.into(), address.ip().to_string(), address.port().to_string()];
+    let numbers = numbers.map(|number| number.to_string());
+    ["-c".into(), GLOO.into()].into_iter().chain(place).chain(numbers).collect()
 }
 
 /// Gloo, through PyTorch, one process per worker.
@@ -93,12 +103,11 @@ pub fn gloo(length: usize, workers: usize) -> Option<RoundTimes> {
     if !has_gloo() {
         return None;
     }
-    let port = std::net::TcpListener::bind("127.0.0.1:0").ok()?.local_addr().ok()?.port();
+    let address = std::net::TcpListener::bind("127.0.0.1:0").ok()?.local_addr().ok()?;
     let start = |rank: usize| {
-        let numbers = [rank, workers, length, rounds(length), usize::from(port)];
+        let arguments = gloo_arguments("lo", address, [rank, workers, length, rounds(length)]);
         let mut command = Command::new("python3");
-        command.args(["-c", GLOO]).args(numbers.map(|number| number.to_string()));
-        command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().ok()
+        command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().ok()
     };
     let processes: Vec<_> = (0..workers).map(start).collect::<Option<_>>()?;
     let outputs: Vec<_> = processes.into_iter().filter_map(|process| process.wait_with_output().ok()).collect();

@@ -40,8 +40,9 @@ impl RoundTimes {
     }
 }
 
+/// The milliseconds of every round.
 #[derive(Default)]
-struct RoundRecorder(Vec<f64>);
+pub struct RoundRecorder(pub Vec<f64>);
 
 impl Observer for RoundRecorder {
     fn on_iteration(&mut self, iteration: &Iteration, _monitor: &Monitor) {

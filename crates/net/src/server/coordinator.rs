@@ -43,7 +43,7 @@ impl<'a> Coordinator<'a> {
         let rate = job.rate_spec();
         let (ledger, monitor, stepper, parameters, resumed) = match from {
             None => {
-                let stepper = Stepper::new(layout, job.optimizer.clone(), rate);
+                let stepper = Stepper::new(layout, job.server_optimizer(), rate);
                 let ledger = Ledger::new(job.scheme.build(&job.setup)?);
                 (ledger, Monitor::new(&job.setup), stepper, job.initial(), None)
             }

@@ -197,14 +197,14 @@ mod tests {
     use crate::server::parameter_ring::ParameterRing;
     use crate::socket::{Socket, Stream, Traffic};
     use paceline_core::{Assignment, TaskId, Work, WorkerId};
-    use paceline_protocol::{RunPosition, TaskSettings};
+    use paceline_protocol::{Codec, RunPosition, TaskSettings};
     use std::os::unix::net::UnixStream;
 
     /// The link of a worker that shares memory, and the other end of its connection.
     fn link() -> (Link, ScriptedPeer<UnixStream>) {
         let (near, far) = UnixStream::pair().unwrap();
         let stream = Stream::new(Socket::local(near), None);
-        let outbox = Outbox::new(&stream, Traffic::default(), Waker::new().unwrap(), 0);
+        let outbox = Outbox::new(&stream, Codec::of_models(), Traffic::default(), Waker::new().unwrap(), 0);
         (Link::new(Arc::new(outbox), Arc::default(), PayloadFormat::F32), ScriptedPeer::new(far))
     }
 

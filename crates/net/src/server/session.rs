@@ -10,7 +10,7 @@ use paceline_protocol::{GradientLocation, PayloadFormat, SessionId, ToServer};
 
 use super::event_source::ServerInput;
 use super::link::{Link, UploadPermits};
-use crate::connection::{CLOSE_TIMEOUT, Connection};
+use crate::connection::{CLOSE_TIMEOUT, Connection, Side};
 use crate::frame_reader::{Received, invalid};
 use crate::outbox::Rest;
 use crate::poller::{Interest, Poller, Ready, Waker};
@@ -100,7 +100,7 @@ impl Session {
         owner: &Waker,
     ) -> (Session, Link) {
         let permits = Arc::new(UploadPermits::default());
-        let connection = Connection::new(socket, tls, &context.traffic, owner, id.0);
+        let connection = Connection::new(Side::Server, socket, tls, &context.traffic, owner, id.0);
         let link = Link::new(connection.outbox().clone(), permits.clone(), context.payload);
         context.open.fetch_add(1, Ordering::Relaxed);
         let session = Session {
@@ -290,10 +290,10 @@ impl Session {
         if self.connection.socket().is_local() {
             return Err(invalid("gradient sent over a shared-memory connection"));
         }
-        let SessionContext { length, payload, ref pool, .. } = *self.context;
+        let SessionContext { length, ref pool, .. } = *self.context;
         let length = length.ok_or_else(|| invalid("gradient before there is a model"))?;
         let region = self.permits.take(number).then(|| pool.take(length)).transpose()?;
-        self.connection.reader().expect(region, length, payload);
+        self.connection.reader().expect(region, length);
         self.report = Some(message);
         self.notified.1 = Instant::now();
         Ok(())
@@ -302,7 +302,7 @@ impl Session {
     /// The values of a model follow.
     fn expect_model(&mut self, values: u64, message: ToServer) -> io::Result<()> {
         let length = usize::try_from(values).map_err(|_| invalid(format!("a model of {values} values")))?;
-        self.connection.reader().expect(Some(Region::private(length)?), length, PayloadFormat::F32);
+        self.connection.reader().expect(Some(Region::private(length)?), length);
         self.report = Some(message);
         self.notified.1 = Instant::now();
         Ok(())
@@ -395,7 +395,7 @@ mod tests {
     fn a_gradient_is_a_sign_of_life_before_its_first_chunk_is_complete() {
         let (mut set, _link, mut peer) = session();
         peer.send(&report(0));
-        peer.stream.write_all(&FrameHeader::of_chunk(4 * LENGTH)).unwrap();
+        peer.stream.write_all(&FrameHeader::of_chunk(PayloadFormat::F32, 4 * LENGTH)).unwrap();
         thread::scope(|scope| {
             scope.spawn(|| {
                 // Until the session is gone: a byte now and then.
@@ -427,7 +427,7 @@ mod tests {
             let mut stream = peer.stream.try_clone().unwrap();
             move || {
                 let bytes = vec![0; 8 * 1024 * 1024];
-                stream.write_all(&FrameHeader::of_chunk(4 * LENGTH)).unwrap();
+                stream.write_all(&FrameHeader::of_chunk(PayloadFormat::F32, 4 * LENGTH)).unwrap();
                 stream.write_all(&bytes).unwrap();
                 stream.shutdown(Shutdown::Write).unwrap();
             }

@@ -173,7 +173,7 @@ fn peers_with_an_invalid_handshake_are_refused_with_the_reason() {
         assert_eq!(without_hello.refusal(), "expected a hello as the first message");
 
         let huge = connect(address);
-        let mut header = FrameHeader::of_chunk(0);
+        let mut header = FrameHeader::of_chunk(PayloadFormat::F32, 0);
         header[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
         (&huge).write_all(&header).unwrap();
         assert!(ScriptedWorker::connected(huge, &job).refusal().contains("frame of 4294967295 bytes"));

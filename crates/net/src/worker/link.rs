@@ -8,7 +8,7 @@ use paceline_protocol::{PayloadFormat, ToServer, ToWorker};
 use paceline_runtime::OfferedModel;
 use paceline_store::TensorEntry;
 
-use crate::connection::Connection;
+use crate::connection::{Connection, Side};
 use crate::frame;
 use crate::frame_reader::{Received, invalid};
 use crate::outbox::{Outbox, Rest, Transfer};
@@ -32,7 +32,7 @@ pub(super) struct WorkerLink {
 impl WorkerLink {
     pub(super) fn new(socket: Socket, tls: Option<Tls>) -> io::Result<Self> {
         let poller = Poller::new()?;
-        let connection = Connection::new(socket, tls, &Traffic::default(), poller.waker(), TOKEN);
+        let connection = Connection::new(Side::Worker, socket, tls, &Traffic::default(), poller.waker(), TOKEN);
         Ok(WorkerLink { poller, connection })
     }
 

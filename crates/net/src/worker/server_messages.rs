@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use paceline_core::Version;
-use paceline_protocol::{PayloadFormat, Reaction, SessionEnd, SharedBuffer, SharedBuffers, ToServer, ToWorker};
+use paceline_protocol::{Reaction, SessionEnd, SharedBuffer, SharedBuffers, ToServer, ToWorker};
 use paceline_workload::Progress;
 
 use super::lost;
@@ -18,7 +18,6 @@ use crate::shared_memory::{ModelMapping, Region};
 pub(super) struct ServerMessages {
     task_queue: Arc<TaskQueue>,
     progress: Progress,
-    payload: PayloadFormat,
     /// The length of the parameter vector, once the workload is built.
     length: Arc<OnceLock<usize>>,
     mapping: ModelMapping,
@@ -38,24 +37,12 @@ impl ServerMessages {
     pub(super) fn new(
         task_queue: Arc<TaskQueue>,
         progress: Progress,
-        payload: PayloadFormat,
         length: Arc<OnceLock<usize>>,
         mapping: ModelMapping,
     ) -> Self {
         let (parameters, gradients) = (BTreeMap::new(), BTreeMap::new());
         let (models, arriving, bytes) = (Vec::new(), None, 0);
-        ServerMessages {
-            task_queue,
-            progress,
-            payload,
-            length,
-            mapping,
-            parameters,
-            gradients,
-            models,
-            arriving,
-            bytes,
-        }
+        ServerMessages { task_queue, progress, length, mapping, parameters, gradients, models, arriving, bytes }
     }
 
     /// Ends the session; only the first reason counts.
@@ -161,7 +148,7 @@ impl ServerMessages {
         let free = free.and_then(|free| Arc::into_inner(self.models.swap_remove(free)));
         let region = free.map_or_else(|| Region::private(length), Ok).map_err(|error| lost(&error))?;
         self.arriving = Some(version);
-        connection.reader().expect(Some(region), length, self.payload);
+        connection.reader().expect(Some(region), length);
         Ok(())
     }
 }

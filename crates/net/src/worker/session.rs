@@ -143,8 +143,7 @@ impl WorkerSession {
             return Ok(HelloAnswer::SendModel(link));
         };
         let (progress, length) = (Progress::default(), Arc::new(OnceLock::new()));
-        let messages =
-            ServerMessages::new(task_queue.clone(), progress.clone(), welcome.payload, length.clone(), mapping);
+        let messages = ServerMessages::new(task_queue.clone(), progress.clone(), length.clone(), mapping);
         let exchange = Arc::new(Exchange::new(link, messages));
         let own = exchange.clone();
         let thread = thread::Builder::new().name("connection".into()).spawn(move || own.run());
