@@ -2,7 +2,9 @@
 
 mod adacomm;
 mod adasync;
+mod anytime;
 mod asp;
+mod auto;
 mod b_dbw;
 mod backup;
 mod bsp;
@@ -187,7 +189,7 @@ const GLOBAL_RATE: Setting =
         .default(SettingDefault::Number(1.0));
 
 /// The schemes of this crate.
-static OWN: [SchemeEntry; 16] = [
+static OWN: [SchemeEntry; 18] = [
     bsp::ENTRY,
     backup::ENTRY,
     dbw::ENTRY,
@@ -204,6 +206,8 @@ static OWN: [SchemeEntry; 16] = [
     local_sgd::ENTRY,
     adacomm::ENTRY,
     easgd::ENTRY,
+    anytime::ENTRY,
+    auto::ENTRY,
 ];
 
 /// The schemes that were added.
