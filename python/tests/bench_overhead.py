@@ -102,23 +102,21 @@ def worker(parameters: int, rows: int, turns: int, result: Path) -> None:
     plain, model = Model(parameters), Model(parameters)
     plain.rows = model.rows = rows
     plain_optimizer, optimizer = (torch.optim.SGD(one.parameters(), lr=1e-4) for one in (plain, model))
-    loader = DataLoader(Endless(TURN * turns), batch_size=1)
+    plain_loader, loader = (DataLoader(Endless(TURN * turns), batch_size=1) for _ in range(2))
     model, optimizer, loader = run.prepare(model, optimizer, loader)
-    batches = iter(loader)
+    plain_batches, batches = iter(plain_loader), iter(loader)
 
     def joined_step() -> float:
-        batch = next(batches)
         began = perf_counter()
-        loss = model(batch)
+        loss = model(next(batches))
         optimizer.zero_grad()
         run.backward(loss)
         optimizer.step()
         return perf_counter() - began
 
     def other_step() -> float:
-        batch = torch.randn(1, INPUTS)
         began = perf_counter()
-        plain_step(plain, plain_optimizer, batch)
+        plain_step(plain, plain_optimizer, next(plain_batches))
         return perf_counter() - began
 
     def turn(step: Callable[[], float]) -> float:

@@ -108,7 +108,7 @@ mod tests {
     use crate::frame;
     use crate::keys::Keys;
     use crate::outbox::{Transfer, TransferEnd};
-    use crate::poller::{Poller, Ready};
+    use crate::poller::{Lookout, Poller, Ready};
     use crate::scripted_peer::ScriptedPeer;
     use crate::shared_memory::{ModelMapping, Region, RegionWriter};
     use paceline_core::Version;
@@ -150,7 +150,7 @@ mod tests {
                 break;
             }
             ready.clear();
-            poller.wait(None, &mut ready).unwrap();
+            poller.wait(&mut Lookout::default(), None, &mut ready).unwrap();
             assert!(ready.iter().all(|ready| ready.token == 5));
             if has_ended {
                 continue;

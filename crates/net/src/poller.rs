@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
@@ -79,24 +80,6 @@ impl Waker {
         self.0.to_write.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until the socket, the only one of this thread, is ready, a wake-up or the deadline. A single socket needs no
-    /// poller.
-    pub(crate) fn wait_for_one(&self, socket: impl AsFd, interest: Interest, deadline: Instant) -> io::Result<()> {
-        let flag = |wanted: bool, flag| if wanted { flag } else { PollFlags::empty() };
-        let flags = flag(interest.readable, PollFlags::IN) | flag(interest.writable, PollFlags::OUT);
-        let mut sources = [PollFd::new(&socket, flags), PollFd::new(&self.0.fd, PollFlags::IN)];
-        let timeout = timespec(deadline.saturating_duration_since(Instant::now()));
-        match poll(&mut sources, Some(&timeout)) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        if !sources[1].revents().is_empty() {
-            self.reset();
-            self.to_write().clear();
-        }
-        Ok(())
-    }
-
     /// Notes a wake-up. What it was for must be looked at afterwards.
     fn reset(&self) {
         // Only resets the counter.
@@ -104,6 +87,56 @@ impl Waker {
         // Not a plain store: this thread could look for what there is before others see the store. A wake-up in between
         // would be taken for this one, and lost.
         self.0.is_pending.swap(false, Ordering::AcqRel);
+    }
+}
+
+/// How long a thread looks for something at most before it sleeps.
+const LONGEST_LOOK: Duration = Duration::from_micros(300);
+
+/// A yield that takes longer than this has let another thread run.
+const LONG_YIELD: Duration = Duration::from_micros(20);
+
+/// How long a thread does not look after it has found its processor wanted by others.
+const LOOK_PAUSE: Duration = Duration::from_millis(100);
+
+/// Decides whether a thread that waits looks for a while before it sleeps. Waking up takes longer than many a wait in rounds
+/// of small models does. A thread looks only if its last waits were that short, and if no other thread wants the processor.
+#[derive(Debug, Default)]
+pub(crate) struct Lookout {
+    /// The mean of the last waits.
+    usual: Duration,
+    /// Not to look until then.
+    paused: Option<Instant>,
+}
+
+impl Lookout {
+    /// Waits until `wait`, called with a timeout, has found something, or until the deadline.
+    fn wait(
+        &mut self,
+        deadline: Option<Instant>,
+        mut wait: impl FnMut(Option<&Timespec>) -> io::Result<bool>,
+    ) -> io::Result<()> {
+        let began = Instant::now();
+        let mut found = false;
+        if self.usual < LONGEST_LOOK && self.paused.is_none_or(|until| until <= began) {
+            let until = deadline.map_or(began + LONGEST_LOOK, |deadline| deadline.min(began + LONGEST_LOOK));
+            let mut now = began;
+            while !found && now < until {
+                found = wait(Some(&timespec(Duration::ZERO)))?;
+                thread::yield_now();
+                let before = std::mem::replace(&mut now, Instant::now());
+                if now - before > LONG_YIELD {
+                    self.paused = Some(now + LOOK_PAUSE);
+                    break;
+                }
+            }
+        }
+        if !found {
+            let timeout = deadline.map(|until| timespec(until.saturating_duration_since(Instant::now())));
+            wait(timeout.as_ref())?;
+        }
+        self.usual = (3 * self.usual + began.elapsed().min(4 * LONGEST_LOOK)) / 4;
+        Ok(())
     }
 }
 
@@ -139,13 +172,14 @@ impl Poller {
     }
 
     /// Waits until something is ready, a wake-up or the deadline, and appends what is ready.
-    pub(crate) fn wait(&self, deadline: Option<Instant>, ready: &mut Vec<Ready>) -> io::Result<()> {
-        let timeout = deadline.map(|until| timespec(until.saturating_duration_since(Instant::now())));
+    pub(crate) fn wait(
+        &self,
+        lookout: &mut Lookout,
+        deadline: Option<Instant>,
+        ready: &mut Vec<Ready>,
+    ) -> io::Result<()> {
         let mut events = Vec::with_capacity(MAX_EVENTS);
-        match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
+        lookout.wait(deadline, |timeout| found(epoll::wait(&self.epoll, spare_capacity(&mut events), timeout)))?;
         for event in events {
             // Copied out: the structure is packed.
             let (data, flags) = (event.data, event.flags);
@@ -163,6 +197,20 @@ impl Poller {
     }
 }
 
+/// Waits until there is something to read, or the deadline. A single socket needs no poller.
+pub(crate) fn wait_for_reading(lookout: &mut Lookout, socket: impl AsFd, deadline: Option<Instant>) -> io::Result<()> {
+    lookout.wait(deadline, |timeout| found(poll(&mut [PollFd::new(&socket, PollFlags::IN)], timeout)))
+}
+
+/// Whether a call has found something.
+fn found(count: Result<usize, Errno>) -> io::Result<bool> {
+    match count {
+        Ok(count) => Ok(count > 0),
+        Err(Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
 pub(crate) fn timespec(duration: Duration) -> Timespec {
     Timespec {
         tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
@@ -174,7 +222,6 @@ pub(crate) fn timespec(duration: Duration) -> Timespec {
 mod tests {
     use super::*;
     use std::sync::mpsc::channel;
-    use std::thread;
 
     /// How long a wake-up may take on the busiest machine.
     const LONG: Duration = Duration::from_secs(60);
@@ -200,10 +247,10 @@ mod tests {
                     }
                 }
             });
-            let mut taken = 0;
+            let (mut taken, mut lookout) = (0, Lookout::default());
             while taken < 2 * PAIRS {
                 let deadline = Instant::now() + LONG;
-                poller.wait(Some(deadline), &mut Vec::new()).unwrap();
+                poller.wait(&mut lookout, Some(deadline), &mut Vec::new()).unwrap();
                 assert!(Instant::now() < deadline, "a wake-up was lost after {taken} items");
                 for () in receive.try_iter() {
                     taken += 1;

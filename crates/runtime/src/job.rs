@@ -85,7 +85,8 @@ impl Job {
 
     /// The threads that aggregate gradients and step the model.
     pub fn step_threads(&self) -> StepThreads {
-        self.step_threads.map_or_else(|| StepThreads::automatic(self.model.layout().len()), StepThreads::new)
+        self.step_threads
+            .map_or_else(|| StepThreads::automatic(self.model.layout().len(), self.setup.workers), StepThreads::new)
     }
 
     /// What sets the learning rate.

@@ -29,7 +29,7 @@ pub struct StepThreads {
 #[derive(Debug, Clone, Copy)]
 enum Choice {
     User,
-    /// It depends on the length of the model and the idle ones of the processors.
+    /// It depends on the length of the model, the number of gradients and the idle ones of the processors.
     Automatic {
         values: usize,
         processors: usize,
@@ -42,11 +42,11 @@ impl StepThreads {
         StepThreads::start(count, Choice::User)
     }
 
-    /// As many threads as are worthwhile for a model of this length.
-    pub fn automatic(values: usize) -> Self {
+    /// As many threads as are worthwhile for a model of this length and at most this many gradients.
+    pub fn automatic(values: usize, gradients: usize) -> Self {
         let processors = available_parallelism().map_or(1, NonZero::get);
         let choice = Choice::Automatic { values, processors };
-        StepThreads::start(worthwhile(values, processors, processors), choice)
+        StepThreads::start(worthwhile(touched(values, gradients), processors, processors), choice)
     }
 
     fn start(count: usize, choice: Choice) -> Self {
@@ -55,13 +55,14 @@ impl StepThreads {
         StepThreads { active: if others.is_some() { count } else { 1 }, others, choice }
     }
 
-    /// Leaves the processors alone that have other work now, as many as `busy` says.
-    pub fn spare(&mut self, busy: impl FnOnce() -> usize) {
+    /// For a step of this many gradients: leaves the processors alone that have other work now, as many as `busy` says.
+    pub fn spare(&mut self, gradients: usize, busy: impl FnOnce() -> usize) {
         if let Choice::Automatic { values, processors } = self.choice
             && let Some(others) = &self.others
         {
             let idle = processors.saturating_sub(busy());
-            self.active = worthwhile(values, idle, processors).min(others.current_num_threads() + 1);
+            self.active =
+                worthwhile(touched(values, gradients), idle, processors).min(others.current_num_threads() + 1);
         }
     }
 
@@ -93,6 +94,11 @@ impl StepThreads {
         results.sort_by_key(|(index, _)| *index);
         results.into_iter().map(|(_, result)| result).collect()
     }
+}
+
+/// The values of a step of one gradient that takes as long: it reads the gradients and the model, and writes the model.
+fn touched(values: usize, gradients: usize) -> usize {
+    values.saturating_mul(gradients + 2) / 3
 }
 
 /// How many threads are worth their start for a step of this many values.
@@ -134,16 +140,18 @@ mod tests {
         assert_eq!(worthwhile(25_600_000, 16, 16), 16);
         assert_eq!(worthwhile(25_600_000, 4, 16), 12);
         assert_eq!(worthwhile(25_600_000, 0, 2), 2);
+        assert_eq!(worthwhile(touched(100_000, 1), 16, 16), 1);
+        assert_eq!(worthwhile(touched(100_000, 8), 16, 16), 2);
     }
 
     #[test]
     fn what_the_user_chose_stays() {
         let mut threads = StepThreads::new(3);
-        threads.spare(|| 100);
+        threads.spare(1, || 100);
         assert_eq!(threads.active, 3);
         let mut threads = StepThreads::start(4, Choice::Automatic { values: 1 << 20, processors: 4 });
         for (busy, active) in [(0, 4), (1, 3), (4, 1), (9, 1), (0, 4)] {
-            threads.spare(|| busy);
+            threads.spare(1, || busy);
             assert_eq!(threads.active, active, "{busy} busy");
         }
     }

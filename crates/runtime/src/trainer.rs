@@ -62,9 +62,9 @@ impl Stepper {
         Stepper { threads, ..self }
     }
 
-    /// Leaves the processors alone that have other work in the next steps, as many as `busy` says.
-    pub fn spare_processors(&mut self, busy: impl FnOnce() -> usize) {
-        self.threads.spare(busy);
+    /// For a step of this many gradients: leaves the processors alone that have other work, as many as `busy` says.
+    pub fn spare_processors(&mut self, gradients: usize, busy: impl FnOnce() -> usize) {
+        self.threads.spare(gradients, busy);
     }
 
     /// The same stepper, which scales sums of gradients down to this norm. That takes another look at every gradient.

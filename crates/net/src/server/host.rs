@@ -330,7 +330,8 @@ impl ServerHost for NetHost<'_> {
             Ok(Contribution { task: share.task, gradient, weight: share.weight, loss: *loss, rates })
         });
         let contributions = contributions.collect::<Result<Vec<_>, ServerError>>()?;
-        self.stepper.spare_processors(|| self.links.values().filter(|link| link.uses_processor()).count());
+        let busy = || self.links.values().filter(|link| link.uses_processor()).count();
+        self.stepper.spare_processors(contributions.len(), busy);
         let step = |old: &[f32], new: &mut [f32]| self.stepper.commit(commit, old, new, &contributions, live);
         let outcome = self.parameter_ring.advance(step).map_err(no_memory(self.job.model.layout().len()))?;
         drop(contributions);

@@ -8,12 +8,13 @@ use paceline_protocol::SessionId;
 
 use super::event_source::ServerInput;
 use super::session::Session;
-use crate::poller::{Poller, Ready, Waker};
+use crate::poller::{Lookout, Poller, Ready, Waker};
 
 /// The sessions that one thread waits for.
 #[derive(Debug)]
 pub(super) struct SessionSet {
     poller: Poller,
+    lookout: Lookout,
     sessions: HashMap<SessionId, Session>,
     /// The sessions that are about to end, by the time when they are given up.
     closing: VecDeque<(Instant, SessionId)>,
@@ -23,7 +24,7 @@ pub(super) struct SessionSet {
 impl SessionSet {
     pub(super) fn new() -> io::Result<Self> {
         let (sessions, closing, ready) = (HashMap::new(), VecDeque::new(), Vec::new());
-        Ok(SessionSet { poller: Poller::new()?, sessions, closing, ready })
+        Ok(SessionSet { poller: Poller::new()?, lookout: Lookout::default(), sessions, closing, ready })
     }
 
     pub(super) fn poller(&self) -> &Poller {
@@ -59,7 +60,7 @@ impl SessionSet {
     ) -> io::Result<Vec<u64>> {
         let closing = self.closing.front().map(|(at, _)| *at);
         let deadline = [deadline, closing].into_iter().flatten().min();
-        self.poller.wait(deadline, &mut self.ready)?;
+        self.poller.wait(&mut self.lookout, deadline, &mut self.ready)?;
         let mut others = Vec::new();
         for ready in self.ready.drain(..) {
             let Some(session) = self.sessions.get_mut(&SessionId(ready.token)) else {

@@ -1,21 +1,18 @@
-//! The worker's connection to its server, and the thread that waits for it.
+//! The worker's connection to its server before the session: the handshake, and the model if the server has none.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use paceline_protocol::{HEARTBEAT_INTERVAL, PayloadFormat, SessionEnd, ToServer, ToWorker};
+use paceline_protocol::{PayloadFormat, ToServer, ToWorker};
 use paceline_runtime::OfferedModel;
 use paceline_store::TensorEntry;
 
-use super::lost;
-use super::server_messages::ServerMessages;
-use crate::connection::{CLOSE_TIMEOUT, Connection};
+use crate::connection::Connection;
 use crate::frame;
 use crate::frame_reader::{Received, invalid};
 use crate::outbox::{Outbox, Rest, Transfer};
-use crate::poller::{Interest, Waker};
+use crate::poller::{Interest, Lookout, Poller};
 use crate::shared_memory::Region;
 use crate::socket::{Socket, Traffic};
 use crate::tls::Tls;
@@ -28,24 +25,19 @@ const OFFER_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The connection to the server.
 pub(super) struct WorkerLink {
-    waker: Waker,
-    connection: Connection,
+    pub(super) poller: Poller,
+    pub(super) connection: Connection,
 }
 
 impl WorkerLink {
     pub(super) fn new(socket: Socket, tls: Option<Tls>) -> io::Result<Self> {
-        let waker = Waker::new()?;
-        let connection = Connection::new(socket, tls, &Traffic::default(), &waker, TOKEN);
-        Ok(WorkerLink { waker, connection })
+        let poller = Poller::new()?;
+        let connection = Connection::new(socket, tls, &Traffic::default(), poller.waker(), TOKEN);
+        Ok(WorkerLink { poller, connection })
     }
 
-    pub(super) fn outbox(&self) -> &Arc<Outbox> {
+    fn outbox(&self) -> &Outbox {
         self.connection.outbox()
-    }
-
-    /// The file descriptor of the connection.
-    pub(super) fn socket(&self) -> RawFd {
-        self.connection.socket().as_fd().as_raw_fd()
     }
 
     /// Whether the server is on this machine and shares memory.
@@ -103,54 +95,7 @@ impl WorkerLink {
     /// Waits until the connection can be read, or written if something is left, a wake-up or the deadline.
     fn wait(&mut self, rest: Rest, deadline: Instant) -> io::Result<()> {
         let interest = Interest { readable: true, writable: rest.is_pending() };
-        self.waker.wait_for_one(self.connection.socket(), interest, deadline)
-    }
-
-    /// Sends what is in the outbox and passes on what arrives, until the session ends. This thread does not compute, so
-    /// its heartbeats tell the server that the process is alive, however long a task takes.
-    pub(super) fn run(mut self, mut messages: ServerMessages) {
-        let end = self.exchange(&mut messages).unwrap_or_else(|end| end);
-        messages.end(end);
-        self.outbox().disconnect();
-    }
-
-    /// Returns the end of the session, in whichever way.
-    fn exchange(&mut self, messages: &mut ServerMessages) -> Result<SessionEnd, SessionEnd> {
-        let interval = Duration::from_nanos(HEARTBEAT_INTERVAL.0);
-        let mut next_heartbeat = Instant::now() + interval;
-        let mut closing: Option<Instant> = None;
-        let mut send_error = None;
-        loop {
-            // What has arrived comes first: it may say why the connection has ended.
-            self.connection.begin_reading();
-            while let Some(received) = self.connection.receive().map_err(|error| lost(&error))? {
-                match received {
-                    Received::Message(message) => messages.on_message(message, &mut self.connection)?,
-                    Received::Values(region) => messages.on_values(region),
-                    Received::End => {
-                        let text = send_error.map_or("connection closed".into(), |error: io::Error| error.to_string());
-                        return Ok(SessionEnd::Lost(text));
-                    }
-                }
-            }
-            messages.on_bytes(self.connection.reader().bytes());
-            let now = Instant::now();
-            if now >= next_heartbeat {
-                next_heartbeat = now + interval;
-                messages.send_heartbeat(self.connection.outbox());
-            }
-            if self.outbox().is_closed() && *closing.get_or_insert(now + CLOSE_TIMEOUT) <= now {
-                return Ok(SessionEnd::Lost("the session is over".into()));
-            }
-            let rest = match self.connection.send_pending() {
-                Ok(Rest::Closed) => return Ok(SessionEnd::Lost("the session is over".into())),
-                Ok(rest) => rest,
-                Err(error) => {
-                    send_error.get_or_insert(error);
-                    Rest::Nothing
-                }
-            };
-            self.wait(rest, closing.unwrap_or(next_heartbeat)).map_err(|error| lost(&error))?;
-        }
+        self.connection.wait_for(&self.poller, interest)?;
+        self.poller.wait(&mut Lookout::default(), Some(deadline), &mut Vec::new())
     }
 }

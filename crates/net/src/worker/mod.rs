@@ -3,6 +3,7 @@
 mod computer;
 mod connect;
 mod emulation;
+mod exchange;
 mod link;
 mod server_messages;
 mod session;

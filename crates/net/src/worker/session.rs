@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -17,13 +17,14 @@ use paceline_protocol::{
 };
 use paceline_workload::Progress;
 
+use super::exchange::Exchange;
 use super::link::WorkerLink;
 use super::server_messages::ServerMessages;
 use super::system_load::SystemLoad;
 use super::task_queue::{TaskModel, TaskQueue};
 use crate::frame;
 use crate::frame_reader::invalid;
-use crate::outbox::{Outbox, Transfer, TransferEnd};
+use crate::outbox::{Transfer, TransferEnd};
 use crate::shared_memory::{ModelMapping, Region, ValueMemory};
 
 /// Where the result of a task goes: a gradient, or a model difference.
@@ -116,14 +117,10 @@ pub(super) enum HelloAnswer {
 /// A session. A thread of its own exchanges messages with the server.
 pub struct WorkerSession {
     task_queue: Arc<TaskQueue>,
-    outbox: Arc<Outbox>,
+    exchange: Arc<Exchange>,
     /// Counts the steps of this worker, for the heartbeats.
     progress: Progress,
     payload: PayloadFormat,
-    /// Whether the server shares memory with this worker.
-    is_shared: bool,
-    /// The file descriptor of the connection.
-    socket: RawFd,
     /// The length of the parameter vector, once it is known.
     length: Arc<OnceLock<usize>>,
     /// A buffer for results that are sent. It is allocated for the first, and while another is still being read.
@@ -148,16 +145,14 @@ impl WorkerSession {
         let (progress, length) = (Progress::default(), Arc::new(OnceLock::new()));
         let messages =
             ServerMessages::new(task_queue.clone(), progress.clone(), welcome.payload, length.clone(), mapping);
-        let (outbox, is_shared, socket) = (link.outbox().clone(), link.is_shared(), link.socket());
-        let exchange = move || link.run(messages);
-        let thread = thread::Builder::new().name("connection".into()).spawn(exchange);
+        let exchange = Arc::new(Exchange::new(link, messages));
+        let own = exchange.clone();
+        let thread = thread::Builder::new().name("connection".into()).spawn(move || own.run());
         let session = WorkerSession {
             task_queue,
-            outbox,
+            exchange,
             progress,
             payload: welcome.payload,
-            is_shared,
-            socket,
             length,
             buffer: None,
             system_load: SystemLoad::default(),
@@ -181,13 +176,13 @@ impl WorkerSession {
     pub(super) fn ready(&self, fingerprint: Fingerprint, length: usize) {
         self.length.get_or_init(|| length);
         // If it fails, the first task is the end of the session.
-        let _ = self.outbox.send(&ToServer::Ready { fingerprint });
+        let _ = self.exchange.outbox().send(&ToServer::Ready { fingerprint });
     }
 
     /// Leaves for this reason.
     pub fn leave(&self, reason: String) {
         // It fails only if the server has closed the connection.
-        let _ = self.outbox.send(&ToServer::Leave { reason });
+        let _ = self.exchange.outbox().send(&ToServer::Leave { reason });
     }
 
     /// Waits for the next task. The one before must be reported. `None` if there is none by the deadline.
@@ -195,22 +190,36 @@ impl WorkerSession {
     /// # Errors
     /// If the session has ended.
     pub fn next_task(&mut self, deadline: Option<Instant>) -> Result<Option<TakenTask>, SessionEnd> {
-        let Some((NextTask { assignment, settings, .. }, TaskModel { parameters, gradient })) =
-            self.task_queue.start_next(deadline)?
-        else {
+        let next = self.wait_until(deadline, TaskQueue::start_next).transpose()?;
+        let Some((NextTask { assignment, settings, .. }, TaskModel { parameters, gradient })) = next else {
             return Ok(None);
         };
         self.progress.step();
         let length = parameters.values().len();
         let result = match gradient {
             Some(shared) => ResultBuffer::Shared(shared),
-            None if self.is_shared => return Err(self.failed(&invalid("assignment without shared buffers"))),
+            None if self.exchange.is_shared() => return Err(self.failed(&invalid("assignment without shared buffers"))),
             None => {
                 let own = self.buffer.take().map_or_else(|| Region::private(length), Ok);
                 ResultBuffer::Own(own.map_err(|error| self.failed(&error))?)
             }
         };
         Ok(Some(TakenTask { assignment, settings, parameters, result }))
+    }
+
+    /// Waits until the queue has something, and takes it. `None` if it has nothing by the deadline.
+    fn wait_until<T>(&self, deadline: Option<Instant>, take: impl Fn(&TaskQueue) -> Option<T>) -> Option<T> {
+        if let Some(taken) = take(&self.task_queue) {
+            return Some(taken);
+        }
+        let mut attendance = self.exchange.attend();
+        loop {
+            let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            match take(&self.task_queue) {
+                None if !is_over => attendance.wait(deadline),
+                taken => return taken,
+            }
+        }
     }
 
     /// The version and the memory of the model at the end of the run, if the server sent it to its workers.
@@ -226,7 +235,7 @@ impl WorkerSession {
     pub fn let_go(&self) -> io::Result<()> {
         let nothing = File::open("/dev/null")?;
         // SAFETY: both are open. This process never uses the connection, so what it finds there instead does not matter.
-        match unsafe { libc::dup2(nothing.as_raw_fd(), self.socket) } {
+        match unsafe { libc::dup2(nothing.as_raw_fd(), self.exchange.descriptor()) } {
             -1 => Err(io::Error::last_os_error()),
             _ => Ok(()),
         }
@@ -249,12 +258,12 @@ impl WorkerSession {
     pub fn ask(&mut self, task: &TakenTask, iterations: u32, times: TimeSpent) -> Result<(), SessionEnd> {
         let report = self.wire_report(times);
         let asked = ToServer::Asked { number: task.assignment.task.number, iterations, report };
-        self.outbox.send(&asked).map_err(|error| self.failed(&error))
+        self.exchange.outbox().send(&asked).map_err(|error| self.failed(&error))
     }
 
     /// Waits for the answer: whether to continue. `None` if there is none by the deadline.
     pub fn wait_for_answer(&self, deadline: Option<Instant>) -> Option<bool> {
-        self.task_queue.wait_for_answer(deadline)
+        self.wait_until(deadline, TaskQueue::take_answer)
     }
 
     /// Whether the server has asked for the result of the running task. An iteration that is complete by then is part of it.
@@ -288,14 +297,14 @@ impl WorkerSession {
         accuracy: Option<f64>,
     ) -> Result<(), SessionEnd> {
         let evaluated = ToServer::Evaluated { number: task.assignment.task.number, loss, accuracy };
-        self.outbox.send(&evaluated).map_err(|error| self.failed(&error))?;
+        self.exchange.outbox().send(&evaluated).map_err(|error| self.failed(&error))?;
         self.task_queue.finish();
         Ok(())
     }
 
     /// The session has ended by an error. If the server sent a reason before it closed the connection, that counts.
     fn failed(&self, error: &io::Error) -> SessionEnd {
-        self.outbox.disconnect();
+        self.exchange.outbox().disconnect();
         match self.task_queue.wait_for_end() {
             SessionEnd::Lost(_) => SessionEnd::Lost(error.to_string()),
             known => known,
@@ -318,10 +327,10 @@ impl WorkerSession {
     fn report_in_place(&mut self, number: u64, report: TaskReport) -> io::Result<()> {
         let message = self.report_message(number, report, GradientLocation::InPlace);
         if self.is_cancelled() {
-            return self.outbox.send(&ToServer::Dropped { number });
+            return self.exchange.outbox().send(&ToServer::Dropped { number });
         }
         self.tasks += 1;
-        self.outbox.send(&message)
+        self.exchange.outbox().send(&message)
     }
 
     fn upload(&mut self, number: u64, report: TaskReport, values: Region) -> io::Result<()> {
@@ -332,26 +341,26 @@ impl WorkerSession {
         let end = match status {
             ResultStatus::Cancelled => TransferEnd::Withdrawn,
             ResultStatus::Late => {
-                self.outbox.send(&report)?;
+                self.exchange.outbox().send(&report)?;
                 TransferEnd::Sent
             }
             ResultStatus::Wanted => {
                 let (values, payload) = (Arc::new(values), self.payload);
                 let (frame, announcement) = (frame::encode(&report)?, Vec::new());
                 let transfer = Transfer { number, frame, version: None, announcement, values: values.clone(), payload };
-                self.outbox.transfer(transfer, usize::MAX);
+                self.exchange.outbox().transfer(transfer, usize::MAX);
                 // It may have been cancelled before the transfer was there to be stopped.
                 if self.is_cancelled() {
-                    self.outbox.stop_transfer(number);
+                    self.exchange.outbox().stop_transfer(number);
                 }
-                let end = self.outbox.wait_for_transfer();
+                let end = self.exchange.outbox().wait_for_transfer();
                 self.buffer = Arc::into_inner(values);
                 end
             }
         };
         match end {
             TransferEnd::Sent => self.tasks += 1,
-            TransferEnd::Withdrawn => self.outbox.send(&ToServer::Dropped { number })?,
+            TransferEnd::Withdrawn => self.exchange.outbox().send(&ToServer::Dropped { number })?,
             TransferEnd::Disconnected => return Err(io::ErrorKind::NotConnected.into()),
         }
         Ok(())
@@ -361,7 +370,7 @@ impl WorkerSession {
 impl Drop for WorkerSession {
     /// Ends the session after the last messages.
     fn drop(&mut self) {
-        self.outbox.close(None);
+        self.exchange.outbox().close(None);
         // A panic of the thread is a bug there; it has nothing to give back.
         let _ = self.thread.take().map(JoinHandle::join);
     }

@@ -55,44 +55,18 @@ impl TaskQueue {
 
     // --- for the computing thread ---
 
-    /// Waits until `ready` returns something.
-    fn wait_for<T>(&self, mut ready: impl FnMut(&mut WorkerProtocol<TaskModel>) -> Option<T>) -> T {
-        loop {
-            if let Some(value) = self.wait_until(None, &mut ready) {
-                return value;
-            }
-        }
-    }
-
-    /// The same, up to a deadline.
-    fn wait_until<T>(
-        &self,
-        deadline: Option<Instant>,
-        mut ready: impl FnMut(&mut WorkerProtocol<TaskModel>) -> Option<T>,
-    ) -> Option<T> {
+    /// The next task and its model, started, if they have arrived.
+    pub(super) fn start_next(&self) -> Option<Result<(NextTask<TaskModel>, TaskModel), SessionEnd>> {
         let mut protocol = self.lock();
-        loop {
-            if let Some(value) = ready(&mut protocol) {
-                return Some(value);
-            }
-            protocol = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
-                None => self.changed.wait(protocol).unwrap_or_else(PoisonError::into_inner),
-                Some(Duration::ZERO) => return None,
-                Some(left) => self.changed.wait_timeout(protocol, left).unwrap_or_else(PoisonError::into_inner).0,
-            };
-        }
-    }
-
-    /// Waits for the next task and its model, and starts it. `None` if there is none by the deadline.
-    pub(super) fn start_next(
-        &self,
-        deadline: Option<Instant>,
-    ) -> Result<Option<(NextTask<TaskModel>, TaskModel)>, SessionEnd> {
-        let next = self.wait_until(deadline, |protocol| match protocol.ended() {
+        match protocol.ended() {
             Some(end) => Some(Err(end.clone())),
             None => protocol.start_next().map(Ok),
-        });
-        next.transpose()
+        }
+    }
+
+    /// The server's answer about the running task, if it has arrived: whether to continue.
+    pub(super) fn take_answer(&self) -> Option<bool> {
+        self.lock().take_answer()
     }
 
     /// The version and the model that arrived last.
@@ -102,12 +76,13 @@ impl TaskQueue {
 
     /// Waits for the end of the session and returns its reason.
     pub(super) fn wait_for_end(&self) -> SessionEnd {
-        self.wait_for(|protocol| protocol.ended().cloned())
-    }
-
-    /// Waits for the server's answer about the running task: whether to continue. `None` if there is none by the deadline.
-    pub(super) fn wait_for_answer(&self, deadline: Option<Instant>) -> Option<bool> {
-        self.wait_until(deadline, WorkerProtocol::take_answer)
+        let mut protocol = self.lock();
+        loop {
+            if let Some(end) = protocol.ended() {
+                return end.clone();
+            }
+            protocol = self.changed.wait(protocol).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     /// Sleeps until the time is over, the running task is cancelled or its result is collected. Returns `true` in the
