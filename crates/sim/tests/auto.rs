@@ -94,7 +94,7 @@ fn on_a_steady_cluster_auto_settles() {
 
 #[test]
 fn workers_come_and_go() {
-    let script = "20 leave 0-5\n60 join 0-3\n100 crash 1 2\n140 join 8-9\n180 leave 2-9";
+    let script = "20 leave 0-5\n60 join 0-3\n100 crash 1 2\n140 join 8-9\n180 leave 6-9";
     let (summary, _) = run("auto", script, "time=300");
     assert!(summary.goodput > 0.0 && summary.time == 300.0, "{summary:?}");
 }
