@@ -147,7 +147,11 @@ impl WorkerActivities {
                     running.awaits_answer = running.assignment.work.length() == Some(LocalLength::AskAndWait);
                 }
             }
-            Event::Committed { .. } | Event::Broken { .. } | Event::Late { .. } | Event::Timer => {}
+            Event::Committed { .. }
+            | Event::Broken { .. }
+            | Event::Late { .. }
+            | Event::Timer
+            | Event::Planned { .. } => {}
         }
         for Decision { action, reason } in decisions {
             self.carry_out(now, action, *reason, &mut on_change);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use smallvec::{SmallVec, smallvec};
 
-use crate::{CommitStep, Reason, RestoreError, Span, Time, Turn, Work};
+use crate::{CommitStep, PlanRequest, Reason, RestoreError, SchemePace, Span, Time, Turn, Work};
 
 /// A worker's rank. It stays the same when a worker leaves and rejoins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -227,6 +227,11 @@ pub enum Event {
     },
     /// The time of an [`Action::Wake`] has come.
     Timer,
+    /// A planner's answer to the scheme's [request](Scheme::plan_request).
+    Planned {
+        /// How fast the candidates would be.
+        paces: Vec<SchemePace>,
+    },
 }
 
 /// One update's part in a commit.
@@ -398,6 +403,18 @@ pub trait Scheme: Send {
 
     /// A time requested with [`Turn::wake`] has come.
     fn on_timer(&mut self, _turn: &mut Turn<'_>) {}
+
+    /// What the scheme wants to have planned. The driver answers with [`Event::Planned`], at once or later.
+    fn plan_request(&self) -> Option<PlanRequest> {
+        None
+    }
+
+    /// A planner's answer.
+    fn on_planned(&mut self, _turn: &mut Turn<'_>, _paces: &[SchemePace]) {}
+
+    /// The scheme is to be replaced: it goes on up to its next commit, which leaves no update pending, and then assigns
+    /// nothing. Schemes that are never replaced need not do that.
+    fn retire(&mut self) {}
 
     /// The scheme's state between two events, as text that [`restore`](Scheme::restore) reads; `None` if the scheme
     /// can't be saved. Then a resumed run starts it afresh.

@@ -67,12 +67,14 @@ pub struct FreeRunning<G> {
     clocks: Clocks,
     batch: u32,
     step: CommitStep,
+    /// It is to be replaced. Not saved: who replaces it says so again.
+    retired: bool,
 }
 
 impl<G: Gate> FreeRunning<G> {
     /// A scheme with `batch` samples per update.
     pub fn new(gate: G, batch: u32) -> Self {
-        FreeRunning { gate, clocks: Clocks::default(), batch, step: CommitStep::Optimizer }
+        FreeRunning { gate, clocks: Clocks::default(), batch, step: CommitStep::Optimizer, retired: false }
     }
 
     /// The same scheme with another [`CommitStep`].
@@ -103,6 +105,10 @@ impl<G: Gate> FreeRunning<G> {
 }
 
 impl<G: Gate> Scheme for FreeRunning<G> {
+    fn retire(&mut self) {
+        self.retired = true;
+    }
+
     fn compensates(&self) -> bool {
         matches!(self.step, CommitStep::Compensated { .. })
     }
@@ -134,7 +140,9 @@ impl<G: Gate> Scheme for FreeRunning<G> {
         self.clocks.tick(worker);
         self.gate.on_push(worker, turn.now());
         turn.commit(CommitRequest::of(&[update.task]).step(self.step), Reason::OnArrival);
-        self.advance(turn);
+        if !self.retired {
+            self.advance(turn);
+        }
     }
 
     fn on_timer(&mut self, turn: &mut Turn<'_>) {

@@ -20,6 +20,8 @@
 //! - [`WorkerActivities`]: who is doing what, from events and decisions.
 //! - [`SavedLedger`]: the state of a ledger and its scheme, from which another process goes on. [`Restorable`]: a part
 //!   of a scheme that can be saved.
+//! - [`Goodput`]: what the steps of a run are worth.
+//! - [`PlanRequest`]: what `auto` asks a planner outside of this crate.
 //! - [`Lateness`]: how long each worker's tasks are expected to take.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests decide nothing"))]
@@ -28,11 +30,13 @@ mod activity;
 pub mod barrier;
 pub mod batching;
 mod clocks;
+mod cluster_model;
 mod contract;
 mod dispatch;
 mod driver;
 pub mod free_running;
 mod gain;
+mod goodput;
 mod interval;
 mod iteration_times;
 mod lateness;
@@ -40,6 +44,7 @@ mod ledger;
 pub mod local_rounds;
 mod loss_guard;
 pub mod number;
+mod plan;
 mod pretrained;
 mod rate_rule;
 mod reason;
@@ -55,14 +60,17 @@ mod time;
 mod work;
 
 pub use activity::{ActivityChange, Idleness, TaskProgress, WorkerActivities, WorkerActivity};
+pub use cluster_model::WorkerTrack;
 pub use contract::{
     Action, Aggregate, Assignment, Commit, CommitRequest, Decision, Event, Question, Report, Scheme, Share, TaskId,
     Until, Update, UpdateNorm, Version, WorkerId,
 };
 pub use dispatch::Dispatch;
 pub use driver::{CommitOutcome, DriveError, Executor};
+pub use goodput::{Goodput, averaging_progress, step_progress};
 pub use lateness::Lateness;
 pub use ledger::{ExpectedEvent, Law, LawBroken, Ledger, LedgerError, Refusal, SampleCounts, SavedLedger, Turn};
+pub use plan::{PlanRequest, SchemePace};
 pub use pretrained::{Pretrained, PretrainedError, Tensors};
 pub use rate_rule::{GradientNoise, RateRule, RateRuleKind};
 pub use reason::{Estimate, QuorumChoice, Reason, ReasonText};

@@ -66,6 +66,8 @@ pub struct LocalRounds {
     sizing: Box<dyn Sizing>,
     /// This round's updates so far, and the local iterations in them.
     arrived: Vec<(TaskId, u32)>,
+    /// It is to be replaced. Not saved: who replaces it says so again.
+    retired: bool,
 }
 
 impl LocalRounds {
@@ -76,7 +78,7 @@ impl LocalRounds {
 
     /// The same, where `sizing` sets each worker's samples per local iteration, and so the weight of its replica.
     pub fn sized(policy: Box<dyn LocalPolicy>, step: CommitStep, sizing: Box<dyn Sizing>) -> Self {
-        LocalRounds { policy, step, sizing, arrived: Vec::new() }
+        LocalRounds { policy, step, sizing, arrived: Vec::new(), retired: false }
     }
 
     fn end_round_if_complete(&mut self, turn: &mut Turn<'_>) {
@@ -88,6 +90,9 @@ impl LocalRounds {
         let iterations = iterations.into_iter().map(u64::from).sum();
         let reason = Reason::Averaged { workers: live as u32, iterations };
         turn.commit(CommitRequest::of(&tasks).step(self.step), reason);
+        if self.retired {
+            return;
+        }
         let workers: Vec<WorkerId> = turn.workers().collect();
         self.sizing.begin(&workers);
         workers.iter().for_each(|&worker| self.policy.on_start(turn.now(), worker));
@@ -109,6 +114,10 @@ impl LocalRounds {
 }
 
 impl Scheme for LocalRounds {
+    fn retire(&mut self) {
+        self.retired = true;
+    }
+
     fn save(&self) -> Option<String> {
         let (policy, sizing) = (self.policy.save()?, Some(self.sizing.save()?));
         serde_json::to_string(&SavedLocalRounds { policy, arrived: self.arrived.clone(), sizing }).ok()
@@ -138,8 +147,12 @@ impl Scheme for LocalRounds {
         self.policy.on_reported(turn.now(), update);
         self.sizing.on_arrival(update, turn.now());
         self.arrived.push((update.task, update.iterations));
+        let before = turn.version();
         self.end_round_if_complete(turn);
-        while let Some(worker) = turn.next_unsettled() {
+        // The workers of a round that has ended have work already, or are left to the next scheme.
+        while turn.version() == before
+            && let Some(worker) = turn.next_unsettled()
+        {
             turn.hold(worker, Until::Commit, Reason::Contributed);
         }
     }

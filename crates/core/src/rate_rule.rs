@@ -128,6 +128,12 @@ const MEMORY: f64 = 1000.0;
 impl GradientNoise {
     /// Takes in the statistics of a commit. One gradient alone shows no noise.
     pub fn observe(&mut self, aggregate: &Aggregate) {
+        self.observe_replicas(aggregate, 1.0);
+    }
+
+    /// Takes in the statistics of a commit of replicas that have done this many iterations each, on average. The
+    /// difference of a replica has less noise than a gradient: that of its iterations averages out.
+    pub fn observe_replicas(&mut self, aggregate: &Aggregate, iterations: f64) {
         let k = aggregate.norms.len() as f64;
         if k < 2.0 {
             return;
@@ -135,6 +141,7 @@ impl GradientNoise {
         // With weights by samples, the noise of the mean is that of one gradient of average size, divided by k.
         let variance = k * (aggregate.mean_square - aggregate.square_of_mean) / (k - 1.0);
         let square = aggregate.square_of_mean - variance / k;
+        let variance = variance * iterations;
         if !(variance.is_finite() && square.is_finite()) {
             return;
         }

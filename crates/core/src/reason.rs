@@ -138,6 +138,19 @@ pub enum Reason {
         /// When the barrier is planned to open.
         at: Time,
     },
+    /// The round ends for the worker: one more local iteration would end further from the deadline, or after it.
+    RoundDeadline {
+        /// The deadline.
+        at: Time,
+    },
+    /// Another scheme is in force from here on.
+    Switched {
+        /// The scheme.
+        to: ReasonText,
+        /// How many times as fast as the one before it is expected to be.
+        #[serde(with = "crate::number")]
+        gain: f64,
+    },
     /// A reason in the words of a scheme from outside.
     Own {
         /// The words.
@@ -210,6 +223,11 @@ impl fmt::Display for QuorumChoice {
 }
 
 impl Reason {
+    /// Another scheme is in force, which is expected to be `gain` times as fast.
+    pub(crate) fn switched(to: &str, gain: f64) -> Self {
+        Reason::Switched { to: ReasonText::kept(to), gain }
+    }
+
     /// A reason in a scheme's own words, such as "the worker is rested".
     pub const fn own(text: &'static str) -> Self {
         Reason::Own { text: ReasonText(text), value: None }
@@ -283,6 +301,10 @@ impl fmt::Display for Reason {
                 write!(f, "at the barrier planned for {at} with a wait of {wait}; workers still missing: {others}")
             }
             Reason::BarrierDeadline { at } => write!(f, "timeout of the barrier planned for {at}"),
+            Reason::Switched { to: ReasonText(to), gain } => {
+                write!(f, "switched to {to}: expected to be {gain:.2} times as fast as the scheme before")
+            }
+            Reason::RoundDeadline { at } => write!(f, "the deadline of the round: {at}"),
             Reason::Own { text: ReasonText(text), value: None } => f.write_str(text),
             Reason::Own { text: ReasonText(text), value: Some(value) } => write!(f, "{text}: {value}"),
         }

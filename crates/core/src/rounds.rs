@@ -135,6 +135,8 @@ pub struct Rounds {
     contributed: Vec<Option<Version>>,
     /// How many gradients of the newest version have arrived or are assigned. Used under [`Dispatch::Pull`].
     assigned: usize,
+    /// It is to be replaced. Not saved: who replaces it says so again.
+    retired: bool,
 }
 
 impl Rounds {
@@ -156,6 +158,7 @@ impl Rounds {
             late: Vec::new(),
             contributed: Vec::new(),
             assigned: 0,
+            retired: false,
         }
     }
 
@@ -179,6 +182,9 @@ impl Rounds {
         let waited_for = self.waited_for(turn);
         if waited_for > 0 && self.arrived.len() >= waited_for {
             turn.commit(CommitRequest::of(&self.arrived).and(&self.late), self.quorum.reason(waited_for, turn.live()));
+            if self.retired {
+                return;
+            }
             // The next turn confirms the commit and chooses the new k. Dispatch needs neither.
             self.assigned = 0;
             let workers: Vec<WorkerId> = turn.workers().collect();
@@ -272,6 +278,10 @@ impl Rounds {
 }
 
 impl Scheme for Rounds {
+    fn retire(&mut self) {
+        self.retired = true;
+    }
+
     fn save(&self) -> Option<String> {
         let saved = SavedRounds {
             quorum: self.quorum.save()?,

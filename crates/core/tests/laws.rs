@@ -8,7 +8,7 @@ use std::sync::Arc;
 use paceline_core::run_times::{Draws, Size};
 use paceline_core::{
     Action, Aggregate, Assignment, Commit, Event, Ledger, LedgerError, LocalLength, Pretrained, Refusal, Report,
-    SampleCounts, SavedLedger, Scheme, SchemeEntry, SchemeSpec, Setup, Span, TaskId, Time, Until, Version,
+    SampleCounts, SavedLedger, Scheme, SchemeEntry, SchemePace, SchemeSpec, Setup, Span, TaskId, Time, Until, Version,
     WorkerActivities, WorkerActivity, WorkerId, catalogue, combination_examples,
 };
 use proptest::prelude::*;
@@ -69,6 +69,7 @@ enum Move {
     Join(u32),
     Leave(u32),
     Timer,
+    Plan(usize),
     Restore,
     RepeatReport(usize),
     RepeatQuestion(usize),
@@ -82,6 +83,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
         1 => (0..9_u32).prop_map(Move::Join),
         1 => (0..9_u32).prop_map(Move::Leave),
         1 => Just(Move::Timer),
+        2 => any::<usize>().prop_map(Move::Plan),
         1 => Just(Move::Restore),
         1 => any::<usize>().prop_map(Move::RepeatReport),
         2 => any::<usize>().prop_map(Move::RepeatQuestion),
@@ -161,10 +163,14 @@ impl ExpectedState {
         let id = task.assignment.task;
         self.arrived.insert(id, task);
         self.finished.push(id);
+        self.start_queued(worker);
+        id
+    }
+
+    fn start_queued(&mut self, worker: WorkerId) {
         if let Some(next) = self.queued.remove(&worker) {
             self.running.insert(worker, next);
         }
-        id
     }
 
     /// The worker has done one more iteration. If it does not wait for the answer, it has started the next.
@@ -238,6 +244,7 @@ impl ExpectedState {
                 let stopped = self.running.remove(&task.worker).expect("only running tasks are interrupted");
                 assert_eq!(stopped.assignment.task, *task);
                 self.lose(stopped);
+                self.start_queued(task.worker);
             }
             Action::Hold { worker, .. } => assert!(!self.running.contains_key(worker)),
             Action::Wake { .. } => {}
@@ -407,6 +414,15 @@ impl LedgerDriver {
                 self.now = self.now.max(at);
                 self.feed(Event::Timer)
             }
+            // A planner prefers one of the candidates.
+            Move::Plan(choice) => {
+                let Some(request) = self.ledger.plan_request() else {
+                    return refused(self.feed(Event::Planned { paces: Vec::new() }));
+                };
+                let best = choice % request.candidates.len();
+                let pace = |(index, scheme)| SchemePace { scheme, pace: if index == best { 2.0 } else { 1.0 } };
+                self.feed(Event::Planned { paces: request.candidates.into_iter().enumerate().map(pace).collect() })
+            }
             Move::Restore => {
                 self.restore();
                 Ok(())
@@ -501,9 +517,11 @@ proptest! {
                 driver.take(Move::Leave(worker.0)).map_err(failure)?;
             }
             let before = driver.expected.version;
-            for round in 0..40 {
+            // A round has up to 64 local iterations of each, or ends with a timer.
+            for round in 0..200 {
                 driver.now = driver.now + Span(500);
-                driver.take(Move::Finish(round)).map_err(failure)?;
+                let step = if round % 20 == 19 { Move::Timer } else { Move::Finish(round) };
+                driver.take(step).map_err(failure)?;
             }
             let has_progressed = driver.expected.present.is_empty() || driver.expected.version > before;
             prop_assert!(has_progressed, "{spec} makes no progress");

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use paceline_core::{
-    Action, Assignment, Commit, Decision, Event, LocalLength, Reason, Report, SampleCounts, Setup, Span, TaskId, Time,
-    WorkerId,
+    Action, Assignment, Commit, Decision, Event, Goodput, LocalLength, Reason, Report, SampleCounts, Setup, Span,
+    TaskId, Time, WorkerId,
 };
 use paceline_protocol::Notice;
 use paceline_workload::Evaluation;
@@ -94,6 +94,9 @@ pub struct Summary {
     pub samples_per_second: f64,
     /// Bytes of parameters and gradients that were moved, per second.
     pub bytes_per_second: f64,
+    /// Samples per second, each counted for what it is worth under `bsp`.
+    #[serde(default)]
+    pub goodput: f64,
     /// How each worker spent its time, by rank.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub worker_times: Vec<WorkerTimes>,
@@ -276,6 +279,8 @@ pub struct Monitor {
     broken: u64,
     interrupted: u64,
     loss: RecentLoss,
+    #[serde(default)]
+    goodput: Goodput,
     /// Samples in committed updates after the last iteration, and before it.
     samples: u64,
     samples_before: u64,
@@ -288,7 +293,7 @@ pub struct Monitor {
 impl Monitor {
     /// The metrics of a run with this setup, at its start.
     pub fn new(setup: &Setup) -> Self {
-        Monitor { loss: RecentLoss::new(setup), ..Monitor::default() }
+        Monitor { loss: RecentLoss::new(setup), goodput: Goodput::new(setup), ..Monitor::default() }
     }
 
     #[inline]
@@ -305,8 +310,12 @@ impl Monitor {
         match event {
             Event::Committed { aggregate, .. } => {
                 let loss = aggregate.as_ref().map(|aggregate| aggregate.loss);
-                let commit = self.pending.pop_front();
-                done = commit.map(|(updates, reason)| self.stepped(now, updates, loss, reason));
+                if let Some((updates, reason)) = self.pending.pop_front() {
+                    if let Some(aggregate) = aggregate {
+                        self.goodput.on_aggregate(&reason, aggregate);
+                    }
+                    done = Some(self.stepped(now, updates, loss, reason));
+                }
             }
             Event::Reported { task, report } => {
                 let clock = self.clock(task.worker);
@@ -330,7 +339,7 @@ impl Monitor {
             }
             Event::Joined { worker } => self.clock(*worker).join(now),
             Event::Left { worker } => self.clock(*worker).leave(now),
-            Event::Late { .. } | Event::Timer => {}
+            Event::Late { .. } | Event::Timer | Event::Planned { .. } => {}
         }
         for decision in decisions {
             match &decision.action {
@@ -349,6 +358,7 @@ impl Monitor {
 
     /// Records a step of the model. [`observe`](Monitor::observe) calls it.
     pub fn stepped(&mut self, now: Time, updates: usize, loss: Option<f64>, reason: Reason) -> Iteration {
+        self.goodput.on_commit(updates, &reason);
         self.iterations += 1;
         self.committed += updates as u64;
         let duration = now.since(self.iteration_began).seconds();
@@ -411,6 +421,11 @@ impl Monitor {
     /// The same, once there were enough samples.
     pub fn smoothed_loss(&self) -> Option<f64> {
         self.loss().filter(|_| self.loss.is_full())
+    }
+
+    /// How many samples `bsp` would have needed for the progress so far.
+    pub fn worth(&self) -> f64 {
+        self.goodput.samples()
     }
 
     /// How many iterations are done.
@@ -505,6 +520,7 @@ impl Monitor {
             bytes,
             samples_per_second: per_second(samples.used),
             bytes_per_second: per_second(bytes),
+            goodput: if now > Time::START { self.goodput.samples() / now.seconds() } else { 0.0 },
             worker_times: self.worker_times(now),
         }
     }

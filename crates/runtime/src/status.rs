@@ -26,6 +26,8 @@ pub struct Status {
     pub version: u64,
     /// Updates that entered the model.
     pub updates: u64,
+    /// How many samples `bsp` would have needed for the progress so far.
+    pub worth: f64,
     /// Seconds since the run began.
     pub time: f64,
     /// How long the last iteration took, in seconds.
@@ -143,6 +145,7 @@ impl Status {
         self.updates += iteration.waited_for as u64;
         self.time = iteration.time;
         self.iteration_seconds = Some(iteration.duration);
+        self.worth = monitor.worth();
         self.loss = monitor.loss();
         self.accuracy = monitor.evaluation().and_then(|found| found.accuracy);
         self.commit_watch.on_commit(now, self.workers.len());
@@ -222,6 +225,7 @@ impl Status {
             ("iteration_seconds", "How long the last iteration took.", self.iteration_seconds),
             ("loss", "Mean of the last training losses.", self.loss),
             ("accuracy", "Last measured held-out accuracy, 0 to 1.", self.accuracy),
+            ("worth_samples", "Samples that bsp would have needed for the progress so far.", Some(self.worth)),
             ("checkpoint_version", "The version of the last checkpoint.", self.checkpoint.map(|at| at as f64)),
         ] {
             text.add(name, "gauge", help, value.map(|value| ("", value)));

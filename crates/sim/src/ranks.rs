@@ -15,6 +15,11 @@ use crate::subset::RankSet;
 pub struct Ranks(RangeInclusive<u32>);
 
 impl Ranks {
+    /// A single worker.
+    pub(crate) fn one(worker: WorkerId) -> Self {
+        Ranks(worker.0..=worker.0)
+    }
+
     /// The workers of these ranks.
     pub fn workers(&self) -> impl Iterator<Item = WorkerId> + use<> {
         self.0.clone().map(WorkerId)

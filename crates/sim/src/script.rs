@@ -85,6 +85,12 @@ fn place(path: &Path, line: usize) -> String {
 }
 
 impl Script {
+    /// From the start on, a message on the workers' own links takes as many times as long as usual, by rank.
+    pub(crate) fn of_links(factors: impl Iterator<Item = f64>) -> Self {
+        let step = |(rank, factor): (u32, f64)| (Time::START, Change::Link(Ranks::one(WorkerId(rank)), factor));
+        Script { steps: (0..).zip(factors).map(step).collect() }
+    }
+
     /// Reads a script for a run that starts with `workers` workers.
     ///
     /// # Errors

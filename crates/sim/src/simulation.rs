@@ -19,6 +19,7 @@ use crate::cluster::SimulatedCluster;
 use crate::foresight::TasksUnderWay;
 use crate::late_checks::LateChecks;
 use crate::network::NetworkSpec;
+use crate::planner::plan;
 use crate::ranks::Slowness;
 use crate::script::{Change, Script};
 use crate::times::{Times, TimesSpec};
@@ -317,6 +318,10 @@ impl Engine<'_> {
         }
         while let Some((worker, reason)) = self.run.tracker.next_to_dismiss() {
             self.dismiss(now, worker, reason)?;
+        }
+        if let Some(request) = self.ledger.plan_request() {
+            // Planning takes no time here.
+            self.feed(now, Event::Planned { paces: plan(&request) })?;
         }
         Ok(())
     }

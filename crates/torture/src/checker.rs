@@ -83,7 +83,7 @@ impl LawChecker {
                 self.open.get_mut(&task).ok_or(format!("{task} asks, but was not assigned"))?.1 = iterations;
             }
             Event::Broken { task } => self.take_out(task)?,
-            Event::Committed { .. } | Event::Late { .. } | Event::Timer => {}
+            Event::Committed { .. } | Event::Late { .. } | Event::Timer | Event::Planned { .. } => {}
         }
         decisions.iter().try_for_each(|decision| self.carry_out(&decision.action))
     }

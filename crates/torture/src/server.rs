@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use paceline_core::{
-    Aggregate, Commit, CommitOutcome, Decision, DriveError, Event, Ledger, LedgerError, SavedLedger, Scheme, Setup,
-    Share, Span, TaskId, Time, WorkerId,
+    Aggregate, Commit, CommitOutcome, Decision, DriveError, Event, Ledger, LedgerError, PlanRequest, SavedLedger,
+    Scheme, SchemePace, Setup, Share, Span, TaskId, Time, WorkerId,
 };
 use paceline_protocol::{
     Evaluation, Fingerprint, Notice, PayloadFormat, PeerTrust, ReportedUpdate, RunPosition, ServerConfig, ServerHost,
@@ -242,6 +242,10 @@ impl<'a> TortureServer<'a> {
         let clock = self.clock(now);
         let Some(protocol) = &mut self.protocol else { return Ok(()) };
         call(protocol, clock, &mut self.host).map_err(failure)?;
+        if let Some(request) = protocol.ledger().plan_request() {
+            let paces = mock_plan(protocol.ledger().version().0, request);
+            protocol.on_planned(clock, paces, &mut self.host).map_err(failure)?;
+        }
         self.save(now);
         Ok(())
     }
@@ -390,6 +394,13 @@ fn failure(error: DriveError<TortureFailure>) -> TortureFailure {
             events: Vec::new(),
         },
     }
+}
+
+/// A plan that prefers another candidate every time.
+fn mock_plan(version: u64, request: PlanRequest) -> Vec<SchemePace> {
+    let best = version as usize % request.candidates.len();
+    let pace = |(index, scheme)| SchemePace { scheme, pace: if index == best { 2.0 } else { 1.0 } };
+    request.candidates.into_iter().enumerate().map(pace).collect()
 }
 
 /// What becomes of a commit: no aggregate for every seventh, a broken update in every eleventh, otherwise values that

@@ -157,6 +157,9 @@ pub enum Refusal {
         /// What was expected.
         expected: ExpectedEvent,
     },
+    /// The scheme has not asked for a plan.
+    #[error("no plan was requested")]
+    NothingToPlan,
     /// Time does not run backwards.
     #[error("the event is at {now}: expected {latest} or later, the time of the last event")]
     OutOfOrder {

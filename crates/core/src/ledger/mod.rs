@@ -8,7 +8,7 @@ mod turn;
 
 use std::collections::VecDeque;
 
-use crate::{Assignment, Decision, Event, Question, Scheme, Time, Until, Version, WorkerId};
+use crate::{Assignment, Decision, Event, PlanRequest, Question, Scheme, Time, Until, Version, WorkerId};
 use history::History;
 use state::LedgerState;
 
@@ -118,6 +118,12 @@ impl Ledger {
         self.scheme.compensates()
     }
 
+    /// What the scheme [wants to have planned](Scheme::plan_request).
+    #[inline]
+    pub fn plan_request(&self) -> Option<PlanRequest> {
+        self.scheme.plan_request()
+    }
+
     /// The newest version of the model.
     #[inline]
     pub fn version(&self) -> Version {
@@ -200,6 +206,12 @@ fn pass(scheme: &mut dyn Scheme, event: &Event, turn: &mut Turn<'_>) -> Result<(
         Event::Timer => {
             turn.state.timer(turn.now);
             scheme.on_timer(turn);
+        }
+        Event::Planned { ref paces } => {
+            if scheme.plan_request().is_none() {
+                return Err(Refusal::NothingToPlan);
+            }
+            scheme.on_planned(turn, paces);
         }
     }
     Ok(())

@@ -124,6 +124,11 @@ impl Turn<'_> {
         }
     }
 
+    /// Gives the decisions of this turn that were taken for one reason another one.
+    pub(crate) fn replace_reason(&mut self, from: Reason, to: Reason) {
+        self.decisions.iter_mut().filter(|decision| decision.reason == from).for_each(|decision| decision.reason = to);
+    }
+
     fn attempt<T>(&mut self, action: impl FnOnce(&mut LedgerState, Time) -> Result<T, Law>) -> Option<T> {
         if self.broken.is_some() {
             return None;

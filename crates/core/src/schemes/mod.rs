@@ -2,7 +2,9 @@
 
 mod adacomm;
 mod adasync;
+mod anytime;
 mod asp;
+mod auto;
 mod b_dbw;
 mod backup;
 mod bsp;
@@ -205,7 +207,7 @@ fn averaging(settings: &Settings<'_>) -> Result<CommitStep, SchemeError> {
 }
 
 /// The schemes of this crate.
-static OWN: [SchemeEntry; 16] = [
+static OWN: [SchemeEntry; 18] = [
     bsp::ENTRY,
     backup::ENTRY,
     dbw::ENTRY,
@@ -222,6 +224,8 @@ static OWN: [SchemeEntry; 16] = [
     local_sgd::ENTRY,
     adacomm::ENTRY,
     easgd::ENTRY,
+    anytime::ENTRY,
+    auto::ENTRY,
 ];
 
 /// The schemes that were added.

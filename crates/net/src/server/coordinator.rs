@@ -12,6 +12,7 @@ use paceline_store::Checkpoint;
 use super::event_source::{CoordinatorHandle, EventSource, ServerInput};
 use super::host::{NetHost, no_memory};
 use super::parameter_ring::ParameterRing;
+use super::planning::PlanThread;
 use super::session::SessionContext;
 use super::{RunOutcome, ServerError};
 
@@ -25,6 +26,8 @@ pub(super) struct Coordinator<'a> {
     clock: Instant,
     /// Inputs that have arrived and are not handled yet.
     inputs: VecDeque<ServerInput>,
+    /// Makes plans for the scheme, once it runs.
+    planner: Option<PlanThread>,
     /// Where the run resumes: its time, and the workers that have to rejoin.
     resumed: Option<(Time, BTreeSet<WorkerId>)>,
 }
@@ -77,6 +80,7 @@ impl<'a> Coordinator<'a> {
             host,
             clock: Instant::now(),
             inputs: VecDeque::new(),
+            planner: None,
             resumed,
         })
     }
@@ -91,7 +95,8 @@ impl<'a> Coordinator<'a> {
     where
         'a: 'scope,
     {
-        self.host.start_evaluator(scope, handle);
+        self.host.start_evaluator(scope, handle.clone());
+        self.planner = Some(PlanThread::start(scope, handle));
         if let Some((at, departed)) = self.resumed.take() {
             let now = self.now();
             self.protocol.resume(now, at, departed, &mut self.host).map_err(failure)?;
@@ -147,6 +152,9 @@ impl<'a> Coordinator<'a> {
             while let Some((worker, reason)) = self.host.tracker.next_to_dismiss() {
                 self.protocol.dismiss_worker(self.now(), worker, reason, false, &mut self.host).map_err(failure)?;
             }
+            if let Some(planner) = &mut self.planner {
+                planner.request(self.protocol.ledger());
+            }
             if self.host.observer.wants_checkpoint() {
                 self.host.offer_checkpoint(self.protocol.ledger());
             }
@@ -195,6 +203,12 @@ impl<'a> Coordinator<'a> {
                 let (now, samples) = (self.protocol.run_time(now), self.protocol.ledger().samples());
                 self.host.tracker.evaluated(evaluation, at, now, &samples);
                 Ok(())
+            }
+            ServerInput::Planned { paces } => {
+                if let Some(planner) = &mut self.planner {
+                    planner.answered();
+                }
+                self.protocol.on_planned(now, paces, &mut self.host)
             }
             ServerInput::Stop { reason } => {
                 self.host.tracker.stop(reason);

@@ -1,14 +1,14 @@
 //! The inputs of the coordinator, and how it waits for them.
 //!
 //! Workers that share memory send few bytes, and often all at once, so the coordinator reads their sockets itself: one
-//! wake-up serves all of them. Every other thread (TCP, the evaluator) puts its input into a channel and wakes the
+//! wake-up serves all of them. Every other thread (TCP, the evaluator, the planner) puts its input into a channel and wakes the
 //! coordinator.
 
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::time::Instant;
 
-use paceline_core::Time;
+use paceline_core::{SchemePace, Time};
 use paceline_protocol::{PeerTrust, SessionId, ToServer};
 use paceline_runtime::StopReason;
 use paceline_workload::Evaluation;
@@ -41,6 +41,8 @@ pub(super) enum ServerInput {
         /// When the model was made.
         at: Time,
     },
+    /// The scheme's request for a plan is answered.
+    Planned { paces: Vec<SchemePace> },
     /// The run was asked to stop.
     Stop { reason: StopReason },
     /// A system call that the server needs has failed.

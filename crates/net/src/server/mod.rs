@@ -17,6 +17,7 @@ mod link;
 mod listener;
 mod model_intake;
 mod parameter_ring;
+mod planning;
 mod session;
 mod session_set;
 #[cfg(test)]

@@ -116,7 +116,7 @@ impl ModelReceiver {
             }
             ServerInput::Stop { reason } => return Err(ServerError::NoModel(reason)),
             ServerInput::Failed(error) => return Err(ServerError::System(error)),
-            ServerInput::Refused { .. } | ServerInput::Evaluated { .. } => {}
+            ServerInput::Refused { .. } | ServerInput::Evaluated { .. } | ServerInput::Planned { .. } => {}
         }
         Ok(None)
     }

@@ -8,7 +8,9 @@ mod membership;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use paceline_core::{DriveError, Event, Lateness, Ledger, LedgerError, LocalLength, Span, TaskId, Time, WorkerId};
+use paceline_core::{
+    DriveError, Event, Lateness, Ledger, LedgerError, LocalLength, SchemePace, Span, TaskId, Time, WorkerId,
+};
 use paceline_store::OptimizerSpec;
 use paceline_workload::Evaluation;
 
@@ -357,6 +359,15 @@ impl ServerProtocol {
             self.feed(Event::Timer, host)?;
         }
         Ok(())
+    }
+
+    /// A planner has answered the scheme's [request](Ledger::plan_request).
+    ///
+    /// # Errors
+    /// If the run can't continue.
+    pub fn on_planned<H: ServerHost>(&mut self, now: Time, paces: Vec<SchemePace>, host: &mut H) -> Handled<H> {
+        self.advance(now, host);
+        if self.is_over { Ok(()) } else { self.feed(Event::Planned { paces }, host) }
     }
 
     /// Ends the run. Removes the workers whose updates are not committed and will not be, so that the run can be resumed

@@ -70,6 +70,7 @@ fn result(scheme: &str, seed: u64, time: Option<f64>) -> RunResult {
         bytes: 1_000_000,
         samples_per_second: 1.0,
         bytes_per_second: 1.0,
+        goodput: 1.0,
         worker_times: Vec::new(),
     };
     RunResult { summary, curve: Vec::new() }

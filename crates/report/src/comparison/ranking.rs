@@ -48,6 +48,8 @@ pub struct RankedContestant {
     pub updates: f64,
     /// Samples in them.
     pub samples_used: f64,
+    /// What a sample was worth, in samples of `bsp`, by the goodput.
+    pub efficiency: f64,
     /// Samples of work that was not used.
     pub samples_lost: f64,
     /// Bytes of parameters and updates sent.
@@ -87,6 +89,7 @@ impl RankedContestant {
             idle_share: mean(&column(|summary| summary.idle_share)),
             updates: mean(&column(|summary| summary.updates_committed as f64)),
             samples_used: mean(&column(|summary| summary.samples_used as f64)),
+            efficiency: mean(&column(|summary| summary.goodput / summary.samples_per_second)),
             samples_lost: mean(&column(|summary| summary.samples_lost as f64)),
             bytes: mean(&column(|summary| summary.bytes as f64)),
             counted: (!counted.is_empty()).then(|| mean(&counted)),
@@ -281,7 +284,12 @@ fn compared(first: &RankedContestant, other: &RankedContestant, pair: Option<Pai
     if lost > 0.005 {
         text += &format!("; {:.0} % of its samples were lost", 100.0 * lost);
     }
-    text + &format!("), and needed {:.0} % as many samples.", 100.0 * first.samples_used / other.samples_used)
+    text += &format!("), and needed {:.0} % as many samples", 100.0 * first.samples_used / other.samples_used);
+    let expected = other.efficiency / first.efficiency;
+    if expected.is_finite() && (expected - 1.0).abs() > 0.02 {
+        text += &format!("; by what its steps are worth, {:.0} % were expected", 100.0 * expected);
+    }
+    text + "."
 }
 
 #[cfg(test)]
