@@ -403,6 +403,12 @@ impl Outbox {
         }
     }
 
+    /// Closes the outbox: what is pending is sent, vectors too.
+    pub(crate) fn close_after_transfers(&self) {
+        self.lock().closed = true;
+        self.owner.wake_to_write(self.token);
+    }
+
     pub(crate) fn is_closed(&self) -> bool {
         self.lock().closed
     }

@@ -89,18 +89,25 @@ impl Link {
 
     /// The same with the model at the end of the run, which `last` tells of: in shared memory or sent before.
     pub(super) fn close_with_model(&mut self, mut last: ToWorker, model: &Arc<ParameterBuffer>) {
-        if let ToWorker::Finished { version, buffer, .. } = &mut last {
-            if self.outbox.is_local() {
-                // If it can't be mapped, the worker has to do without.
-                *buffer = self.map_parameters(model).is_ok().then_some(model.index);
-            } else if let Ok(announcement) = frame::encode(&ToWorker::Model { version: *version }) {
-                let (version, payload) = (Some(*version), self.payload);
-                let (number, frame, values) = (u64::MAX, Vec::new(), model.clone());
-                let transfer = Transfer { number, frame, version, announcement, values, payload };
-                self.outbox.transfer(transfer, MAX_DIRECT_BYTES);
-            }
+        let ToWorker::Finished { version, buffer, .. } = &mut last else { return self.close(&last) };
+        if self.outbox.is_local() {
+            // If it can't be mapped, the worker has to do without.
+            *buffer = self.map_parameters(model).is_ok().then_some(model.index);
+            return self.close(&last);
         }
-        self.close(&last);
+        let version = *version;
+        let (Ok(announcement), Ok(last)) = (frame::encode(&ToWorker::Model { version }), frame::encode(&last)) else {
+            return;
+        };
+        self.permits.refused.store(true, Ordering::Relaxed);
+        // The second vector is known by then, so that only its message follows the first.
+        for frame in [Vec::new(), last] {
+            let (announcement, values) = (announcement.clone(), model.clone());
+            let (number, version, payload) = (u64::MAX, Some(version), self.payload);
+            let transfer = Transfer { number, frame, version, announcement, values, payload };
+            self.outbox.transfer(transfer, MAX_DIRECT_BYTES);
+        }
+        self.outbox.close_after_transfers();
     }
 
     fn map_parameters(&mut self, parameters: &Arc<ParameterBuffer>) -> io::Result<()> {
