@@ -16,14 +16,13 @@ use crate::serving::{ServedRun, ServingOutput};
 
 /// Run a parameter server that workers on any machine can join
 #[derive(Args)]
-#[command(after_help = "Example (two terminals, or two machines with --listen 0.0.0.0):
+#[command(
+    after_help = "Examples (two terminals, or two machines with --listen 0.0.0.0; the last is a standby that has the folder too):
   paceline serve --workers 2 --scheme backup:k=1
   paceline work --join 127.0.0.1        (twice)
-
-With a standby, if node-1 and node-2 share the folder /runs:
-  paceline serve --listen 0.0.0.0 --keys keys --lease 5 --out /runs/night        (on node-1)
-  paceline serve --listen 0.0.0.0 --keys keys --standby /runs/night              (on node-2)
-  paceline work --join node-1,node-2 --keys keys")]
+  paceline serve --listen 0.0.0.0 --keys keys --lease 5 --out /runs/night
+  paceline serve --listen 0.0.0.0 --keys keys --standby /runs/night"
+)]
 pub struct ServeArgs {
     /// Address to listen on: HOST:PORT for TCP, local:NAME for shared memory with workers on this machine; may be given
     /// several times. An address that other machines can reach needs --keys or --open
