@@ -32,7 +32,7 @@ struct WorkerModel {
 
 /// What is known of a worker.
 #[derive(Debug, Clone, PartialEq)]
-pub struct WorkerTrack {
+pub struct RecentTimes {
     /// The worker.
     pub worker: WorkerId,
     /// Seconds of its latest iterations of the run's batch size, oldest first. Empty if it has done none.
@@ -98,10 +98,10 @@ impl ClusterModel {
     }
 
     /// What is known of these workers.
-    pub(crate) fn tracks(&self, workers: impl Iterator<Item = WorkerId>) -> Vec<WorkerTrack> {
+    pub(crate) fn tracks(&self, workers: impl Iterator<Item = WorkerId>) -> Vec<RecentTimes> {
         let track = |worker: WorkerId| {
             let state = self.workers.get(worker.index());
-            WorkerTrack {
+            RecentTimes {
                 worker,
                 iterations: state.map_or_else(Vec::new, |state| state.iterations.iter().copied().collect()),
                 transfer: state.and_then(|state| state.transfers.median()).unwrap_or(0.0),
@@ -159,7 +159,7 @@ mod tests {
             assert!(!report(&mut model, samples, 0.25 * f64::from(samples), 0.5));
         }
         let tracks = model.tracks([WorkerId(0), WorkerId(1)].into_iter());
-        assert_eq!(tracks[0], WorkerTrack { worker: WorkerId(0), iterations: vec![], transfer: 0.0 });
+        assert_eq!(tracks[0], RecentTimes { worker: WorkerId(0), iterations: vec![], transfer: 0.0 });
         assert_eq!((tracks[1].iterations.as_slice(), tracks[1].transfer), (&[2.0; 3][..], 0.5));
         model.on_left(WorkerId(1));
         assert!(model.tracks([WorkerId(1)].into_iter())[0].iterations.is_empty());

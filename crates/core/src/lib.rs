@@ -60,7 +60,7 @@ mod time;
 mod work;
 
 pub use activity::{ActivityChange, Idleness, TaskProgress, WorkerActivities, WorkerActivity};
-pub use cluster_model::WorkerTrack;
+pub use cluster_model::RecentTimes;
 pub use contract::{
     Action, Aggregate, Assignment, Commit, CommitRequest, Decision, Event, Question, Report, Scheme, Share, TaskId,
     Until, Update, UpdateNorm, Version, WorkerId,

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::cluster_model::WorkerTrack;
+use crate::cluster_model::RecentTimes;
 use crate::{GradientNoise, SchemeSpec, Setup};
 
 /// What a planner is to find out: how fast each candidate would be on the cluster as it is.
@@ -16,7 +16,7 @@ pub struct PlanRequest {
     /// The schemes to compare. The one in force is the first.
     pub candidates: Vec<SchemeSpec>,
     /// The workers, and the times that were seen of them.
-    pub workers: Vec<WorkerTrack>,
+    pub workers: Vec<RecentTimes>,
     /// How much of a gradient is noise.
     pub noise: GradientNoise,
 }

@@ -1,6 +1,6 @@
 //! The planner of `auto`: runs candidates in virtual time, on the times that were seen of the workers.
 
-use paceline_core::{PlanRequest, Reason, SchemePace, Setup, WorkerTrack, averaging_progress, step_progress};
+use paceline_core::{PlanRequest, Reason, RecentTimes, SchemePace, Setup, averaging_progress, step_progress};
 use paceline_runtime::{Goals, Iteration, Monitor, Observer};
 use paceline_trace::Trace;
 
@@ -41,7 +41,7 @@ fn simulate(request: &PlanRequest, scheme: &paceline_core::SchemeSpec) -> Option
     let (least, most) = ITERATIONS;
     let iterations = (WORKER_ITERATIONS / workers as f64).clamp(least, most);
     let seconds = iterations * workers as f64 / speed;
-    let column = |track: &WorkerTrack| {
+    let column = |track: &RecentTimes| {
         if track.iterations.is_empty() { vec![UNKNOWN * seconds] } else { track.iterations.clone() }
     };
     let transfers: Vec<f64> = request.workers.iter().map(|track| track.transfer).collect();
@@ -57,21 +57,21 @@ fn simulate(request: &PlanRequest, scheme: &paceline_core::SchemeSpec) -> Option
         goals: Goals::any(&[format!("time={seconds}").parse().ok()?]),
         seed: 1,
     };
-    let mut progress = Progress { request, from: WARM_UP * seconds, began: None, ended: 0.0, made: 0.0 };
+    let mut progress = PlannedProgress { request, from: WARM_UP * seconds, began: None, ended: 0.0, made: 0.0 };
     simulation.run(&mut progress).ok()?;
     let lasted = progress.ended - progress.began?;
     (lasted > 0.0).then_some(progress.made / lasted)
 }
 
 /// Iterations per second of a worker that exchanges every one of them.
-fn usual_speed(track: &WorkerTrack) -> Option<f64> {
+fn usual_speed(track: &RecentTimes) -> Option<f64> {
     let count = track.iterations.len() as f64;
     let mean = track.iterations.iter().sum::<f64>() / count + track.transfer;
     (count > 0.0 && mean > 0.0).then_some(1.0 / mean)
 }
 
 /// Adds up the progress of the steps after the warm-up, from one step to another.
-struct Progress<'a> {
+struct PlannedProgress<'a> {
     request: &'a PlanRequest,
     /// When the warm-up ends.
     from: f64,
@@ -80,7 +80,7 @@ struct Progress<'a> {
     made: f64,
 }
 
-impl Observer for Progress<'_> {
+impl Observer for PlannedProgress<'_> {
     fn on_iteration(&mut self, iteration: &Iteration, _monitor: &Monitor) {
         let workers = self.request.workers.len();
         if self.began.is_none() {

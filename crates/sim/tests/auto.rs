@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use paceline_core::{Decision, Event, GradientNoise, PlanRequest, Reason, Setup, Time, WorkerId, WorkerTrack};
+use paceline_core::{Decision, Event, GradientNoise, PlanRequest, Reason, RecentTimes, Setup, Time, WorkerId};
 use paceline_runtime::{Observer, Summary};
 use paceline_sim::{Script, Simulation, Slowness, Times, plan};
 
@@ -40,7 +40,7 @@ fn run(scheme: &str, script: &str, until: &str) -> (Summary, Vec<(f64, String)>)
 }
 
 fn request(candidates: &[&str], workers: Vec<(Vec<f64>, f64)>) -> PlanRequest {
-    let track = |(rank, (iterations, transfer))| WorkerTrack { worker: WorkerId(rank), iterations, transfer };
+    let track = |(rank, (iterations, transfer))| RecentTimes { worker: WorkerId(rank), iterations, transfer };
     PlanRequest {
         setup: Setup { rate_rule: "proportional".parse().unwrap(), ..Setup::new(workers.len(), 8) },
         candidates: candidates.iter().map(|text| text.parse().unwrap()).collect(),

@@ -516,11 +516,11 @@ mod tests {
         let last = bytes.len() - 1;
         bytes[last] ^= 0x40;
         fs::write(&tensors, bytes).expect("written");
+        // Without its manifest, a checkpoint was never complete.
         fs::remove_file(run.folder.file(2, MANIFEST)).expect("removed");
         let (version, reports) = run.latest();
-        assert_eq!((version, reports.len()), (Some(1), 2));
+        assert_eq!((version, reports.len()), (Some(1), 1));
         assert!(reports[0].contains("00003.safetensors is not a valid checkpoint: checksum"), "{}", reports[0]);
-        assert!(reports[1].contains("cannot read") && reports[1].contains("00002.json"), "{}", reports[1]);
     }
 
     #[test]

@@ -35,7 +35,7 @@ const LONG_ROUND: f64 = 8.0;
 
 /// A change that is under way.
 #[derive(Clone, Serialize, Deserialize)]
-struct Change {
+struct SchemeChange {
     to: SchemeSpec,
     #[serde(with = "crate::number")]
     gain: f64,
@@ -45,7 +45,7 @@ struct Change {
 #[derive(Serialize, Deserialize)]
 struct AutoState {
     present: SchemeSpec,
-    change: Option<Change>,
+    change: Option<SchemeChange>,
     members: BTreeSet<WorkerId>,
     model: ClusterModel,
     noise: GradientNoise,
@@ -135,7 +135,7 @@ impl Auto {
         if commits == 0 || self.state.change.is_none() {
             return;
         }
-        let Some(Change { to, gain }) = self.state.change.take() else { return };
+        let Some(SchemeChange { to, gain }) = self.state.change.take() else { return };
         self.scheme = to.build(&self.setup).expect("candidates fit the run");
         self.state.earlier_commits = commits;
         let reason = Reason::switched(&to.to_string(), gain);
@@ -192,7 +192,7 @@ impl Scheme for Auto {
         let Some(best) = valid.max_by(|a, b| a.pace.total_cmp(&b.pace)) else { return };
         let gain = best.pace / own;
         if best.scheme != state.present && best.pace > 0.0 && gain > LEAST_GAIN {
-            state.change = Some(Change { to: best.scheme.clone(), gain });
+            state.change = Some(SchemeChange { to: best.scheme.clone(), gain });
             self.scheme.retire();
         }
     }
