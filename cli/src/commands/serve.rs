@@ -1,5 +1,6 @@
 //! `paceline serve`: a parameter server for workers on any machine.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use paceline_config::Failure;
 use paceline_config::file::Configuration;
 use paceline_net::{Address, Keys, TransportOptions};
 use paceline_report::numbers::counted;
-use paceline_runtime::{Lease, LeaseWatch, has_ended};
+use paceline_runtime::{Lease, LeaseWatch, RunFolderError, has_ended};
 
 use crate::options::JobOptions;
 use crate::serving::{ServedRun, ServingOutput};
@@ -104,11 +105,15 @@ fn stand_by(folder: &Path) -> anyhow::Result<Option<Lease>> {
         };
         if has_run_out {
             eprintln!("{holder} has let its lease run out: taking over");
-            return match Lease::take(folder, length) {
-                Ok(lease) => Ok(Some(lease)),
-                Err(_) if !LeaseWatch::new(folder).has_run_out()? => stand_by(folder),
-                Err(error) => Err(error.into()),
-            };
+            match Lease::take(folder, length) {
+                Ok(lease) => return Ok(Some(lease)),
+                // Another standby was faster.
+                Err(RunFolderError::Io { error, .. }) if error.kind() == ErrorKind::AlreadyExists => {
+                    watch = LeaseWatch::new(folder);
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
         if known != holder {
             known = holder.into();

@@ -32,7 +32,7 @@ struct ExchangeState {
     connection: Connection,
     messages: ServerMessages,
     /// Whether the computing thread reads. The other thread then sends only.
-    is_attended: bool,
+    is_read_directly: bool,
     next_heartbeat: Instant,
     /// When the session ends, once the outbox is closed.
     closing: Option<Instant>,
@@ -48,7 +48,7 @@ impl Exchange {
         let state = ExchangeState {
             connection,
             messages,
-            is_attended: false,
+            is_read_directly: false,
             next_heartbeat: Instant::now() + interval(),
             closing: None,
             send_error: None,
@@ -75,7 +75,7 @@ impl Exchange {
     /// process is alive, however long a task takes.
     pub(super) fn run(&self) {
         let (mut ready, mut lookout) = (Vec::new(), Lookout::default());
-        while let Some(deadline) = self.turn(|state| !state.is_attended) {
+        while let Some(deadline) = self.turn(|state| !state.is_read_directly) {
             ready.clear();
             if let Err(error) = self.poller.wait(&mut lookout, Some(deadline), &mut ready) {
                 self.end(&mut self.lock(), lost(&error));
@@ -83,15 +83,15 @@ impl Exchange {
         }
     }
 
-    /// Lets the calling thread read, until the attendance is dropped.
-    pub(super) fn attend(&self) -> Attendance<'_> {
-        self.attended(true);
-        Attendance { exchange: self, lookout: self.lookout.lock().unwrap_or_else(PoisonError::into_inner) }
+    /// Lets the calling thread read, until the reader is dropped.
+    pub(super) fn read_directly(&self) -> DirectReader<'_> {
+        self.set_read_directly(true);
+        DirectReader { exchange: self, lookout: self.lookout.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 
-    fn attended(&self, is_attended: bool) {
+    fn set_read_directly(&self, is_read_directly: bool) {
         self.turn(|state| {
-            state.is_attended = is_attended;
+            state.is_read_directly = is_read_directly;
             true
         });
     }
@@ -146,7 +146,7 @@ impl ExchangeState {
                 Rest::Nothing
             }
         };
-        let interest = Interest { readable: !self.is_attended, writable: rest.is_pending() };
+        let interest = Interest { readable: !self.is_read_directly, writable: rest.is_pending() };
         self.connection.wait_for(poller, interest).map_err(|error| lost(&error))?;
         Ok(self.closing.unwrap_or(self.next_heartbeat))
     }
@@ -173,22 +173,22 @@ fn interval() -> Duration {
 }
 
 /// While it exists, its thread reads the connection.
-pub(super) struct Attendance<'a> {
+pub(super) struct DirectReader<'a> {
     exchange: &'a Exchange,
     lookout: MutexGuard<'a, Lookout>,
 }
 
-impl Attendance<'_> {
+impl DirectReader<'_> {
     /// Waits until something has arrived or the deadline, and reads it.
     pub(super) fn wait(&mut self, deadline: Option<Instant>) {
         // If it fails, reading finds out why.
         let _ = wait_for_reading(&mut self.lookout, &self.exchange.socket, deadline);
-        self.exchange.attended(true);
+        self.exchange.set_read_directly(true);
     }
 }
 
-impl Drop for Attendance<'_> {
+impl Drop for DirectReader<'_> {
     fn drop(&mut self) {
-        self.exchange.attended(false);
+        self.exchange.set_read_directly(false);
     }
 }

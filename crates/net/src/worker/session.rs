@@ -211,11 +211,11 @@ impl WorkerSession {
         if let Some(taken) = take(&self.task_queue) {
             return Some(taken);
         }
-        let mut attendance = self.exchange.attend();
+        let mut reader = self.exchange.read_directly();
         loop {
             let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
             match take(&self.task_queue) {
-                None if !is_over => attendance.wait(deadline),
+                None if !is_over => reader.wait(deadline),
                 taken => return taken,
             }
         }
