@@ -2,7 +2,8 @@
 //!
 //! During a run:
 //! - [`Job`]: what a server trains, how, and until when; [`Goals`]: when it ends.
-//! - [`Trainer`] and its [`Stepper`]: what a commit does to the model.
+//! - [`StepControl`]: what a commit does to the model; [`PartStepper`] does it to a part; [`Trainer`] and its [`Stepper`] to
+//!   a whole one.
 //! - [`RunTracker`]: what a driver keeps about a run, and what follows from updates that are not finite.
 //! - [`LocalReplica`]: what a worker's local iterations do to its replica.
 //! - [`Monitor`]: a run's metrics; an [`Observer`] follows a run as it goes, a [`ServerObserver`] one on a server.
@@ -35,6 +36,7 @@ mod job_model;
 mod lease;
 mod metrics;
 mod monitor;
+mod part_stepper;
 mod pretrained;
 mod rate_control;
 mod recent_loss;
@@ -45,6 +47,7 @@ mod run_folder;
 mod run_tracker;
 mod server_observer;
 mod status;
+mod step_control;
 mod step_threads;
 mod tensorboard;
 mod trained_model;
@@ -64,6 +67,7 @@ pub use lease::{Lease, LeaseLost, LeaseWatch};
 pub use metrics::{MetricsRow, read_metrics};
 pub use monitor::{Iteration, Monitor, Observer, RunInfo, Summary, WorkerTimes};
 pub use paceline_protocol::Notice;
+pub use part_stepper::{PartStepper, WeightedValues};
 pub use pretrained::{load_pretrained, read_pretrained, write_pretrained};
 pub use rate_control::{RateSpec, RateState};
 pub use replica::{LocalReplica, local_optimizer, pulled_replica, replica_at};
@@ -72,6 +76,7 @@ pub use run_folder::{CONFIGURATION, REPORT, RunFolder, RunFolderError, WORKER_LO
 pub use run_tracker::RunTracker;
 pub use server_observer::{RunState, ServerObserver};
 pub use status::{Health, SharedStatus, Status, WorkerStatus};
+pub use step_control::{StepControl, StepPlan, StepValues, Summands, UpdateInfo};
 pub use step_threads::StepThreads;
 pub use tensorboard::ScalarLog;
 pub use trained_model::TrainedModel;

@@ -1,16 +1,13 @@
 //! Stepping the model: what a commit does to the parameters.
 
-use std::ops::Range;
+use std::convert::Infallible;
 
-use paceline_core::{
-    Aggregate, Commit, CommitOutcome, CommitStep, SchemeSpec, Share, TaskId, UpdateNorm, Version, WorkerId,
-};
-use paceline_store::{
-    BLOCK, Layout, NextState, Norms, Optimizer, OptimizerKind, OptimizerSpec, OptimizerStep, ShardNorms, Shards,
-    aggregate_shard,
-};
+use paceline_core::{Commit, CommitOutcome, CommitStep, SchemeSpec, Share, TaskId, Version, WorkerId};
+use paceline_store::{Layout, Norms, Optimizer, OptimizerKind, OptimizerSpec};
 
-use crate::rate_control::{RateControl, RateSpec, RateState};
+use crate::part_stepper::{PartStepper, WeightedValues};
+use crate::rate_control::{RateSpec, RateState};
+use crate::step_control::{StepControl, StepPlan, StepValues, Summands, UpdateInfo};
 use crate::step_threads::StepThreads;
 
 /// One update's part in a commit: its gradient, weight and mean training loss.
@@ -29,67 +26,60 @@ pub struct Contribution<'a> {
     pub rates: &'a [f64],
 }
 
-/// Steps a model whose parameters are stored elsewhere: sums gradients and applies the sum.
-///
-/// Both happen block by block, so that the sum of a block is applied while it is still in the processor's cache. The
-/// next version is written out of place, so a step that turns out to hold a broken contribution is made again without
-/// it.
+impl<'a> Contribution<'a> {
+    fn info(&self) -> UpdateInfo<'a> {
+        let Contribution { task, weight, loss, rates, .. } = *self;
+        UpdateInfo { task, weight, loss, rates }
+    }
+}
+
+/// Steps a model whose parameters are stored elsewhere, but in this process.
 #[derive(Debug)]
 pub struct Stepper {
-    trainable: usize,
-    optimizer: Optimizer,
-    next_state: NextState,
-    rate: RateControl,
-    /// The largest norm of a sum of gradients.
-    clip: Option<f32>,
-    threads: StepThreads,
+    control: StepControl,
+    part: PartStepper,
 }
 
 impl Stepper {
     /// A stepper of models with this layout, on one thread.
     pub fn new(layout: &Layout, optimizer: OptimizerSpec, rate: RateSpec) -> Self {
-        let optimizer = Optimizer::new(optimizer, layout);
-        Stepper::resumed(layout, optimizer, rate, RateState::default())
+        Stepper::resumed(Optimizer::new(optimizer, layout), rate, RateState::default())
     }
 
     /// A stepper that continues with an optimizer and a learning rate in this state.
-    pub fn resumed(layout: &Layout, optimizer: Optimizer, rate: RateSpec, state: RateState) -> Self {
-        let (trainable, rate) = (layout.trainable(), RateControl::new(rate, state));
-        let (next_state, threads) = (NextState::default(), StepThreads::new(1));
-        Stepper { trainable, optimizer, next_state, rate, clip: None, threads }
+    pub fn resumed(optimizer: Optimizer, rate: RateSpec, state: RateState) -> Self {
+        let control = StepControl::new(optimizer.spec().groups.len(), rate, state);
+        Stepper { control, part: PartStepper::new(optimizer, StepThreads::new(1)) }
     }
 
     /// The same stepper on these threads. Their number does not change the result, bit for bit.
-    pub fn threads(self, threads: StepThreads) -> Self {
-        Stepper { threads, ..self }
+    pub fn threads(mut self, threads: StepThreads) -> Self {
+        self.part.set_threads(threads);
+        self
     }
 
     /// For a step of this many gradients: leaves the processors alone that have other work, as many as `busy` says.
     pub fn spare_processors(&mut self, gradients: usize, busy: impl FnOnce() -> usize) {
-        self.threads.spare(gradients, busy);
+        self.part.spare_processors(gradients, busy);
     }
 
     /// The same stepper, which scales sums of gradients down to this norm. That takes another look at every gradient.
     pub fn clipping(self, norm: Option<f32>) -> Self {
-        Stepper { clip: norm, ..self }
+        Stepper { control: self.control.clipping(norm), ..self }
     }
 
     /// The optimizer with its state.
     pub fn optimizer(&self) -> &Optimizer {
-        &self.optimizer
+        self.part.optimizer()
     }
 
     /// What the learning rate depends on.
     pub fn rate_state(&self) -> RateState {
-        self.rate.state()
+        self.control.rate_state()
     }
 
-    /// Sums the contributions, in the order given, and writes into `new` what a commit makes of the parameters `old`.
-    /// `workers` is the number of workers. For [`Compensated`](CommitStep::Compensated), gradients are
-    /// [corrected](compensate) already.
-    ///
-    /// A contribution is broken if a value, the sum of squares or the loss is not finite. It is left out whole, and the
-    /// weights of the others are raised to the same sum. If all are broken, `new` equals `old`.
+    /// Sums the contributions, in the order given, and writes into `new` what a commit makes of the parameters `old`: see
+    /// [`StepControl::commit`]. For [`Compensated`](CommitStep::Compensated), gradients are [corrected](compensate) already.
     ///
     /// # Panics
     /// If a contribution or the parameters are not as long as the layout, or the layout is empty.
@@ -101,90 +91,52 @@ impl Stepper {
         contributions: &[Contribution<'_>],
         workers: usize,
     ) -> CommitOutcome {
-        let is_good = |&index: &usize| contributions[index].loss.is_finite();
-        let mut good: Vec<usize> = (0..contributions.len()).filter(is_good).collect();
-        let aggregate = loop {
-            if good.is_empty() {
-                new.copy_from_slice(old);
-                break None;
-            }
-            match self.attempt(commit, old, new, &select(contributions, &good), workers) {
-                Ok(aggregate) => break Some(aggregate),
-                Err(broken) => broken.iter().rev().for_each(|&position| _ = good.remove(position)),
-            }
-        };
-        match (&aggregate, commit.step) {
-            (Some(aggregate), CommitStep::Optimizer | CommitStep::Compensated { .. }) => {
-                self.rate.on_step(good.len(), workers, aggregate);
-            }
-            _ => self.rate.on_other_version(),
-        }
-        let is_broken = |index: &usize| good.binary_search(index).is_err();
-        let broken = (0..contributions.len()).filter(is_broken).map(|index| contributions[index].task).collect();
-        CommitOutcome { aggregate, broken }
-    }
-
-    /// Makes the step, unless some contributions are broken: then their positions are returned, and only `new` has
-    /// changed.
-    fn attempt(
-        &mut self,
-        commit: &Commit,
-        old: &[f32],
-        new: &mut [f32],
-        contributions: &[Contribution<'_>],
-        workers: usize,
-    ) -> Result<Aggregate, Vec<usize>> {
-        let (mut plain, mut no_state);
-        let mut scale = 1.0;
-        let mut asked = None;
-        let (optimizer, next, scheduled_rate, rate) = match commit.step {
-            CommitStep::Optimizer | CommitStep::Compensated { .. } => {
-                if let Some(limit) = self.clip {
-                    let norms = measure(self.trainable, old.len(), contributions, &self.threads);
-                    scale = (f64::from(limit) / norms.mean.sqrt()).min(1.0) as f32;
-                }
-                let k = contributions.len();
-                let (mut scheduled, mut rate) =
-                    (self.rate.scheduled(), self.rate.of_step(k, workers, commit.rate_factor));
-                if let Some(rates) = asked_rates(contributions, self.optimizer.spec().groups.len() + 1) {
-                    let factor = self.rate.factor_of_step(k, workers, commit.rate_factor);
-                    (scheduled, rate) = (rates[0] as f32, (rates[0] * factor) as f32);
-                    asked = Some(rates.into_iter().map(|rate| rate * factor).collect::<Vec<f64>>());
-                }
-                (&mut self.optimizer, &mut self.next_state, scheduled, rate)
-            }
-            // The model moves against the sum of the differences by the share `rate` (ESync (8)), statistics all the
-            // way. Plain SGD does that.
-            CommitStep::Average { rate } => {
-                plain = Optimizer::plain(OptimizerKind::Sgd { decay: 0.0 }, self.trainable);
-                no_state = NextState::default();
-                (&mut plain, &mut no_state, rate, rate * commit.rate_factor)
-            }
-            CommitStep::Outer { rate } => (&mut self.optimizer, &mut self.next_state, rate, rate * commit.rate_factor),
-        };
-        let mut step = optimizer.begin(f64::from(rate), next).scaled(scale);
-        if let Some(rates) = &asked {
-            step = step.group_rates(rates);
-        }
-        let norms = apply(step, self.trainable, old, new, contributions, &self.threads);
-        if !norms.broken.is_empty() {
-            return Err(norms.broken);
-        }
-        optimizer.accept(next);
-        let with_norms = || contributions.iter().zip(&norms.sources);
-        Ok(Aggregate {
-            loss: contributions.iter().map(|one| f64::from(one.weight) * one.loss).sum(),
-            rate: f64::from(rate),
-            scheduled_rate: f64::from(scheduled_rate),
-            mean_square: with_norms().map(|(one, square)| f64::from(one.weight) * square).sum(),
-            square_of_mean: norms.mean,
-            norms: with_norms().map(|(one, &square)| UpdateNorm { task: one.task, square }).collect(),
-        })
+        let updates: Vec<UpdateInfo<'_>> = contributions.iter().map(Contribution::info).collect();
+        let mut values = LocalValues { part: &mut self.part, old, new, contributions };
+        let Ok(outcome) = self.control.commit(commit, &updates, workers, &mut values);
+        outcome
     }
 
     /// The learning rate of a worker's local iterations on the newest version.
     pub fn local_rate(&self) -> f32 {
-        self.rate.scheduled()
+        self.control.local_rate()
+    }
+}
+
+/// The values of a commit in this process.
+struct LocalValues<'a> {
+    part: &'a mut PartStepper,
+    old: &'a [f32],
+    new: &'a mut [f32],
+    contributions: &'a [Contribution<'a>],
+}
+
+impl<'a> LocalValues<'a> {
+    fn updates(&self, summands: &Summands) -> Vec<WeightedValues<'a>> {
+        summands.iter().map(|&(position, weight)| (self.contributions[position].gradient, weight)).collect()
+    }
+}
+
+impl StepValues for LocalValues<'_> {
+    type Error = Infallible;
+
+    fn measure(&mut self, updates: &Summands) -> Result<Norms, Infallible> {
+        Ok(Norms::join(&[self.part.measure(self.old.len(), &self.updates(updates))]))
+    }
+
+    fn attempt(&mut self, plan: &StepPlan, updates: &Summands) -> Result<Norms, Infallible> {
+        let updates = self.updates(updates);
+        Ok(Norms::join(&[self.part.attempt(plan, self.old, self.new, &updates)]))
+    }
+
+    fn accept(&mut self, plan: &StepPlan) -> Result<(), Infallible> {
+        self.part.accept(plan);
+        Ok(())
+    }
+
+    fn keep(&mut self) -> Result<(), Infallible> {
+        self.new.copy_from_slice(self.old);
+        Ok(())
     }
 }
 
@@ -199,123 +151,6 @@ pub fn server_optimizer(scheme: &SchemeSpec, optimizer: &OptimizerSpec) -> Optim
 pub fn compensate(gradient: &mut [f32], lambda: f32, now: &[f32], then: &[f32]) {
     for ((g, now), then) in gradient.iter_mut().zip(now).zip(then) {
         *g += lambda * *g * *g * (now - then);
-    }
-}
-
-/// The weighted means of the learning rates that the contributions ask for, if they ask for `count` valid ones each.
-fn asked_rates(contributions: &[Contribution<'_>], count: usize) -> Option<Vec<f64>> {
-    let is_valid = |one: &Contribution<'_>| {
-        one.rates.len() == count && one.rates.iter().all(|rate| rate.is_finite() && *rate >= 0.0)
-    };
-    if !contributions.iter().all(is_valid) {
-        return None;
-    }
-    let sum: f64 = contributions.iter().map(|one| f64::from(one.weight)).sum();
-    let mean = |group: usize| contributions.iter().map(|one| f64::from(one.weight) / sum * one.rates[group]).sum();
-    Some((0..count).map(mean).collect())
-}
-
-/// The contributions at the positions `good`, their weights raised to the sum of all.
-fn select<'a>(contributions: &[Contribution<'a>], good: &[usize]) -> Vec<Contribution<'a>> {
-    if good.len() == contributions.len() {
-        return contributions.to_vec();
-    }
-    let sum = |contributions: &mut dyn Iterator<Item = &Contribution<'_>>| -> f64 {
-        contributions.map(|one| f64::from(one.weight)).sum()
-    };
-    let factor = sum(&mut contributions.iter()) / sum(&mut good.iter().map(|&index| &contributions[index]));
-    let scaled = |&index: &usize| {
-        let one = contributions[index];
-        Contribution { weight: (f64::from(one.weight) * factor) as f32, ..one }
-    };
-    good.iter().map(scaled).collect()
-}
-
-/// Sums the contributions and applies the optimizer's step to `old`, on several threads.
-fn apply(
-    mut step: OptimizerStep<'_>,
-    trainable: usize,
-    old: &[f32],
-    mut new: &mut [f32],
-    contributions: &[Contribution<'_>],
-    threads: &StepThreads,
-) -> Norms {
-    assert_eq!(old.len(), new.len(), "old and new parameters differ in length");
-    let mut parts = Vec::new();
-    for range in ranges(old.len(), threads) {
-        let (front, rest) = new.split_at_mut(range.len());
-        let after = step.split_off(range.len());
-        parts.push(StepPart { start: range.start, old: &old[range], new: front, trainable, step, contributions });
-        (new, step) = (rest, after);
-    }
-    Norms::join(&threads.map(parts, StepPart::run).concat())
-}
-
-/// The norms of the contributions and of their sum, without a step.
-fn measure(trainable: usize, length: usize, contributions: &[Contribution<'_>], threads: &StepThreads) -> Norms {
-    let measure = |range: Range<usize>| {
-        let mut sum = SumBlock::new(contributions, range.len());
-        let blocks = range.clone().step_by(BLOCK).map(|start| start..(start + BLOCK).min(range.end));
-        blocks.map(|block| sum.add_up(block, trainable).1).collect::<Vec<_>>()
-    };
-    Norms::join(&threads.map(ranges(length, threads).collect(), measure).concat())
-}
-
-/// The ranges of the parts of a step.
-fn ranges(length: usize, threads: &StepThreads) -> impl Iterator<Item = Range<usize>> {
-    Shards::new(length, threads.parts()).ranges().filter(|range| !range.is_empty())
-}
-
-/// The sum of the contributions in one block.
-struct SumBlock<'a> {
-    contributions: &'a [Contribution<'a>],
-    sum: Vec<f32>,
-    sources: Vec<(&'a [f32], f32)>,
-}
-
-impl<'a> SumBlock<'a> {
-    /// For blocks of a range of this length.
-    fn new(contributions: &'a [Contribution<'a>], length: usize) -> Self {
-        SumBlock { contributions, sum: vec![0.0; BLOCK.min(length)], sources: Vec::with_capacity(contributions.len()) }
-    }
-
-    /// The sum in the block, and its norms. The first `trainable` values of the whole vector have norms.
-    fn add_up(&mut self, block: Range<usize>, trainable: usize) -> (&[f32], ShardNorms) {
-        let trainable = trainable.saturating_sub(block.start).min(block.len());
-        let sum = &mut self.sum[..block.len()];
-        self.sources.clear();
-        self.sources.extend(self.contributions.iter().map(|one| (&one.gradient[block.clone()], one.weight)));
-        let norms = aggregate_shard(&self.sources, trainable, sum);
-        (sum, norms)
-    }
-}
-
-/// One part of a step.
-struct StepPart<'a> {
-    /// Where it starts in the vector.
-    start: usize,
-    old: &'a [f32],
-    new: &'a mut [f32],
-    /// How many values of the whole vector are trainable.
-    trainable: usize,
-    step: OptimizerStep<'a>,
-    contributions: &'a [Contribution<'a>],
-}
-
-impl StepPart<'_> {
-    fn run(self) -> Vec<ShardNorms> {
-        let StepPart { mut start, old, new, trainable, mut step, contributions } = self;
-        let mut sum = SumBlock::new(contributions, old.len());
-        let mut norms = Vec::with_capacity(old.len().div_ceil(BLOCK));
-        for (old, new) in old.chunks(BLOCK).zip(new.chunks_mut(BLOCK)) {
-            let (sum, block_norms) = sum.add_up(start..start + old.len(), trainable);
-            norms.push(block_norms);
-            let after = step.split_off(old.len());
-            step.apply(old, sum, new);
-            step = after;
-            start += old.len();
-        }
-        norms
     }
 }
 
@@ -363,7 +198,7 @@ impl Trainer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paceline_store::aggregate;
+    use paceline_store::{BLOCK, aggregate};
 
     fn task(worker: u32) -> TaskId {
         TaskId { worker: WorkerId(worker), number: 0 }

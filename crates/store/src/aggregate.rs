@@ -52,6 +52,37 @@ pub struct ShardNorms {
     broken: Vec<usize>,
 }
 
+impl ShardNorms {
+    /// Joins those of neighbouring ranges into those of the range that they make up.
+    ///
+    /// # Panics
+    /// If `shards` is empty, or if the shards have different numbers of sources.
+    pub fn concat(shards: &[ShardNorms]) -> Self {
+        let columns = shards[0].columns;
+        assert!(shards.iter().all(|shard| shard.columns == columns), "the shards have different numbers of sources");
+        let broken: BTreeSet<usize> = shards.iter().flat_map(|shard| &shard.broken).copied().collect();
+        let sums = shards.iter().flat_map(|shard| &shard.sums).copied().collect();
+        ShardNorms { sums, columns, broken: broken.into_iter().collect() }
+    }
+
+    /// The norms whose [`sums`](ShardNorms::sums) were sent. `None` if they are not those of `sources` sources.
+    pub fn received(sums: Vec<f64>, sources: usize, broken: Vec<usize>) -> Option<Self> {
+        let columns = sources + 1;
+        let fits = sums.len().is_multiple_of(columns) && broken.iter().all(|&index| index < sources);
+        fits.then_some(ShardNorms { sums, columns, broken })
+    }
+
+    /// The sums of squares, block by block.
+    pub fn sums(&self) -> &[f64] {
+        &self.sums
+    }
+
+    /// Indices of the broken sources.
+    pub fn broken(&self) -> &[usize] {
+        &self.broken
+    }
+}
+
 impl Norms {
     /// Joins the contributions of all shards, given in the order of their ranges.
     ///

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use crate::atomic::{self, UNFINISHED};
 use crate::flat_tensors::{self, AmbiguousName, FlatVector};
 use crate::manifest::{self, FORMAT, Manifest};
-use crate::{Layout, Optimizer, OptimizerSpec};
+use crate::{Layout, Optimizer, OptimizerRules, OptimizerSpec};
 
 const PREFIX: &str = "checkpoint-";
 const MANIFEST: &str = "json";
@@ -245,7 +245,7 @@ pub fn load_checkpoint(path: &Path, layout: &Layout) -> Result<Checkpoint, Check
     Ok(Checkpoint {
         version: manifest.version,
         parameters,
-        optimizer: Optimizer::restored(spec, layout, manifest.optimizer_steps, vectors.collect()),
+        optimizer: Optimizer::restored(OptimizerRules::new(spec, layout), manifest.optimizer_steps, vectors.collect()),
         run_state: manifest.run_state,
         rate_state: manifest.rate_state,
     })

@@ -25,7 +25,7 @@ pub use checkpoint::{
     read_model,
 };
 pub use layout::{Layout, TensorEntry};
-pub use optimizer::{NextState, Optimizer, OptimizerStep};
+pub use optimizer::{NextState, Optimizer, OptimizerRules, OptimizerStep};
 pub use optimizer_spec::{EmptyGroup, Moments, OptimizerKind, OptimizerSpec};
 pub use paceline_spec::SpecError;
 pub use parameter_group::ParameterGroup;

@@ -11,7 +11,9 @@
 //! PyTorch multiplies and adds in one operation with one rounding. So do the rules here, on any machine.
 
 use std::array;
-use std::sync::Arc;
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
 
 use crate::Layout;
 use crate::optimizer_spec::{Moments, OptimizerKind, OptimizerSpec};
@@ -22,16 +24,22 @@ use crate::optimizer_spec::{Moments, OptimizerKind, OptimizerSpec};
 /// "gradient" is the difference itself, so `p −= g` at any rate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Optimizer {
-    spec: OptimizerSpec,
-    /// Ranges of the trainable part, in order, each with its rule.
-    ranges: Arc<[RuleRange]>,
+    rules: OptimizerRules,
     steps: u64,
     state: Vec<Vec<f32>>,
+}
+
+/// An optimizer without its state: how every value of a vector, or of a part of one, is stepped.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OptimizerRules {
+    spec: OptimizerSpec,
+    /// Ranges of the trainable part, in order, each with its rule.
+    ranges: Vec<RuleRange>,
     trainable: usize,
 }
 
 /// A range of parameters that are stepped in the same way.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct RuleRange {
     /// Where it ends. It starts where the range before ends.
     end: usize,
@@ -42,23 +50,9 @@ struct RuleRange {
     group: usize,
 }
 
-impl Optimizer {
-    /// An optimizer with zero state.
+impl OptimizerRules {
+    /// The rules for the values of a layout.
     pub fn new(spec: OptimizerSpec, layout: &Layout) -> Self {
-        let trainable = layout.trainable();
-        let state = vec![vec![0.0; trainable]; spec.kind.state_names().len()];
-        Optimizer::restored(spec, layout, 0, state)
-    }
-
-    /// An optimizer without groups and with zero state, for `trainable` leading values.
-    pub fn plain(kind: OptimizerKind, trainable: usize) -> Self {
-        let state = vec![vec![0.0; trainable]; kind.state_names().len()];
-        let ranges = [RuleRange { end: trainable, kind, rate: 1.0, group: 0 }].into();
-        Optimizer { spec: kind.into(), ranges, steps: 0, state, trainable }
-    }
-
-    /// The optimizer of a checkpoint: its state after `steps` steps, with vectors in the order of [`Optimizer::state`].
-    pub(crate) fn restored(spec: OptimizerSpec, layout: &Layout, steps: u64, state: Vec<Vec<f32>>) -> Self {
         let mut ranges: Vec<RuleRange> = Vec::new();
         for entry in layout.trainable_entries() {
             let (group, kind, rate) = spec.rule_of(&entry.name);
@@ -67,12 +61,65 @@ impl Optimizer {
                 None => ranges.push(RuleRange { end: entry.range.end, kind, rate, group }),
             }
         }
-        Optimizer { spec, ranges: ranges.into(), steps, state, trainable: layout.trainable() }
+        OptimizerRules { spec, ranges, trainable: layout.trainable() }
+    }
+
+    /// The rules for a part of the values.
+    pub fn part(&self, part: Range<usize>) -> Self {
+        let trainable = self.trainable.min(part.end).saturating_sub(part.start);
+        let ranges = self.ranges.iter().filter(|range| range.end > part.start);
+        let mut ranges: Vec<RuleRange> =
+            ranges.map(|range| RuleRange { end: (range.end - part.start).min(trainable), ..*range }).collect();
+        ranges.dedup_by_key(|range| range.end);
+        OptimizerRules { spec: self.spec.clone(), ranges, trainable }
+    }
+
+    /// How many leading values are stepped.
+    pub fn trainable(&self) -> usize {
+        self.trainable
+    }
+
+    /// How many vectors of as many values the state has.
+    pub fn state_vectors(&self) -> usize {
+        self.spec.kind.state_names().len()
+    }
+}
+
+impl Optimizer {
+    /// An optimizer with zero state.
+    pub fn new(spec: OptimizerSpec, layout: &Layout) -> Self {
+        Optimizer::start(OptimizerRules::new(spec, layout))
+    }
+
+    /// An optimizer without groups and with zero state, for `trainable` leading values.
+    pub fn plain(kind: OptimizerKind, trainable: usize) -> Self {
+        let ranges = vec![RuleRange { end: trainable, kind, rate: 1.0, group: 0 }];
+        Optimizer::start(OptimizerRules { spec: kind.into(), ranges, trainable })
+    }
+
+    fn start(rules: OptimizerRules) -> Self {
+        let state = vec![vec![0.0; rules.trainable]; rules.state_vectors()];
+        Optimizer { rules, steps: 0, state }
+    }
+
+    /// The optimizer in its state after `steps` steps, with vectors in the order of [`Optimizer::state`].
+    ///
+    /// # Panics
+    /// If the state does not fit the rules.
+    pub fn restored(rules: OptimizerRules, steps: u64, state: Vec<Vec<f32>>) -> Self {
+        assert_eq!(state.len(), rules.state_vectors(), "the state has one vector per state name");
+        assert!(state.iter().all(|vector| vector.len() == rules.trainable), "state is as long as the trainable part");
+        Optimizer { rules, steps, state }
+    }
+
+    /// How every value is stepped.
+    pub fn rules(&self) -> &OptimizerRules {
+        &self.rules
     }
 
     /// The optimizer and its settings.
     pub fn spec(&self) -> &OptimizerSpec {
-        &self.spec
+        &self.rules.spec
     }
 
     /// Number of steps taken.
@@ -82,7 +129,7 @@ impl Optimizer {
 
     /// The state vectors by name, each of the length of the trainable part.
     pub fn state(&self) -> impl Iterator<Item = (&'static str, &[f32])> {
-        let names = self.spec.kind.state_names().iter().copied();
+        let names = self.rules.spec.kind.state_names().iter().copied();
         names.zip(self.state.iter().map(Vec::as_slice))
     }
 
@@ -93,13 +140,13 @@ impl Optimizer {
     pub fn step(&mut self, parameters: &mut [f32], gradient: &[f32], rate: f64) {
         assert_eq!(parameters.len(), gradient.len(), "gradient and parameters differ in length");
         self.steps += 1;
-        let (parameters, statistics) = parameters.split_at_mut(self.trainable);
-        let (gradient, differences) = gradient.split_at(self.trainable);
+        let (parameters, statistics) = parameters.split_at_mut(self.rules.trainable);
+        let (gradient, differences) = gradient.split_at(self.rules.trainable);
         for (statistic, difference) in statistics.iter_mut().zip(differences) {
             *statistic -= difference;
         }
         let mut start = 0;
-        for range in self.ranges.iter() {
+        for range in self.rules.ranges.iter() {
             let values = start..range.end;
             let state = self.state.iter_mut().map(|vector| &mut vector[values.clone()]).collect();
             let rule = StepRule { kind: range.kind, steps: self.steps, rate: rate * range.rate };
@@ -112,15 +159,15 @@ impl Optimizer {
     /// range. It writes the state after the step into `next`. The optimizer changes only when the step is
     /// [accepted](Optimizer::accept).
     pub fn begin<'a>(&'a self, rate: f64, next: &'a mut NextState) -> OptimizerStep<'a> {
-        next.0.resize_with(self.state.len(), || vec![0.0; self.trainable]);
+        next.0.resize_with(self.state.len(), || vec![0.0; self.rules.trainable]);
         OptimizerStep {
-            ranges: &self.ranges,
+            ranges: &self.rules.ranges,
             start: 0,
             steps: self.steps + 1,
             rate,
             group_rates: None,
             scale: 1.0,
-            trainable: self.trainable,
+            trainable: self.rules.trainable,
             old: self.state.iter().map(Vec::as_slice).collect(),
             new: next.0.iter_mut().map(Vec::as_mut_slice).collect(),
         }
@@ -486,6 +533,26 @@ mod tests {
             front.apply(&old[..at], &gradient[..at], &mut new[..at]);
             back.apply(&old[at..], &gradient[at..], &mut new[at..]);
             assert_eq!(new, expected, "{at}");
+        }
+    }
+
+    #[test]
+    fn an_optimizer_of_a_part_steps_as_the_whole() {
+        let layout = Layout::new([("a.weight", vec![3]), ("a.bias", vec![1]), ("b", vec![2])], [("mean", vec![2])]);
+        let rules = OptimizerRules::new("adam;*bias:rate=0.5;b:decay=0.5".parse().expect("valid"), &layout);
+        let gradient: [f32; 8] = array::from_fn(|index| (index as f32).cos());
+        let (mut whole, mut expected) = (Optimizer::start(rules.clone()), [1.0; 8]);
+        for edges in [[0, 8, 8], [0, 2, 8], [0, 4, 5], [0, 6, 8], [0, 7, 8]] {
+            let parts = [edges[0]..edges[1], edges[1]..edges[2], edges[2]..8];
+            let mut stepped = expected;
+            for part in parts {
+                let values = part.start.min(6)..part.end.min(6);
+                let state = whole.state().map(|(_, vector)| vector[values.clone()].to_vec()).collect();
+                let mut optimizer = Optimizer::restored(rules.part(part.clone()), whole.steps(), state);
+                optimizer.step(&mut stepped[part.clone()], &gradient[part], 0.1);
+            }
+            whole.step(&mut expected, &gradient, 0.1);
+            assert_eq!(stepped, expected, "{edges:?}");
         }
     }
 

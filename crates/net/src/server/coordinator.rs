@@ -52,7 +52,7 @@ impl<'a> Coordinator<'a> {
             }
             Some(ResumePoint { ledger, monitor, saved, checkpoint, rate: rate_state, .. }) => {
                 let Checkpoint { version, parameters, optimizer, .. } = checkpoint;
-                let stepper = Stepper::resumed(layout, optimizer, rate, rate_state);
+                let stepper = Stepper::resumed(optimizer, rate, rate_state);
                 // A run without a commit starts again once all workers have joined.
                 let resumed = (version > 0).then(|| (saved.latest(), saved.workers()));
                 (ledger, monitor, stepper, parameters, resumed)
