@@ -28,6 +28,8 @@ compile_error!("paceline-net runs on Linux only: it uses memfd, abstract Unix so
 compile_error!("paceline-net needs a little-endian processor: it sends values as they are in memory");
 
 mod address;
+mod blocking_link;
+mod connect;
 mod connection;
 mod frame;
 mod frame_reader;
@@ -40,6 +42,7 @@ mod private_pages;
 #[cfg(test)]
 mod scripted_peer;
 mod server;
+mod shard;
 mod shared_memory;
 mod socket;
 mod tls;
@@ -60,9 +63,10 @@ pub use local_workers::{EXIT_TIMEOUT, LocalWorkers};
 pub use paceline_protocol::{
     AfterIteration, OfferedTraining, PayloadFormat, RunPosition, SessionEnd, TaskSettings, Welcome, after_iteration,
 };
-pub use server::{MAX_CONNECTIONS, RunOutcome, Server, ServerError, Stopper, TransportOptions};
+pub use server::{MAX_CONNECTIONS, RunOutcome, Server, ServerError, ShardCount, Stopper, TransportOptions};
 pub use shared_memory::{ModelMapping, ValueMemory};
 pub use worker::{
     Emulation, TakenTask, TaskReport, TimeSpent, Worker, WorkerError, WorkerNotice, WorkerOutcome, WorkerSession,
+    WorkerShard,
 };
 pub use worker_output::{OutputStream, ShowOutput, WorkerOutput};

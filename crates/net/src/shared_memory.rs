@@ -1,6 +1,7 @@
 //! Page-aligned vectors of values, private or shared with another process.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -35,6 +36,8 @@ pub enum ModelMapping {
 #[derive(Debug)]
 pub(crate) struct Region {
     map: Arc<MmapRaw>,
+    /// Where its values are in the mapping. Parts of a region share one.
+    start: usize,
     length: usize,
     file: Option<OwnedFd>,
     /// How it is mapped if another process writes it.
@@ -98,7 +101,7 @@ impl Region {
         let map = MmapMut::map_anon(bytes(length)?)?;
         // Only a hint: without huge pages it is a little slower.
         let _ = map.advise(Advice::HugePage);
-        Ok(Region { map: Arc::new(map.into()), length, file: None, mapping: None })
+        Ok(Region { map: Arc::new(map.into()), start: 0, length, file: None, mapping: None })
     }
 
     /// Allocates `length` zeros that can be shared with another process.
@@ -107,14 +110,14 @@ impl Region {
         ftruncate(&file, bytes(length)? as u64)?;
         let map = MmapOptions::new().len(bytes(length)?).map_raw(&file)?;
         fcntl_add_seals(&file, seals(writer))?;
-        Ok(Region { map: Arc::new(map), length, file: Some(file), mapping: None })
+        Ok(Region { map: Arc::new(map), start: 0, length, file: Some(file), mapping: None })
     }
 
     /// Opens a region for gradients of `length` values behind a file descriptor that another process sent.
     pub(crate) fn open(file: OwnedFd, length: usize) -> io::Result<Self> {
         let size = checked_size(&file, length, RegionWriter::Peer)?;
         let map = MmapOptions::new().len(size).map_raw(&file)?;
-        Ok(Region { map: Arc::new(map), length, file: None, mapping: None })
+        Ok(Region { map: Arc::new(map), start: 0, length, file: None, mapping: None })
     }
 
     /// Opens the model of `length` values behind a file descriptor that another process sent, which writes it.
@@ -126,7 +129,31 @@ impl Region {
             ModelMapping::Private => MmapRaw::from(unsafe { options.map_copy(&file) }?),
             ModelMapping::ReadOnly => options.map_raw_read_only(&file)?,
         };
-        Ok(Region { map: Arc::new(map), length, file: None, mapping: Some(mapping) })
+        Ok(Region { map: Arc::new(map), start: 0, length, file: None, mapping: Some(mapping) })
+    }
+
+    /// Cuts it into the parts of these ranges, which follow each other. [`Region::join`] makes it whole again.
+    ///
+    /// # Panics
+    /// If the ranges overlap or exceed the region.
+    pub(crate) fn split(self, ranges: &[Range<usize>]) -> Vec<Region> {
+        let mut end = 0;
+        let part = |range: &Range<usize>| {
+            assert!(end <= range.start && range.start <= range.end && range.end <= self.length, "{range:?}");
+            end = range.end;
+            let (map, start, length) = (self.map.clone(), self.start + range.start, range.len());
+            Region { map, start, length, file: None, mapping: self.mapping }
+        };
+        ranges.iter().map(part).collect()
+    }
+
+    /// The region that all these parts are of, in order. `None` if they are not.
+    pub(crate) fn join(parts: Vec<Region>) -> Option<Region> {
+        parts.into_iter().map(Some).reduce(|whole, part| {
+            let (whole, part) = (whole?, part?);
+            let follows = Arc::ptr_eq(&whole.map, &part.map) && whole.start + whole.length == part.start;
+            follows.then(|| Region { length: whole.length + part.length, ..whole })
+        })?
     }
 
     /// A handle to its memory.
@@ -151,13 +178,13 @@ impl Region {
         // buffer only when no task uses it, and a dismissed worker counts as using its buffers until it has closed its
         // connection. A process of the same user that breaks the protocol can change numbers at any time, which no
         // check of ours can prevent, but it can't unmap the pages: their size is sealed, which `open` verifies.
-        unsafe { std::slice::from_raw_parts(self.map.as_ptr().cast(), self.length) }
+        unsafe { std::slice::from_raw_parts(self.map.as_ptr().cast::<f32>().add(self.start), self.length) }
     }
 
     /// The values, for writing. Only for regions that this process may write.
     pub(crate) fn values_mut(&mut self) -> &mut [f32] {
-        // SAFETY: as in `values`; `&mut self` excludes other references in this process.
-        unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr().cast(), self.length) }
+        // SAFETY: as in `values`; `&mut self` excludes other references in this process, since parts do not overlap.
+        unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr().cast::<f32>().add(self.start), self.length) }
     }
 }
 
@@ -199,6 +226,19 @@ fn bytes(length: usize) -> io::Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_are_disjoint_and_make_up_the_whole() {
+        let mut whole = Region::private(10).unwrap();
+        whole.values_mut().copy_from_slice(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]);
+        let mut parts = whole.split(&[0..4, 4..4, 4..10]);
+        assert_eq!(parts[2].values(), [4.0, 5.0, 6.0, 7.0, 8.0, 9.0]);
+        parts[2].values_mut()[0] = -1.0;
+        parts[0].values_mut()[3] = -2.0;
+        let whole = Region::join(parts).unwrap();
+        assert_eq!(whole.values()[..6], [0.0, 1.0, 2.0, -2.0, -1.0, 5.0]);
+        assert!(Region::join(vec![whole, Region::private(1).unwrap()]).is_none());
+    }
 
     #[test]
     fn a_shared_region_is_seen_by_both_sides_and_protected() {

@@ -5,7 +5,7 @@
 //!   the scheme.
 //! - [`WorkerProtocol`]: the worker's side of one session.
 //! - [`ModelIntake`]: what a server does before, if the workers bring the model.
-//! - [`ToServer`], [`ToWorker`]: the messages.
+//! - [`ToServer`], [`ToWorker`]: the messages; [`ToShard`], [`FromShard`]: those of processes that hold a part of the model.
 //!
 //! A driver moves the bytes: `paceline-net` over sockets and shared memory, `paceline-torture` on a virtual clock under
 //! faults. Both drive the code in this crate.
@@ -23,6 +23,7 @@ mod model_offer;
 mod notice;
 mod payload;
 mod server;
+mod shard_message;
 mod tasks;
 mod worker;
 
@@ -39,7 +40,9 @@ pub use paceline_workload::Evaluation;
 pub use payload::{CHUNK_LIMIT, INT8_BLOCK, PayloadFormat};
 pub use server::{
     HANDSHAKE_TIMEOUT, PeerTrust, ReportedUpdate, ServerConfig, ServerHost, ServerProtocol, SessionId, max_ranks,
+    token_matches,
 };
+pub use shard_message::{FromShard, ShardGreeting, ShardPlace, ShardSum, ShardUpdate, ToShard, WorkerToShard};
 pub use worker::{
     AfterIteration, NextTask, Reaction, ResultStatus, SessionEnd, Welcome, WorkerProtocol, after_iteration,
 };

@@ -34,6 +34,7 @@ use serde::{Deserialize, Serialize};
 use crate::fingerprint::Fingerprint;
 use crate::model_offer::OfferedTraining;
 use crate::payload::PayloadFormat;
+use crate::shard_message::ShardPlace;
 
 /// The secret that the workers of a run share with their server.
 pub type Token = [u8; 32];
@@ -71,6 +72,8 @@ pub enum ToServer {
     Ready {
         /// The fingerprint of its workload.
         fingerprint: Fingerprint,
+        /// The port where its process would hold a part of the parameters, if the server asked for that.
+        shard: Option<u16>,
     },
     /// The worker leaves the run, or can't take part in it.
     Leave {
@@ -167,6 +170,8 @@ pub enum GradientLocation {
     Follows,
     /// Not sent: newer work is queued, so this gradient is late.
     Withheld,
+    /// In the shards, which hold the parameters.
+    InShards,
 }
 
 /// A message from the server.
@@ -186,6 +191,17 @@ pub enum ToWorker {
         optimizer: OptimizerSpec,
         /// The number of the lease under which the run is served. A worker never goes back to a lower one.
         epoch: u64,
+        /// Whether the worker's process may have to hold a part of the parameters.
+        wants_shard: bool,
+    },
+    /// The parameters are in these shards. Models come from there, and updates go there.
+    Shards {
+        /// The shards, in the order of their parts.
+        places: Vec<ShardPlace>,
+        /// Identifies the run to them.
+        run: u64,
+        /// Identifies this session to them.
+        session: u64,
     },
     /// The server has no model yet. Send yours, then join again.
     SendModel,

@@ -1,6 +1,6 @@
 //! The worker's side of the protocol: the tasks of one session.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use paceline_core::{Assignment, LocalLength, Version};
 use paceline_store::OptimizerSpec;
@@ -36,6 +36,8 @@ pub struct Welcome {
     pub optimizer: OptimizerSpec,
     /// The number of the lease under which the run is served.
     pub epoch: u64,
+    /// Whether the worker's process may have to hold a part of the parameters.
+    pub wants_shard: bool,
 }
 
 /// What a message means to the worker.
@@ -123,8 +125,8 @@ pub struct WorkerProtocol<M> {
     /// The server's answer about the running task.
     answer: Option<Answer>,
     queued: VecDeque<NextTask<M>>,
-    /// The model that arrived last.
-    model: Option<(Version, M)>,
+    /// The models that have arrived, from the version of the last assignment on. From shards they may come before it.
+    models: BTreeMap<Version, M>,
     end: Option<SessionEnd>,
 }
 
@@ -136,7 +138,7 @@ impl<M> Default for WorkerProtocol<M> {
             cancelled: false,
             answer: None,
             queued: VecDeque::new(),
-            model: None,
+            models: BTreeMap::new(),
             end: None,
         }
     }
@@ -146,14 +148,14 @@ impl<M: Clone> WorkerProtocol<M> {
     /// A message of the server has arrived. With shared memory, `model` is the model of an assignment, or the last one.
     pub fn on_message(&mut self, message: ToWorker, model: Option<M>) -> Reaction {
         let reaction = match (self.stage, message) {
-            (WorkerStage::Handshake, ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer, epoch }) => {
+            (WorkerStage::Handshake, ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer, epoch, wants_shard }) => {
                 self.stage = WorkerStage::Accepted;
-                Reaction::Join(Welcome { rank, workload_spec, seed, payload, optimizer, epoch })
+                Reaction::Join(Welcome { rank, workload_spec, seed, payload, optimizer, epoch, wants_shard })
             }
             (_, ToWorker::Refuse { reason, may_rejoin: true }) => Reaction::End(SessionEnd::RetryLater(reason)),
             (_, ToWorker::Refuse { reason, may_rejoin: false }) => Reaction::End(SessionEnd::Refused(reason)),
             (_, ToWorker::Finished { reason, version, .. }) => {
-                self.model = model.map(|model| (version, model)).or(self.model.take());
+                self.models.extend(model.map(|model| (version, model)));
                 Reaction::End(SessionEnd::Finished(reason))
             }
             (WorkerStage::Handshake, ToWorker::SendModel) => Reaction::SendModel,
@@ -170,7 +172,7 @@ impl<M: Clone> WorkerProtocol<M> {
             (_, ToWorker::Continue { number }) => self.on_answer(number, Answer::Continue),
             (_, ToWorker::Collect { number }) => self.on_answer(number, Answer::Collect),
             // The driver maps buffers and receives models.
-            (_, ToWorker::Map { .. } | ToWorker::Model { .. }) => Reaction::None,
+            (_, ToWorker::Map { .. } | ToWorker::Model { .. } | ToWorker::Shards { .. }) => Reaction::None,
         };
         if let Reaction::End(end) = &reaction {
             self.end(end.clone());
@@ -180,11 +182,8 @@ impl<M: Clone> WorkerProtocol<M> {
 
     /// Adds a task and cancels all others except `after`. Returns the tasks that will never start.
     fn assign(&mut self, mut task: NextTask<M>, after: Option<u64>) -> Vec<u64> {
-        if let Some((version, model)) = &self.model
-            && *version == task.assignment.version
-        {
-            task.model.get_or_insert_with(|| model.clone());
-        }
+        self.models = self.models.split_off(&task.assignment.version);
+        task.model = task.model.or_else(|| self.models.get(&task.assignment.version).cloned());
         if self.running.is_some_and(|running| Some(running.task.number) != after) {
             self.cancelled = true;
         }
@@ -216,9 +215,9 @@ impl<M: Clone> WorkerProtocol<M> {
         Reaction::None
     }
 
-    /// The version and the model that arrived last.
-    pub fn last_model(&self) -> Option<&(Version, M)> {
-        self.model.as_ref()
+    /// The newest model that has arrived.
+    pub fn last_model(&self) -> Option<(Version, M)> {
+        self.models.last_key_value().map(|(&version, model)| (version, model.clone()))
     }
 
     /// A model has arrived, for queued tasks that need it and for later ones.
@@ -226,7 +225,7 @@ impl<M: Clone> WorkerProtocol<M> {
         for task in self.queued.iter_mut().filter(|task| task.assignment.version == version) {
             task.model.get_or_insert_with(|| model.clone());
         }
-        self.model = Some((version, model));
+        self.models.insert(version, model);
     }
 
     /// Ends the session; only the first reason counts.

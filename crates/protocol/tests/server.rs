@@ -153,6 +153,7 @@ impl TestServer {
             timeout: Span::from_seconds(3600.0),
             epoch: 0,
             takes_evaluator: true,
+            wants_shards: false,
         };
         let protocol = ServerProtocol::new(config, Ledger::new(scheme));
         TestServer { protocol, host: RecordingHost::default(), now: Time::START, tasks: 0 }
@@ -168,7 +169,7 @@ impl TestServer {
         for session in [FIRST, SECOND] {
             server.connect(session, PeerTrust::SameUser);
             server.hello(session, None, None);
-            server.message(session, ToServer::Ready { fingerprint: Fingerprint::default() });
+            server.message(session, ToServer::Ready { fingerprint: Fingerprint::default(), shard: None });
         }
         server.host.notices.clear();
         server
@@ -275,7 +276,7 @@ fn a_silent_worker_is_known_within_three_seconds_however_long_its_task_takes() {
         // It comes back under its rank, and the server has more patience with it.
         server.connect(SessionId(2), PeerTrust::SameUser);
         server.hello(SessionId(2), Some(1), None);
-        server.message(SessionId(2), ToServer::Ready { fingerprint: Fingerprint::default() });
+        server.message(SessionId(2), ToServer::Ready { fingerprint: Fingerprint::default(), shard: None });
         server.pass(4.0, |server| server.heartbeat(FIRST, 0));
         assert_eq!(server.protocol.joined(), 2);
         server.pass(2.0, |server| server.heartbeat(FIRST, 0));
@@ -393,7 +394,7 @@ fn an_evaluator_is_no_worker_and_stays_for_the_last_model() {
         server.hello(session, rank, None);
     }
     assert_eq!(server.refusal(), ("there is an evaluator", true));
-    server.message(THIRD, ToServer::Ready { fingerprint: Fingerprint::default() });
+    server.message(THIRD, ToServer::Ready { fingerprint: Fingerprint::default(), shard: None });
     assert_eq!(server.host.evaluator, Some(THIRD));
     assert_eq!((server.protocol.joined(), server.protocol.ledger().live()), (2, 2));
 
@@ -425,7 +426,7 @@ fn an_evaluator_that_is_gone_or_breaks_the_protocol_costs_no_worker() {
     let join = |server: &mut TestServer| {
         server.connect(THIRD, PeerTrust::SameUser);
         server.hello(THIRD, Some(WorkerId::EVALUATOR.0), None);
-        server.message(THIRD, ToServer::Ready { fingerprint: Fingerprint::default() });
+        server.message(THIRD, ToServer::Ready { fingerprint: Fingerprint::default(), shard: None });
     };
     let mut server = TestServer::with_two_workers();
     join(&mut server);

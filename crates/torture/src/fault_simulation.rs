@@ -305,7 +305,7 @@ impl<'a> FaultSimulation<'a> {
                 }
             }
             ScheduledEvent::ToWorker(session, message) => {
-                let ready = ToServer::Ready { fingerprint: Fingerprint::default() };
+                let ready = ToServer::Ready { fingerprint: Fingerprint::default(), shard: None };
                 self.at_worker(session, |process, now| process.on_message(now, message, &ready));
             }
             ScheduledEvent::ClosedAtWorker(session) => {

@@ -66,7 +66,7 @@ impl Choices<'_> {
                 let token = self.flag().then_some([self.byte(); 32]);
                 ToServer::Hello { rank, emulated: self.flag().then(|| "slow\u{7}".into()), token }
             }
-            1 => ToServer::Ready { fingerprint: Fingerprint::default() },
+            1 => ToServer::Ready { fingerprint: Fingerprint::default(), shard: None },
             2 => ToServer::Leave { reason: "leaves\n".into() },
             3 => ToServer::Heartbeat { progress: self.number() },
             4 => ToServer::Asked { number: self.number(), iterations: self.number() as u32, report: self.report() },
@@ -144,7 +144,7 @@ pub fn fuzz_protocol(bytes: &[u8]) -> Result<u64, TortureFailure> {
                 // Most peers say hello and are ready, so that sequences get further.
                 if !choices.flag() {
                     server.on_message(now, session, ToServer::Hello { rank: None, emulated: None, token: None })?;
-                    server.on_message(now, session, ToServer::Ready { fingerprint: Fingerprint::default() })?;
+                    server.on_message(now, session, ToServer::Ready { fingerprint: Fingerprint::default(), shard: None })?;
                 }
             }
             1..=3 => server.on_message(now, session, choices.message_to_server())?,

@@ -382,6 +382,7 @@ fn config(workers: usize) -> ServerConfig {
         timeout: TIMEOUT,
         epoch: 0,
         takes_evaluator: true,
+        wants_shards: false,
     }
 }
 

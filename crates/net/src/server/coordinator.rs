@@ -5,16 +5,20 @@ use std::thread::Scope;
 use std::time::{Duration, Instant};
 
 use paceline_core::{DriveError, Ledger, Time, WorkerId};
-use paceline_protocol::{Notice, ServerConfig, ServerProtocol, ToServer, Token};
-use paceline_runtime::{Goal, Job, Monitor, ResumePoint, ServerObserver, Stepper, StopReason};
-use paceline_store::Checkpoint;
+use paceline_protocol::{Notice, ServerConfig, ServerProtocol, ToServer};
+use paceline_runtime::{
+    Goal, Job, Monitor, RateState, ResumePoint, ServerObserver, StepControl, Stepper, StopReason,
+};
+use paceline_store::{Checkpoint, Optimizer};
 
 use super::event_source::{CoordinatorHandle, EventSource, ServerInput};
-use super::host::{NetHost, no_memory};
-use super::parameter_ring::ParameterRing;
+use super::host::NetHost;
+use super::model::{LocalModel, ServerModel};
 use super::planning::PlanThread;
 use super::session::SessionContext;
-use super::{RunOutcome, ServerError};
+use super::sharded_model::{ShardCount, ShardOptions, ShardedModel};
+use super::{RunOutcome, ServerError, TransportOptions};
+use crate::keys::Keys;
 
 /// How long workers may take to disconnect after the end of the run.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -36,7 +40,7 @@ impl<'a> Coordinator<'a> {
     pub(super) fn new(
         job: &'a Job,
         context: &'a SessionContext,
-        token: Option<Token>,
+        transport: &TransportOptions,
         epoch: u64,
         shared: bool,
         observer: &'a mut dyn ServerObserver,
@@ -44,21 +48,19 @@ impl<'a> Coordinator<'a> {
     ) -> Result<Self, ServerError> {
         let layout = job.model.layout();
         let rate = job.rate_spec();
-        let (ledger, monitor, stepper, parameters, resumed) = match from {
+        let (ledger, monitor, optimizer, rate_state, parameters, resumed) = match from {
             None => {
-                let stepper = Stepper::new(layout, job.server_optimizer(), rate);
+                let optimizer = Optimizer::new(job.server_optimizer(), layout);
                 let ledger = Ledger::new(job.scheme.build(&job.setup)?);
-                (ledger, Monitor::new(&job.setup), stepper, job.initial(), None)
+                (ledger, Monitor::new(&job.setup), optimizer, RateState::default(), job.initial(), None)
             }
             Some(ResumePoint { ledger, monitor, saved, checkpoint, rate: rate_state, .. }) => {
                 let Checkpoint { version, parameters, optimizer, .. } = checkpoint;
-                let stepper = Stepper::resumed(optimizer, rate, rate_state);
                 // A run without a commit starts again once all workers have joined.
                 let resumed = (version > 0).then(|| (saved.latest(), saved.workers()));
-                (ledger, monitor, stepper, parameters, resumed)
+                (ledger, monitor, optimizer, rate_state, parameters, resumed)
             }
         };
-        let stepper = stepper.clipping(job.clip_sum).threads(job.step_threads());
         let config = ServerConfig {
             workers: job.setup.workers,
             workload_spec: job.workload_spec.clone(),
@@ -66,14 +68,30 @@ impl<'a> Coordinator<'a> {
             seed: job.seed,
             payload: context.payload,
             optimizer: job.optimizer.clone(),
-            token,
+            token: transport.keys.as_ref().map(Keys::token),
             timeout: job.timeout,
             epoch,
             takes_evaluator: job.model.workload().is_none(),
+            wants_shards: transport.shards != ShardCount::None,
         };
         let (keeps_models, used) = (ledger.compensates(), ledger.samples().used);
-        let ring = ParameterRing::new(&parameters, shared).map_err(no_memory(parameters.len()))?;
-        let mut host = NetHost::new(job, context, observer, monitor, stepper, ring, keeps_models);
+        let model = if config.wants_shards {
+            let control = StepControl::new(optimizer.spec().groups.len(), rate, rate_state).clipping(job.clip_sum);
+            let options = ShardOptions {
+                count: transport.shards,
+                keys: transport.keys.clone(),
+                congestion: transport.congestion.clone(),
+                payload: context.payload,
+                traffic: context.traffic.clone(),
+                keeps_models,
+                shared,
+            };
+            let model = ShardedModel::new(control, options, ledger.version(), &parameters, optimizer)?;
+            ServerModel::Sharded(Box::new(model))
+        } else {
+            ServerModel::Here(LocalModel::new(job, Stepper::resumed(optimizer, rate, rate_state), &parameters, shared)?)
+        };
+        let mut host = NetHost::new(job, context, observer, monitor, model, keeps_models);
         host.used = used;
         Ok(Coordinator {
             protocol: ServerProtocol::new(config, ledger),
@@ -116,13 +134,15 @@ impl<'a> Coordinator<'a> {
             StopReason::Goal(goal) => format!("{goal} is reached"),
             other => other.to_string(),
         };
+        // Its shards may end with their workers.
+        self.host.model.newest()?;
         self.protocol.finish(self.now(), &farewell, &mut self.host).map_err(failure)?;
-        self.host.offer_checkpoint(self.protocol.ledger());
+        self.host.offer_checkpoint(self.protocol.ledger())?;
         if stop != StopReason::Interrupted {
             self.await_last_evaluation(now, event_source)?;
         }
         self.protocol.finish_evaluation(&farewell, &mut self.host);
-        let outcome = self.host.outcome(now, &stop, self.protocol.ledger());
+        let outcome = self.host.outcome(now, &stop, self.protocol.ledger())?;
         self.await_disconnects(event_source)?;
         Ok(outcome)
     }
@@ -156,7 +176,7 @@ impl<'a> Coordinator<'a> {
                 planner.request(self.protocol.ledger());
             }
             if self.host.observer.wants_checkpoint() {
-                self.host.offer_checkpoint(self.protocol.ledger());
+                self.host.offer_checkpoint(self.protocol.ledger())?;
             }
             if let Some(stop) = self.host.tracker.take_stop() {
                 return Ok(Some(stop));
@@ -176,7 +196,7 @@ impl<'a> Coordinator<'a> {
         let now = self.now();
         match input {
             ServerInput::Connected { session, peer, trust, link } => {
-                self.host.connect(session, link);
+                self.host.connect(session, peer.clone(), link);
                 self.protocol.on_connected(now, session, peer, trust, &mut self.host);
                 Ok(())
             }

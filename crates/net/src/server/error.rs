@@ -1,6 +1,7 @@
 //! Errors that end a server.
 
 use std::io;
+use std::net::IpAddr;
 
 use paceline_core::{LedgerError, SchemeError, TaskId};
 use paceline_runtime::{LeaseLost, StopReason};
@@ -55,6 +56,28 @@ pub enum ServerError {
     /// The server was stopped before a worker had sent the model.
     #[error("{0}")]
     NoModel(StopReason),
+    /// A shard can't be reached, or is gone with its part of the parameters.
+    #[error("the shard at {address} is lost: {error}; the run goes on from its last checkpoint with --resume")]
+    Shard {
+        /// Where it was.
+        address: String,
+        /// The cause.
+        error: io::Error,
+    },
+    /// There are fewer processes that can be shards than wanted.
+    #[error("--shards {wanted}: {found} workers can hold a shard; those that join over TCP can")]
+    TooFewShards {
+        /// The number of shards.
+        wanted: usize,
+        /// The workers that joined over TCP.
+        found: usize,
+    },
+    /// A worker joined by an address that other hosts can't reach its shard at.
+    #[error("--shards: a worker joined at {address}, where other hosts can't reach its shard: use this host's address on the network")]
+    ShardAddress {
+        /// The address.
+        address: IpAddr,
+    },
     /// The scheme committed an update after it had queued newer work behind the task. The gradient of such a task is
     /// late and is never sent.
     #[error("the scheme committed {0}, whose gradient was not sent: newer work had been queued behind it")]
@@ -63,6 +86,10 @@ pub enum ServerError {
     /// compensates, so the model that the update was computed from was not kept.
     #[error("the scheme committed {0} with delay compensation, but had not announced that it compensates")]
     ModelNotKept(TaskId),
+}
+
+pub(super) fn no_memory(values: usize) -> impl FnOnce(io::Error) -> ServerError {
+    move |error| ServerError::Memory { values, error }
 }
 
 fn bind_reason(error: &io::Error) -> String {

@@ -1,58 +1,29 @@
 //! What the protocol does to the world: messages to the workers, steps of the model, observers.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::Scope;
 
 use paceline_core::{
-    Assignment, Commit, CommitOutcome, CommitStep, Decision, Event, Ledger, Share, Span, TaskId, Time, Version, Work,
-    WorkerId,
+    Assignment, Commit, CommitOutcome, Decision, Event, Ledger, Share, Span, TaskId, Time, Version, Work, WorkerId,
 };
 use paceline_protocol::{
     Evaluation, GradientLocation, Notice, ReportedUpdate, RunPosition, ServerHost, SessionId, TaskSettings, ToWorker,
 };
-use paceline_runtime::{
-    Contribution, Job, Monitor, RunInfo, RunState, RunTracker, ServerObserver, Stepper, StopReason, compensate,
-};
+use paceline_runtime::{Job, Monitor, RunInfo, RunState, RunTracker, ServerObserver, StopReason};
 
+use super::error::no_memory;
 use super::evaluation::{Evaluator, EvaluatorProcess};
 use super::event_source::{CoordinatorHandle, ServerInput};
 use super::link::{Link, TaskBuffers};
-use super::parameter_ring::{ParameterBuffer, ParameterRing};
+use super::model::{ServerModel, StoredGradient, UncommittedUpdate};
+use super::parameter_ring::ParameterBuffer;
 use super::session::SessionContext;
+use super::sharded_model::ShardedModel;
 use super::{RunOutcome, ServerError};
 use crate::shared_memory::Region;
-
-/// A gradient or model difference.
-enum StoredGradient {
-    Shared(Arc<Region>),
-    Received(Region),
-    /// The worker did not send it.
-    Withheld,
-}
-
-impl StoredGradient {
-    fn values(&self) -> Option<&[f32]> {
-        match self {
-            StoredGradient::Shared(region) => Some(region.values()),
-            StoredGradient::Received(region) => Some(region.values()),
-            StoredGradient::Withheld => None,
-        }
-    }
-}
-
-/// A reported update that is not committed yet.
-struct UncommittedUpdate {
-    gradient: StoredGradient,
-    loss: f64,
-    /// The learning rates that the worker asks for.
-    rates: Vec<f64>,
-    samples: u64,
-    /// The model that the update was computed from, if it is kept.
-    parameters: Option<Arc<ParameterBuffer>>,
-}
 
 /// The connections, the model and the observers of one run.
 pub(super) struct NetHost<'a> {
@@ -60,13 +31,14 @@ pub(super) struct NetHost<'a> {
     context: &'a SessionContext,
     pub(super) observer: &'a mut dyn ServerObserver,
     pub(super) tracker: RunTracker,
-    stepper: Stepper,
-    parameter_ring: ParameterRing,
+    pub(super) model: ServerModel,
     /// Whether the models that updates are computed from must be kept until they are committed.
     keeps_models: bool,
     /// The samples in committed updates.
     pub(super) used: u64,
     links: HashMap<SessionId, Link>,
+    /// Where they come from.
+    peers: HashMap<SessionId, String>,
     /// Links of dismissed workers, which may still use their buffers.
     closing: HashMap<SessionId, Link>,
     /// Updates that are not committed yet.
@@ -86,8 +58,7 @@ impl<'a> NetHost<'a> {
         context: &'a SessionContext,
         observer: &'a mut dyn ServerObserver,
         monitor: Monitor,
-        stepper: Stepper,
-        parameter_ring: ParameterRing,
+        model: ServerModel,
         keeps_models: bool,
     ) -> Self {
         NetHost {
@@ -95,11 +66,11 @@ impl<'a> NetHost<'a> {
             context,
             observer,
             tracker: RunTracker::new(monitor, job.goals.clone(), job.evaluate_every),
-            stepper,
-            parameter_ring,
+            model,
             keeps_models,
             used: 0,
             links: HashMap::new(),
+            peers: HashMap::new(),
             closing: HashMap::new(),
             arrived: HashMap::new(),
             received: None,
@@ -111,14 +82,17 @@ impl<'a> NetHost<'a> {
 
     // --- connections ---
 
-    pub(super) fn connect(&mut self, session: SessionId, link: Link) {
+    pub(super) fn connect(&mut self, session: SessionId, peer: String, link: Link) {
         self.links.insert(session, link);
+        self.peers.insert(session, peer);
     }
 
     /// A connection is closed: nobody uses its buffers any more.
     pub(super) fn forget(&mut self, session: SessionId) {
         self.links.remove(&session);
         self.closing.remove(&session);
+        self.peers.remove(&session);
+        self.model.sharded().into_iter().for_each(|model| model.forget(session));
     }
 
     /// Returns the gradient of a message that was not used to the pool.
@@ -157,7 +131,10 @@ impl<'a> NetHost<'a> {
 
     /// Has the newest model evaluated. If others are still waiting for that, this one is left out.
     fn evaluate(&mut self, version: Version, now: Time) -> Result<(), ServerError> {
-        let newest = self.parameter_ring.newest();
+        if let Evaluator::Nobody = self.evaluator {
+            return Ok(());
+        }
+        let newest = self.model.newest()?.0;
         let process = match &mut self.evaluator {
             Evaluator::Nobody => return Ok(()),
             Evaluator::Thread(sender) => {
@@ -171,7 +148,7 @@ impl<'a> NetHost<'a> {
         let task = TaskId { worker: WorkerId::EVALUATOR, number: process.begin(version, now) };
         let assignment = Assignment { task, version, work: Work::Gradient, samples: 0, offset: 0, queued: false };
         let settings = TaskSettings { run: RunPosition::default(), committed: None };
-        link.prepare(task.number, newest.clone());
+        link.prepare(task.number, Some(newest.clone()));
         let message = ToWorker::Assign { assignment, after: None, buffers: None, settings };
         link.assign(task.number, version, message).map_err(no_memory(self.job.model.layout().len()))
     }
@@ -195,33 +172,41 @@ impl<'a> NetHost<'a> {
     // --- the state of the run ---
 
     /// Passes the state to the observer if the run could resume from this state.
-    pub(super) fn offer_checkpoint(&mut self, ledger: &Ledger) {
+    pub(super) fn offer_checkpoint(&mut self, ledger: &Ledger) -> Result<(), ServerError> {
         if !self.tracker.suspect_model(ledger.live()) && ledger.is_settled() {
+            let rate = self.model.rate_state();
+            let (parameters, optimizer) = self.model.newest()?;
             self.observer.on_checkpoint(&RunState {
                 version: ledger.version().0,
-                parameters: self.parameter_ring.newest().region.values(),
-                optimizer: self.stepper.optimizer(),
-                rate: self.stepper.rate_state(),
+                parameters: parameters.region.values(),
+                optimizer,
+                rate,
                 ledger,
                 monitor: self.tracker.monitor(),
             });
         }
+        Ok(())
     }
 
-    pub(super) fn outcome(&mut self, now: Time, stop: &StopReason, ledger: &Ledger) -> RunOutcome {
+    pub(super) fn outcome(
+        &mut self,
+        now: Time,
+        stop: &StopReason,
+        ledger: &Ledger,
+    ) -> Result<RunOutcome, ServerError> {
         let found = self.last_evaluation(ledger.version());
         self.evaluator = Evaluator::Nobody;
-        let parameters = self.parameter_ring.newest().region.values();
+        let parameters = self.model.newest()?.0.region.values();
         let last = self.job.model.workload().map(|workload| workload.replica().evaluate(parameters)).or(found);
         let Job { scheme, seed, setup, goals, .. } = self.job;
         let scheme = scheme.to_string();
         let run = RunInfo { scheme: &scheme, seed: *seed, workers: setup.workers, goals };
         let bytes = self.context.traffic.bytes();
-        RunOutcome {
+        Ok(RunOutcome {
             summary: self.tracker.monitor().summary(&run, now, stop, &ledger.samples(), bytes, last),
             parameters: parameters.to_vec(),
             emulated: std::mem::take(&mut self.emulated).into_iter().collect(),
-        }
+        })
     }
 }
 
@@ -236,11 +221,10 @@ impl ServerHost for NetHost<'_> {
 
     fn close(&mut self, session: SessionId, last: &ToWorker) {
         if let Some(mut link) = self.links.remove(&session) {
-            match last {
-                // Whoever brought the model gets it back.
-                ToWorker::Finished { .. } if self.job.model.workload().is_none() => {
-                    link.close_with_model(last.clone(), self.parameter_ring.newest());
-                }
+            // Whoever brought the model gets it back. It was fetched before the end, if it is in shards.
+            let takes_model = matches!(last, ToWorker::Finished { .. }) && self.job.model.workload().is_none();
+            match self.model.newest() {
+                Ok((model, _)) if takes_model => link.close_with_model(last.clone(), model),
                 _ => link.close(last),
             }
             self.closing.insert(session, link);
@@ -249,11 +233,11 @@ impl ServerHost for NetHost<'_> {
 
     fn prepare(&mut self, session: SessionId, task: TaskId) -> RunPosition {
         if let Some(link) = self.links.get_mut(&session) {
-            link.prepare(task.number, self.parameter_ring.newest().clone());
+            link.prepare(task.number, self.model.prepare(session));
         }
-        let progress = self.stepper.rate_state().progress();
+        let progress = self.model.rate_state().progress();
         RunPosition {
-            rate: self.stepper.local_rate(),
+            rate: self.model.local_rate(),
             progress,
             used: self.used,
             checkpoint: self.observer.wants_checkpoint(),
@@ -264,6 +248,10 @@ impl ServerHost for NetHost<'_> {
         let (Some(link), ToWorker::Assign { assignment, .. }) = (self.links.get_mut(&session), &message) else {
             return Ok(());
         };
+        if let Some(model) = self.model.sharded() {
+            model.check()?;
+            model.introduction(session).into_iter().for_each(|shards| link.send(&shards));
+        }
         link.assign(task.number, assignment.version, message).map_err(no_memory(self.job.model.layout().len()))
     }
 
@@ -277,6 +265,7 @@ impl ServerHost for NetHost<'_> {
         if let Some(link) = self.links.get_mut(&session) {
             link.release(task.number);
         }
+        self.model.sharded().into_iter().for_each(|model| model.discard(task));
     }
 
     fn keep(&mut self, session: SessionId, task: TaskId, update: ReportedUpdate) -> bool {
@@ -286,16 +275,20 @@ impl ServerHost for NetHost<'_> {
         let gradient = match location {
             GradientLocation::InPlace => gradient.map(StoredGradient::Shared),
             GradientLocation::Follows => self.received.take().map(StoredGradient::Received),
+            GradientLocation::InShards => Some(StoredGradient::InShards(session)),
             GradientLocation::Withheld => Some(StoredGradient::Withheld),
         };
         let Some(gradient) = gradient else { return false };
-        let parameters = self.keeps_models.then_some(parameters);
+        let parameters = parameters.filter(|_| self.keeps_models);
         self.arrived.insert(task, UncommittedUpdate { gradient, loss, rates, samples, parameters });
         true
     }
 
     fn discard(&mut self, task: TaskId) {
         if let Some(update) = self.arrived.remove(&task) {
+            if let (StoredGradient::InShards(_), Some(model)) = (&update.gradient, self.model.sharded()) {
+                model.discard(task);
+            }
             self.recycle(update.gradient);
         }
     }
@@ -306,39 +299,24 @@ impl ServerHost for NetHost<'_> {
     }
 
     fn commit(&mut self, commit: &Commit, live: usize) -> Result<CommitOutcome, ServerError> {
-        let updates = &commit.updates[..];
-        let mut gradients = Vec::with_capacity(updates.len());
-        let mut corrected = Vec::new();
-        let mut used = Vec::with_capacity(updates.len());
-        for Share { task, .. } in updates {
-            // This releases the model that the update was computed from, so that its buffer can be reused.
-            let UncommittedUpdate { gradient, loss, rates, samples, parameters } =
-                self.arrived.remove(task).ok_or(ServerError::GradientNotSent(*task))?;
-            if let CommitStep::Compensated { lambda } = commit.step {
-                let mut values = gradient.values().ok_or(ServerError::GradientNotSent(*task))?.to_vec();
-                let then = parameters.ok_or(ServerError::ModelNotKept(*task))?;
-                let (now, then) = (self.parameter_ring.newest().region.values(), then.region.values());
-                compensate(&mut values[..self.job.model.layout().trainable()], lambda, now, then);
-                corrected.push(values);
+        let take = |share: &Share| self.arrived.remove(&share.task).ok_or(ServerError::GradientNotSent(share.task));
+        let mut updates = commit.updates.iter().map(take).collect::<Result<Vec<_>, _>>()?;
+        let outcome = match &mut self.model {
+            ServerModel::Here(model) => {
+                let busy = || self.links.values().filter(|link| link.uses_processor()).count();
+                model.commit(commit, &mut updates, live, busy)?
             }
-            gradients.push((gradient, loss, rates));
-            used.push(samples);
-        }
-        let contributions = (0..).zip(updates).zip(&gradients).map(|((index, share), (gradient, loss, rates))| {
-            let corrected = corrected.get(index).map(Vec::as_slice);
-            let gradient = corrected.or(gradient.values()).ok_or(ServerError::GradientNotSent(share.task))?;
-            Ok(Contribution { task: share.task, gradient, weight: share.weight, loss: *loss, rates })
-        });
-        let contributions = contributions.collect::<Result<Vec<_>, ServerError>>()?;
-        let busy = || self.links.values().filter(|link| link.uses_processor()).count();
-        self.stepper.spare_processors(contributions.len(), busy);
-        let step = |old: &[f32], new: &mut [f32]| self.stepper.commit(commit, old, new, &contributions, live);
-        let outcome = self.parameter_ring.advance(step).map_err(no_memory(self.job.model.layout().len()))?;
-        drop(contributions);
-        gradients.into_iter().for_each(|(gradient, ..)| self.recycle(gradient));
+            ServerModel::Sharded(model) => model.commit(commit, &updates, live)?,
+        };
         let is_good = |share: &Share| !outcome.broken.contains(&share.task);
-        self.used +=
-            updates.iter().zip(used).filter(|(share, _)| is_good(share)).map(|(_, samples)| samples).sum::<u64>();
+        self.used += commit
+            .updates
+            .iter()
+            .zip(&updates)
+            .filter(|(share, _)| is_good(share))
+            .map(|(_, update)| update.samples)
+            .sum::<u64>();
+        updates.into_iter().for_each(|update| self.recycle(update.gradient));
         self.tracker.committed(commit, &outcome, live);
         Ok(outcome)
     }
@@ -349,6 +327,7 @@ impl ServerHost for NetHost<'_> {
     }
 
     fn end_turn(&mut self, now: Time, _: &Event, ledger: &Ledger) -> Result<(), ServerError> {
+        self.model.sharded().map_or(Ok(()), ShardedModel::check)?;
         self.used = ledger.samples().used;
         let mut is_due = false;
         let evaluate = || {
@@ -357,6 +336,13 @@ impl ServerHost for NetHost<'_> {
         };
         self.tracker.end_turn(now, &ledger.samples(), evaluate, self.observer);
         if is_due { self.evaluate(ledger.version(), now) } else { Ok(()) }
+    }
+
+    fn shard_offered(&mut self, worker: WorkerId, session: SessionId, port: u16) {
+        let peer = self.peers.get(&session).and_then(|peer| peer.parse::<SocketAddr>().ok());
+        if let (Some(model), Some(peer)) = (self.model.sharded(), peer) {
+            model.offer(worker, SocketAddr::new(peer.ip(), port));
+        }
     }
 
     fn evaluator_joined(&mut self, session: SessionId) {
@@ -387,8 +373,4 @@ impl ServerHost for NetHost<'_> {
         }
         self.observer.on_notice(&notice);
     }
-}
-
-pub(super) fn no_memory(values: usize) -> impl FnOnce(io::Error) -> ServerError {
-    move |error| ServerError::Memory { values, error }
 }

@@ -45,7 +45,8 @@ impl UploadPermits {
 pub(super) struct TaskBuffers {
     /// The model that the worker reads in shared memory, or that its gradient is compensated with. Holding it keeps it
     /// from being overwritten.
-    pub(super) parameters: Arc<ParameterBuffer>,
+    /// `None` if the model is in shards.
+    pub(super) parameters: Option<Arc<ParameterBuffer>>,
     /// The buffer in shared memory for its gradient.
     pub(super) gradient: Option<Arc<Region>>,
 }
@@ -117,14 +118,16 @@ impl Link {
         Ok(())
     }
 
-    /// Keeps a model for a task that is sent now or later.
-    pub(super) fn prepare(&mut self, number: u64, parameters: Arc<ParameterBuffer>) {
+    /// Keeps a model for a task that is sent now or later. Without one, the worker gets it from shards.
+    pub(super) fn prepare(&mut self, number: u64, parameters: Option<Arc<ParameterBuffer>>) {
         self.buffers.insert(number, TaskBuffers { parameters, gradient: None });
     }
 
     /// Sends the assignment of a task. In shared memory it names the buffers; over TCP the parameters follow.
     pub(super) fn assign(&mut self, number: u64, version: Version, mut message: ToWorker) -> io::Result<()> {
-        let Some(parameters) = self.buffers.get(&number).map(|buffers| buffers.parameters.clone()) else {
+        let Some(buffers) = self.buffers.get(&number) else { return Ok(()) };
+        let Some(parameters) = buffers.parameters.clone() else {
+            self.send(&message);
             return Ok(());
         };
         if !self.outbox.is_local() {
@@ -142,7 +145,7 @@ impl Link {
             *buffers = Some(SharedBuffers { parameters: parameters.index, gradient: index });
         }
         self.send(&message);
-        self.buffers.insert(number, TaskBuffers { parameters, gradient: Some(gradient) });
+        self.buffers.insert(number, TaskBuffers { parameters: Some(parameters), gradient: Some(gradient) });
         Ok(())
     }
 

@@ -15,11 +15,13 @@ mod host;
 mod io_thread;
 mod link;
 mod listener;
+mod model;
 mod model_intake;
 mod parameter_ring;
 mod planning;
 mod session;
 mod session_set;
+mod sharded_model;
 #[cfg(test)]
 mod tests;
 
@@ -33,6 +35,7 @@ use paceline_protocol::PayloadFormat;
 use paceline_runtime::{Job, ResumePoint, ServerObserver, StopReason, Summary};
 
 pub use error::ServerError;
+pub use sharded_model::ShardCount;
 
 use crate::address::Address;
 use crate::keys::Keys;
@@ -57,6 +60,8 @@ pub struct TransportOptions {
     pub keys: Option<Keys>,
     /// Whether workers on other machines may join without keys; default `false`.
     pub open: bool,
+    /// How many shards hold the parameters, in the processes of workers; by default none: the server does.
+    pub shards: ShardCount,
 }
 
 /// The result of a run.
@@ -183,8 +188,7 @@ impl Server {
             length: Some(job.model.layout().len()),
             open: AtomicUsize::new(0),
         });
-        let token = transport.keys.as_ref().map(Keys::token);
-        let coordinator = Coordinator::new(job, &context, token, epoch, shared, observer, from)?;
+        let coordinator = Coordinator::new(job, &context, &transport, epoch, shared, observer, from)?;
         let (io_threads, io_handles) = io_threads(over_tcp, &handle).map_err(ServerError::System)?;
         let (poller, context) = (event_source.poller(), context.clone());
         let acceptor = Acceptor::new(listeners, tcp_options, context, io_handles, next_session, poller);

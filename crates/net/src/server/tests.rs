@@ -96,7 +96,7 @@ impl ScriptedWorker {
         let mut worker = ScriptedWorker::connected(connect(address), job);
         worker.send(&ToServer::Hello { rank: Some(rank), emulated: None, token: None });
         assert!(matches!(worker.peer.message(), ToWorker::Welcome { .. }));
-        worker.send(&ToServer::Ready { fingerprint: job.model.fingerprint(job.seed) });
+        worker.send(&ToServer::Ready { fingerprint: job.model.fingerprint(job.seed), shard: None });
         worker
     }
 
@@ -215,7 +215,7 @@ fn a_worker_that_breaks_the_protocol_is_dismissed_and_the_others_continue() {
         (
             |worker| {
                 let fingerprint = Fingerprint::of(workload(1).as_ref(), 1);
-                worker.send(&ToServer::Ready { fingerprint });
+                worker.send(&ToServer::Ready { fingerprint, shard: None });
             },
             "second ready message",
         ),
@@ -372,7 +372,7 @@ fn a_worker_refused_in_the_middle_of_a_model_does_not_rejoin() {
         server.message::<ToServer>();
         let Job { workload_spec, seed, optimizer, .. } = job.clone();
         let payload = PayloadFormat::F32;
-        server.send(&ToWorker::Welcome { rank: 0, workload_spec, seed, payload, optimizer, epoch: 0 });
+        server.send(&ToWorker::Welcome { rank: 0, workload_spec, seed, payload, optimizer, epoch: 0, wants_shard: false });
         server.message::<ToServer>();
         server.send(&ToWorker::Model { version: Version(0) });
         server.send_chunk(&[0.0; 10]);

@@ -11,6 +11,7 @@ use paceline_protocol::{HEARTBEAT_INTERVAL, SessionEnd};
 use super::link::WorkerLink;
 use super::lost;
 use super::server_messages::ServerMessages;
+use crate::blocking_link::BlockingLink;
 use crate::connection::{CLOSE_TIMEOUT, Connection};
 use crate::frame_reader::Received;
 use crate::outbox::{Outbox, Rest};
@@ -43,7 +44,7 @@ struct ExchangeState {
 
 impl Exchange {
     pub(super) fn new(link: WorkerLink, messages: ServerMessages) -> Self {
-        let WorkerLink { poller, connection } = link;
+        let BlockingLink { poller, connection, .. } = link.0;
         let (socket, outbox) = (connection.socket().clone(), connection.outbox().clone());
         let state = ExchangeState {
             connection,
@@ -64,6 +65,10 @@ impl Exchange {
     /// Whether the server is on this machine and shares memory.
     pub(super) fn is_shared(&self) -> bool {
         self.socket.is_local()
+    }
+
+    pub(super) fn socket(&self) -> &Socket {
+        &self.socket
     }
 
     /// The file descriptor of the connection.

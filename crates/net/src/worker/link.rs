@@ -8,41 +8,33 @@ use paceline_protocol::{PayloadFormat, ToServer, ToWorker};
 use paceline_runtime::OfferedModel;
 use paceline_store::TensorEntry;
 
-use crate::connection::{Connection, Side};
+use crate::blocking_link::BlockingLink;
+use crate::connection::Side;
 use crate::frame;
 use crate::frame_reader::{Received, invalid};
-use crate::outbox::{Outbox, Rest, Transfer};
-use crate::poller::{Interest, Lookout, Poller};
+use crate::outbox::{Outbox, Transfer};
 use crate::shared_memory::Region;
 use crate::socket::{Socket, Traffic};
 use crate::tls::Tls;
-
-/// The token of the connection, the only one that is waited for.
-const TOKEN: u64 = 0;
 
 /// How long a model may take to be sent.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The connection to the server.
-pub(super) struct WorkerLink {
-    pub(super) poller: Poller,
-    pub(super) connection: Connection,
-}
+pub(super) struct WorkerLink(pub(super) BlockingLink);
 
 impl WorkerLink {
     pub(super) fn new(socket: Socket, tls: Option<Tls>) -> io::Result<Self> {
-        let poller = Poller::new()?;
-        let connection = Connection::new(Side::Worker, socket, tls, &Traffic::default(), poller.waker(), TOKEN);
-        Ok(WorkerLink { poller, connection })
+        BlockingLink::new(Side::Worker, socket, tls, &Traffic::default()).map(WorkerLink)
     }
 
     fn outbox(&self) -> &Outbox {
-        self.connection.outbox()
+        self.0.outbox()
     }
 
     /// Whether the server is on this machine and shares memory.
     pub(super) fn is_shared(&self) -> bool {
-        self.connection.socket().is_local()
+        self.0.connection.socket().is_local()
     }
 
     /// Sends the first message and waits for the answer until `deadline`.
@@ -53,17 +45,10 @@ impl WorkerLink {
 
     /// Sends what is in the outbox, and waits for a message until `deadline`.
     fn answer(&mut self, deadline: Instant) -> io::Result<ToWorker> {
-        loop {
-            let rest = self.connection.send_pending()?;
-            self.wait(rest, deadline)?;
-            self.connection.begin_reading();
-            match self.connection.receive()? {
-                Some(Received::Message(answer)) => return Ok(answer),
-                Some(Received::Values(_)) => return Err(invalid("values before the welcome")),
-                Some(Received::End) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                None if Instant::now() >= deadline => return Err(io::ErrorKind::TimedOut.into()),
-                None => {}
-            }
+        match self.0.receive(Some(deadline))? {
+            Received::Message(answer) => Ok(answer),
+            Received::Values(_) => Err(invalid("values before the welcome")),
+            Received::End => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }
 
@@ -90,12 +75,5 @@ impl WorkerLink {
             usize::MAX,
         );
         self.answer(Instant::now() + OFFER_TIMEOUT)
-    }
-
-    /// Waits until the connection can be read, or written if something is left, a wake-up or the deadline.
-    fn wait(&mut self, rest: Rest, deadline: Instant) -> io::Result<()> {
-        let interest = Interest { readable: true, writable: rest.is_pending() };
-        self.connection.wait_for(&self.poller, interest)?;
-        self.poller.wait(&mut Lookout::default(), Some(deadline), &mut Vec::new())
     }
 }

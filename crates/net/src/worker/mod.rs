@@ -1,12 +1,12 @@
 //! The worker: computes what the server assigns, until the run is over.
 
 mod computer;
-mod connect;
 mod emulation;
 mod exchange;
 mod link;
 mod server_messages;
 mod session;
+mod shard_links;
 mod system_load;
 mod task_queue;
 
@@ -25,12 +25,15 @@ use thiserror::Error;
 pub use emulation::Emulation;
 
 use crate::address::Address;
+use crate::connect::connect;
 use crate::keys::Keys;
+use crate::shard::Shard;
 use crate::shared_memory::ModelMapping;
+use crate::socket::Socket;
 use computer::Computer;
-use connect::connect;
 use link::WorkerLink;
 use session::HelloAnswer;
+use shard_links::ShardAccess;
 pub use session::{TakenTask, TaskReport, TimeSpent, WorkerSession};
 
 /// A worker and how it joins its server.
@@ -54,6 +57,24 @@ pub struct Worker {
     pub keys: Option<Keys>,
     /// How models in shared memory are mapped.
     pub model_mapping: ModelMapping,
+    /// The part of the parameters that this process holds, if the server asks for that.
+    pub shard: WorkerShard,
+}
+
+/// The part of the parameters that a worker's process holds, once a server has asked for it. It stays when the worker rejoins.
+#[derive(Debug, Default)]
+pub struct WorkerShard(Option<Shard>);
+
+impl WorkerShard {
+    /// The port of the shard beside a worker that is connected by this socket. It is started if the server asks for it.
+    fn port(&mut self, socket: &Socket, keys: Option<&Keys>) -> Option<u16> {
+        let Socket::Tcp(stream) = socket else { return None };
+        if self.0.is_none() {
+            // Without one, the server does with others, or says what is missing.
+            self.0 = stream.local_addr().and_then(|address| Shard::start(address.ip(), keys)).ok();
+        }
+        self.0.as_ref().map(Shard::port)
+    }
 }
 
 /// A change in the state of a worker.
@@ -137,8 +158,8 @@ fn tried_for(waited: &Option<Duration>) -> String {
 }
 
 /// The delay before the first retry. It doubles with every retry, up to [`MAX_RETRY_DELAY`].
-const MIN_RETRY_DELAY: Duration = Duration::from_millis(100);
-const MAX_RETRY_DELAY: Duration = Duration::from_secs(2);
+pub(crate) const MIN_RETRY_DELAY: Duration = Duration::from_millis(100);
+pub(crate) const MAX_RETRY_DELAY: Duration = Duration::from_secs(2);
 
 /// How long to ask a server again that has no place yet, e.g. because another worker sends its model.
 const PLACE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -168,6 +189,7 @@ impl Worker {
             congestion: None,
             keys: None,
             model_mapping: ModelMapping::default(),
+            shard: WorkerShard::default(),
         }
     }
 
@@ -239,8 +261,8 @@ impl Worker {
         loop {
             let end = match self.say_hello(self.join_timeout, on_notice)? {
                 Ok(HelloAnswer::Welcome(session, welcome)) => {
-                    let training = &model.training;
-                    session.ready(Fingerprint::of_layout(&model.layout, training.frozen), model.layout.len());
+                    let (training, shard) = (&model.training, self.shard_port(&session, &welcome));
+                    session.ready(Fingerprint::of_layout(&model.layout, training.frozen), model.layout.len(), shard);
                     return Ok((session, welcome));
                 }
                 Ok(HelloAnswer::SendModel(link)) => match link.offer(model) {
@@ -280,7 +302,8 @@ impl Worker {
         // The token is for a server on a network, and only readable for it: TLS is on with keys.
         let token = self.keys.as_ref().filter(|_| !link.is_shared()).map(Keys::token);
         let hello = ToServer::Hello { rank: self.rank, emulated, token };
-        let answer = WorkerSession::join(link, &hello, self.keys.is_some(), self.model_mapping);
+        let shard_access = ShardAccess { keys: self.keys.clone(), congestion: self.congestion.clone() };
+        let answer = WorkerSession::join(link, &hello, shard_access, self.model_mapping);
         match &answer {
             Ok(HelloAnswer::Welcome(_, welcome)) if welcome.epoch < self.epoch => {
                 self.pass_on();
@@ -295,6 +318,11 @@ impl Worker {
             Ok(HelloAnswer::SendModel(_)) | Err(_) => {}
         }
         Ok(answer)
+    }
+
+    /// The port where this process would hold a part of the parameters, if the server asks for that.
+    fn shard_port(&mut self, session: &WorkerSession, welcome: &Welcome) -> Option<u16> {
+        welcome.wants_shard.then(|| self.shard.port(session.socket(), self.keys.as_ref()))?
     }
 
     /// Tries the next address first from now on.
@@ -320,6 +348,7 @@ impl Worker {
             }
             Err(end) => return Ok(end),
         };
+        let shard = self.shard_port(&session, &welcome);
         let Welcome { workload_spec, seed, optimizer, .. } = welcome;
         let built = state.workload.take().filter(|(spec, _)| *spec == workload_spec);
         let workload = match built.map_or_else(|| build(&workload_spec), |(_, workload)| Ok(workload)) {
@@ -331,7 +360,7 @@ impl Worker {
         };
         state.workload = Some((workload_spec, workload.clone()));
         let layout = workload.layout();
-        session.ready(Fingerprint::of(workload.as_ref(), seed), layout.len());
+        session.ready(Fingerprint::of(workload.as_ref(), seed), layout.len(), shard);
         let mut replica = workload.replica();
         replica.track(session.progress().clone());
         let (emulation, kept) = (self.emulation.as_mut(), BTreeMap::new());

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use paceline_core::Version;
-use paceline_protocol::{Reaction, SessionEnd, SharedBuffer, SharedBuffers, ToServer, ToWorker};
+use paceline_protocol::{PayloadFormat, Reaction, SessionEnd, SharedBuffer, SharedBuffers, ToServer, ToWorker};
 use paceline_workload::Progress;
 
 use super::lost;
+use super::shard_links::{ShardAccess, ShardLinks, ShardMap};
 use super::task_queue::{TaskModel, TaskQueue};
 use crate::connection::Connection;
 use crate::frame_reader::invalid;
@@ -21,6 +22,11 @@ pub(super) struct ServerMessages {
     /// The length of the parameter vector, once the workload is built.
     length: Arc<OnceLock<usize>>,
     mapping: ModelMapping,
+    /// The number format of updates that are sent.
+    payload: PayloadFormat,
+    shard_access: ShardAccess,
+    /// The connections to the shards, once the server has named them.
+    shard_links: Arc<OnceLock<ShardLinks>>,
     /// Parameter buffers shared by the server.
     parameters: BTreeMap<u32, Arc<Region>>,
     /// Gradient buffers shared by the server.
@@ -39,10 +45,28 @@ impl ServerMessages {
         progress: Progress,
         length: Arc<OnceLock<usize>>,
         mapping: ModelMapping,
+        payload: PayloadFormat,
+        shard_access: ShardAccess,
     ) -> Self {
-        let (parameters, gradients) = (BTreeMap::new(), BTreeMap::new());
-        let (models, arriving, bytes) = (Vec::new(), None, 0);
-        ServerMessages { task_queue, progress, length, mapping, parameters, gradients, models, arriving, bytes }
+        ServerMessages {
+            task_queue,
+            progress,
+            length,
+            mapping,
+            payload,
+            shard_access,
+            shard_links: Arc::default(),
+            parameters: BTreeMap::new(),
+            gradients: BTreeMap::new(),
+            models: Vec::new(),
+            arriving: None,
+            bytes: 0,
+        }
+    }
+
+    /// The connections to the shards, if there are any.
+    pub(super) fn shard_links(&self) -> &Arc<OnceLock<ShardLinks>> {
+        &self.shard_links
     }
 
     /// Ends the session; only the first reason counts.
@@ -91,11 +115,16 @@ impl ServerMessages {
                 None
             }
             ToWorker::Model { version } => return self.expect_model(*version, connection),
+            ToWorker::Shards { places, run, session } => {
+                let map = ShardMap { places: places.clone(), run: *run, session: *session, payload: self.payload };
+                return self.reach_shards(map, connection);
+            }
             _ => None,
         };
         let reaction = self.task_queue.on_message(message, model);
         if let Some(number) = self.task_queue.cancelled_task() {
             connection.outbox().stop_transfer(number);
+            self.shard_links.get().into_iter().for_each(|links| links.stop(number));
         }
         match reaction {
             Reaction::None => Ok(()),
@@ -139,6 +168,17 @@ impl ServerMessages {
             }
         }
         Ok(())
+    }
+
+    /// Models come from shards, and updates go to them.
+    fn reach_shards(&mut self, map: ShardMap, connection: &Connection) -> Result<(), SessionEnd> {
+        let (access, length) = (self.shard_access.clone(), self.length()?);
+        let (task_queue, progress, outbox) =
+            (self.task_queue.clone(), self.progress.clone(), connection.outbox().clone());
+        let links = ShardLinks::start(map, access, length, task_queue, progress, move || outbox.disconnect());
+        self.shard_links
+            .set(links.map_err(|error| lost(&error))?)
+            .map_err(|_| SessionEnd::Lost("the server has named its shards twice".into()))
     }
 
     /// A model follows; messages may arrive between its chunks.

@@ -17,15 +17,17 @@ use paceline_protocol::{
 };
 use paceline_workload::Progress;
 
-use super::exchange::Exchange;
+use super::exchange::{DirectReader, Exchange};
 use super::link::WorkerLink;
 use super::server_messages::ServerMessages;
+use super::shard_links::{ShardAccess, ShardLinks};
 use super::system_load::SystemLoad;
 use super::task_queue::{TaskModel, TaskQueue};
 use crate::frame;
 use crate::frame_reader::invalid;
 use crate::outbox::{Transfer, TransferEnd};
 use crate::shared_memory::{ModelMapping, Region, ValueMemory};
+use crate::socket::Socket;
 
 /// Where the result of a task goes: a gradient, or a model difference.
 enum ResultBuffer {
@@ -121,6 +123,8 @@ pub struct WorkerSession {
     /// Counts the steps of this worker, for the heartbeats.
     progress: Progress,
     payload: PayloadFormat,
+    /// The connections to the shards, if the server has any.
+    shard_links: Arc<OnceLock<ShardLinks>>,
     /// The length of the parameter vector, once it is known.
     length: Arc<OnceLock<usize>>,
     /// A buffer for results that are sent. It is allocated for the first, and while another is still being read.
@@ -135,15 +139,18 @@ impl WorkerSession {
     pub(super) fn join(
         mut link: WorkerLink,
         hello: &ToServer,
-        has_keys: bool,
+        shard_access: ShardAccess,
         mapping: ModelMapping,
     ) -> Result<HelloAnswer, SessionEnd> {
         let task_queue = Arc::new(TaskQueue::default());
-        let Some(welcome) = shake_hands(&mut link, hello, has_keys, &task_queue)? else {
+        let Some(welcome) = shake_hands(&mut link, hello, shard_access.keys.is_some(), &task_queue)? else {
             return Ok(HelloAnswer::SendModel(link));
         };
         let (progress, length) = (Progress::default(), Arc::new(OnceLock::new()));
-        let messages = ServerMessages::new(task_queue.clone(), progress.clone(), length.clone(), mapping);
+        let (queue, payload) = (task_queue.clone(), welcome.payload);
+        let messages =
+            ServerMessages::new(queue, progress.clone(), length.clone(), mapping, payload, shard_access);
+        let shard_links = messages.shard_links().clone();
         let exchange = Arc::new(Exchange::new(link, messages));
         let own = exchange.clone();
         let thread = thread::Builder::new().name("connection".into()).spawn(move || own.run());
@@ -151,7 +158,8 @@ impl WorkerSession {
             task_queue,
             exchange,
             progress,
-            payload: welcome.payload,
+            payload,
+            shard_links,
             length,
             buffer: None,
             system_load: SystemLoad::default(),
@@ -159,6 +167,11 @@ impl WorkerSession {
             thread: Some(thread.map_err(|error| SessionEnd::Lost(error.to_string()))?),
         };
         Ok(HelloAnswer::Welcome(session, welcome))
+    }
+
+    /// The connection to the server.
+    pub(super) fn socket(&self) -> &Socket {
+        self.exchange.socket()
     }
 
     /// Counts the steps of this worker: as long as it moves, the worker is not stuck.
@@ -171,11 +184,12 @@ impl WorkerSession {
         self.tasks
     }
 
-    /// Tells the server that this worker has its model, of this length, and can take tasks.
-    pub(super) fn ready(&self, fingerprint: Fingerprint, length: usize) {
+    /// Tells the server that this worker has its model, of this length, and can take tasks. Its process would hold a part of
+    /// the parameters at this port, if one is given.
+    pub(super) fn ready(&self, fingerprint: Fingerprint, length: usize, shard: Option<u16>) {
         self.length.get_or_init(|| length);
         // If it fails, the first task is the end of the session.
-        let _ = self.exchange.outbox().send(&ToServer::Ready { fingerprint });
+        let _ = self.exchange.outbox().send(&ToServer::Ready { fingerprint, shard });
     }
 
     /// Leaves for this reason.
@@ -197,7 +211,7 @@ impl WorkerSession {
         let length = parameters.values().len();
         let result = match gradient {
             Some(shared) => ResultBuffer::Shared(shared),
-            None if self.exchange.is_shared() => return Err(self.failed(&invalid("assignment without shared buffers"))),
+            None if self.exchange.is_shared() && self.shard_links.get().is_none() => return Err(self.failed(&invalid("assignment without shared buffers"))),
             None => {
                 let own = self.buffer.take().map_or_else(|| Region::private(length), Ok);
                 ResultBuffer::Own(own.map_err(|error| self.failed(&error))?)
@@ -211,11 +225,21 @@ impl WorkerSession {
         if let Some(taken) = take(&self.task_queue) {
             return Some(taken);
         }
-        let mut reader = self.exchange.read_directly();
+        let mut reader = None;
         loop {
-            let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            let (seen, is_over) =
+                (self.task_queue.changes(), deadline.is_some_and(|deadline| Instant::now() >= deadline));
             match take(&self.task_queue) {
-                None if !is_over => reader.wait(deadline),
+                // What it waits for may come over other connections.
+                None if !is_over && self.shard_links.get().is_some() => {
+                    reader = None;
+                    self.task_queue.wait_for_change(seen, deadline);
+                }
+                None if !is_over => match &mut reader {
+                    Some(reader) => DirectReader::wait(reader, deadline),
+                    // Until now the other thread may have read what is waited for.
+                    None => reader = Some(self.exchange.read_directly()),
+                },
                 taken => return taken,
             }
         }
@@ -275,10 +299,9 @@ impl WorkerSession {
     /// # Errors
     /// If the session has ended.
     pub fn report(&mut self, task: TakenTask, report: TaskReport) -> Result<(), SessionEnd> {
-        let number = task.assignment.task.number;
         let sent = match task.result {
-            ResultBuffer::Shared(_) => self.report_in_place(number, report),
-            ResultBuffer::Own(values) => self.upload(number, report, values),
+            ResultBuffer::Shared(_) => self.report_in_place(task.assignment.task.number, report),
+            ResultBuffer::Own(values) => self.upload(&task.assignment, report, values),
         };
         sent.map_err(|error| self.failed(&error))?;
         self.task_queue.finish();
@@ -332,16 +355,30 @@ impl WorkerSession {
         self.exchange.outbox().send(&message)
     }
 
-    fn upload(&mut self, number: u64, report: TaskReport, values: Region) -> io::Result<()> {
+    fn upload(&mut self, assignment: &Assignment, report: TaskReport, values: Region) -> io::Result<()> {
+        let number = assignment.task.number;
         let status = self.task_queue.result_status();
-        let gradient =
-            if status == ResultStatus::Late { GradientLocation::Withheld } else { GradientLocation::Follows };
+        let shard_links = self.shard_links.clone();
+        let gradient = match (status, shard_links.get()) {
+            (ResultStatus::Late, _) => GradientLocation::Withheld,
+            (_, Some(_)) => GradientLocation::InShards,
+            (_, None) => GradientLocation::Follows,
+        };
         let report = self.report_message(number, report, gradient);
         let end = match status {
             ResultStatus::Cancelled => TransferEnd::Withdrawn,
             ResultStatus::Late => {
                 self.exchange.outbox().send(&report)?;
                 TransferEnd::Sent
+            }
+            ResultStatus::Wanted if let Some(links) = shard_links.get() => {
+                let Assignment { task, version, .. } = *assignment;
+                let (buffer, end) = links.push(task, version, values, || self.is_cancelled())?;
+                self.buffer = buffer;
+                if end == TransferEnd::Sent {
+                    self.exchange.outbox().send(&report)?;
+                }
+                end
             }
             ResultStatus::Wanted => {
                 let (values, payload) = (Arc::new(values), self.payload);

@@ -1,5 +1,6 @@
 //! The worker's side of the protocol, shared by the thread of the connection and the computing thread.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,8 @@ pub(super) struct TaskModel {
 pub(super) struct TaskQueue {
     protocol: Mutex<WorkerProtocol<TaskModel>>,
     changed: Condvar,
+    /// Counts changes. Moves only while the protocol is locked.
+    changes: AtomicU64,
 }
 
 impl TaskQueue {
@@ -28,18 +31,22 @@ impl TaskQueue {
         self.protocol.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn change<T>(&self, change: impl FnOnce(&mut WorkerProtocol<TaskModel>) -> T) -> T {
+        let mut protocol = self.lock();
+        self.changes.fetch_add(1, Ordering::Relaxed);
+        self.changed.notify_all();
+        change(&mut protocol)
+    }
+
     // --- for the thread of the connection ---
 
     pub(super) fn on_message(&self, message: ToWorker, model: Option<TaskModel>) -> Reaction {
-        let reaction = self.lock().on_message(message, model);
-        self.changed.notify_all();
-        reaction
+        self.change(|protocol| protocol.on_message(message, model))
     }
 
     /// Adds a model that was received.
     pub(super) fn add_model(&self, version: Version, parameters: Arc<Region>) {
-        self.lock().on_model(version, TaskModel { parameters, gradient: None });
-        self.changed.notify_all();
+        self.change(|protocol| protocol.on_model(version, TaskModel { parameters, gradient: None }));
     }
 
     /// The number of the running task, if it is cancelled.
@@ -49,11 +56,27 @@ impl TaskQueue {
 
     /// Ends the session; only the first reason counts.
     pub(super) fn end(&self, end: SessionEnd) {
-        self.lock().end(end);
-        self.changed.notify_all();
+        self.change(|protocol| protocol.end(end));
     }
 
     // --- for the computing thread ---
+
+    /// How often something has changed.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Relaxed)
+    }
+
+    /// Waits until something has changed since there were `seen` changes, or the deadline.
+    pub(super) fn wait_for_change(&self, seen: u64, deadline: Option<Instant>) {
+        let mut protocol = self.lock();
+        while self.changes() == seen {
+            let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return;
+            }
+            protocol = self.changed.wait_timeout(protocol, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
 
     /// The next task and its model, started, if they have arrived.
     pub(super) fn start_next(&self) -> Option<Result<(NextTask<TaskModel>, TaskModel), SessionEnd>> {
@@ -69,9 +92,9 @@ impl TaskQueue {
         self.lock().take_answer()
     }
 
-    /// The version and the model that arrived last.
+    /// The newest model that has arrived.
     pub(super) fn last_model(&self) -> Option<(Version, TaskModel)> {
-        self.lock().last_model().cloned()
+        self.lock().last_model()
     }
 
     /// Waits for the end of the session and returns its reason.

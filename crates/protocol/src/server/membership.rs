@@ -63,8 +63,9 @@ impl ServerProtocol {
         session.emulated = emulated.as_deref().map(printable);
         session.patience = self.patience.get(&worker).copied().unwrap_or(PATIENCE);
         self.members.insert(worker, id);
-        let ServerConfig { workload_spec, seed, payload, optimizer, epoch, .. } = self.config.clone();
-        host.send(id, &ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer, epoch });
+        let ServerConfig { workload_spec, seed, payload, optimizer, epoch, wants_shards, .. } = self.config.clone();
+        let wants_shard = wants_shards && worker != WorkerId::EVALUATOR;
+        host.send(id, &ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer, epoch, wants_shard });
         let next = self.now + PATIENCE;
         self.schedule(id, next);
         Ok(())
@@ -75,6 +76,7 @@ impl ServerProtocol {
         id: SessionId,
         worker: WorkerId,
         theirs: &Fingerprint,
+        shard: Option<u16>,
         host: &mut H,
     ) -> Handled<H> {
         if let Some(difference) = self.config.fingerprint.difference(theirs) {
@@ -88,6 +90,9 @@ impl ServerProtocol {
             return Ok(());
         }
         session.stage = Stage::Joined(worker);
+        if let Some(port) = shard.filter(|_| self.config.wants_shards) {
+            host.shard_offered(worker, id, port);
+        }
         host.notice(Notice::Joined { worker, peer: session.peer.clone(), emulated: session.emulated.clone() });
         if self.started.is_some() {
             return self.feed(Event::Joined { worker }, host);
@@ -169,11 +174,16 @@ pub(crate) fn denial(trust: PeerTrust, ours: Option<&Token>, theirs: Option<&Tok
     let ours = ours.filter(|_| trust == PeerTrust::Network)?;
     match theirs {
         None => Some("no token: start the worker with --keys DIR"),
-        Some(theirs) if !bool::from(ours.ct_eq(theirs)) => {
+        Some(_) if !token_matches(Some(ours), theirs) => {
             Some("wrong token: start the worker with the --keys DIR of the server")
         }
         Some(_) => None,
     }
+}
+
+/// Whether a peer has the token that it needs. How long this takes does not tell how much of it is right.
+pub fn token_matches(ours: Option<&Token>, theirs: Option<&Token>) -> bool {
+    ours.is_none_or(|ours| theirs.is_some_and(|theirs| ours.ct_eq(theirs).into()))
 }
 
 /// Text from a peer without control characters, which a terminal would interpret.

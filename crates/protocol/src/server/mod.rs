@@ -22,7 +22,7 @@ use executor::{HostExecutor, send_next};
 pub use host::{PeerTrust, ReportedUpdate, ServerHost, SessionId};
 use liveness::{PATIENCE, TICK, progressed};
 pub(crate) use membership::denial;
-pub use membership::max_ranks;
+pub use membership::{max_ranks, token_matches};
 use membership::printable;
 
 /// The time limit of the handshake: from the connection, encryption included, to the complete hello.
@@ -51,6 +51,8 @@ pub struct ServerConfig {
     pub epoch: u64,
     /// Whether a process may join to evaluate models.
     pub takes_evaluator: bool,
+    /// Whether processes of workers may have to hold a part of the parameters.
+    pub wants_shards: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -305,7 +307,9 @@ impl ServerProtocol {
                 }
                 Ok(())
             }
-            (Stage::Building(worker), ToServer::Ready { fingerprint }) => self.on_ready(id, worker, &fingerprint, host),
+            (Stage::Building(worker), ToServer::Ready { fingerprint, shard }) => {
+                self.on_ready(id, worker, &fingerprint, shard, host)
+            }
             (Stage::Building(_), _) => self.violation(id, "expected a ready message", host),
             (Stage::Joined(_) | Stage::Evaluating, ToServer::Ready { .. }) => {
                 self.violation(id, "second ready message", host)
@@ -451,6 +455,7 @@ impl ServerProtocol {
             GradientLocation::InPlace => trust == PeerTrust::SameUser,
             GradientLocation::Follows => trust == PeerTrust::Network,
             GradientLocation::Withheld => late,
+            GradientLocation::InShards => self.config.wants_shards,
         };
         let report = report.bounded(self.now.since(sent));
         let samples = u64::from(report.samples.unwrap_or(samples)) * u64::from(iterations);

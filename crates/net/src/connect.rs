@@ -11,18 +11,18 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Uid, getuid};
 use rustls::ClientConnection;
 
-use super::{MAX_RETRY_DELAY, MIN_RETRY_DELAY, WorkerError};
 use crate::address::Address;
 use crate::keys::Keys;
 use crate::socket::Socket;
 use crate::tls::Tls;
+use crate::worker::{MAX_RETRY_DELAY, MIN_RETRY_DELAY, WorkerError};
 
 /// The time limit of one attempt to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Connects to the first of `addresses` where a server listens. If there is none, tries again for `join_timeout`, and calls
 /// `on_waiting` before the first wait.
-pub(super) fn connect<'a>(
+pub(crate) fn connect<'a>(
     addresses: &[&'a Address],
     congestion: Option<&str>,
     keys: Option<&Keys>,
@@ -34,7 +34,7 @@ pub(super) fn connect<'a>(
     loop {
         let mut absent = None;
         for &address in addresses {
-            match attempt(address, congestion, keys) {
+            match dial(address, congestion, keys) {
                 Ok((socket, tls)) => return Ok((address, socket, tls)),
                 Err(error) if is_absence(&error) => _ = absent.get_or_insert((address, error)),
                 Err(error) => return Err(WorkerError::Connect { address: address.clone(), error, waited: None }),
@@ -77,7 +77,12 @@ fn reach(host: &str, port: u16) -> io::Result<TcpStream> {
     Err(last)
 }
 
-fn attempt(address: &Address, congestion: Option<&str>, keys: Option<&Keys>) -> io::Result<(Socket, Option<Tls>)> {
+/// Connects to an address. With keys, a TCP connection is encrypted.
+pub(crate) fn dial(
+    address: &Address,
+    congestion: Option<&str>,
+    keys: Option<&Keys>,
+) -> io::Result<(Socket, Option<Tls>)> {
     match address {
         Address::Tcp { host, port } => {
             let socket = Socket::tcp(reach(host, *port)?, congestion)?;

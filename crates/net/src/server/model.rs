@@ -1,0 +1,144 @@
+//! The model of a run: in the server's memory, or in shards.
+
+use std::sync::Arc;
+
+use paceline_core::{Commit, CommitOutcome, CommitStep, Share};
+use paceline_protocol::SessionId;
+use paceline_runtime::{Contribution, Job, RateState, Stepper, compensate};
+use paceline_store::Optimizer;
+
+use super::ServerError;
+use super::error::no_memory;
+use super::parameter_ring::{ParameterBuffer, ParameterRing};
+use super::sharded_model::ShardedModel;
+use crate::shared_memory::Region;
+
+/// A gradient or model difference.
+pub(super) enum StoredGradient {
+    Shared(Arc<Region>),
+    Received(Region),
+    /// The shards have it.
+    InShards(SessionId),
+    /// The worker did not send it.
+    Withheld,
+}
+
+impl StoredGradient {
+    fn values(&self) -> Option<&[f32]> {
+        match self {
+            StoredGradient::Shared(region) => Some(region.values()),
+            StoredGradient::Received(region) => Some(region.values()),
+            StoredGradient::InShards(_) | StoredGradient::Withheld => None,
+        }
+    }
+}
+
+/// A reported update that is not committed yet.
+pub(super) struct UncommittedUpdate {
+    pub(super) gradient: StoredGradient,
+    pub(super) loss: f64,
+    /// The learning rates that the worker asks for.
+    pub(super) rates: Vec<f64>,
+    pub(super) samples: u64,
+    /// The model that the update was computed from, if it is kept.
+    pub(super) parameters: Option<Arc<ParameterBuffer>>,
+}
+
+/// The model of a run.
+pub(super) enum ServerModel {
+    Here(LocalModel),
+    Sharded(Box<ShardedModel>),
+}
+
+impl ServerModel {
+    /// The learning rate of local iterations on the newest version.
+    pub(super) fn local_rate(&self) -> f32 {
+        match self {
+            ServerModel::Here(model) => model.stepper.local_rate(),
+            ServerModel::Sharded(model) => model.control().local_rate(),
+        }
+    }
+
+    /// What the learning rate depends on.
+    pub(super) fn rate_state(&self) -> RateState {
+        match self {
+            ServerModel::Here(model) => model.stepper.rate_state(),
+            ServerModel::Sharded(model) => model.control().rate_state(),
+        }
+    }
+
+    /// The newest version, and its optimizer.
+    pub(super) fn newest(&mut self) -> Result<(&Arc<ParameterBuffer>, &Optimizer), ServerError> {
+        match self {
+            ServerModel::Here(model) => Ok((model.ring.newest(), model.stepper.optimizer())),
+            ServerModel::Sharded(model) => model.newest(),
+        }
+    }
+
+    /// The newest version, for a task of this server's memory. Shards send it themselves, from now on.
+    pub(super) fn prepare(&mut self, session: SessionId) -> Option<Arc<ParameterBuffer>> {
+        match self {
+            ServerModel::Here(model) => Some(model.ring.newest().clone()),
+            ServerModel::Sharded(model) => {
+                model.deliver(session);
+                None
+            }
+        }
+    }
+
+    /// The shards, if there are any.
+    pub(super) fn sharded(&mut self) -> Option<&mut ShardedModel> {
+        match self {
+            ServerModel::Here(_) => None,
+            ServerModel::Sharded(model) => Some(model),
+        }
+    }
+}
+
+/// A model in this process.
+pub(super) struct LocalModel {
+    pub(super) stepper: Stepper,
+    pub(super) ring: ParameterRing,
+    pub(super) values: usize,
+    pub(super) trainable: usize,
+}
+
+impl LocalModel {
+    pub(super) fn new(job: &Job, stepper: Stepper, parameters: &[f32], shared: bool) -> Result<Self, ServerError> {
+        let (layout, values) = (job.model.layout(), parameters.len());
+        let stepper = stepper.clipping(job.clip_sum).threads(job.step_threads());
+        let ring = ParameterRing::new(parameters, shared).map_err(no_memory(values))?;
+        Ok(LocalModel { stepper, ring, values, trainable: layout.trainable() })
+    }
+
+    /// Steps the model. `busy` says how many processors have other work.
+    pub(super) fn commit(
+        &mut self,
+        commit: &Commit,
+        updates: &mut [UncommittedUpdate],
+        live: usize,
+        busy: impl FnOnce() -> usize,
+    ) -> Result<CommitOutcome, ServerError> {
+        let mut corrected = Vec::new();
+        if let CommitStep::Compensated { lambda } = commit.step {
+            for (Share { task, .. }, update) in commit.updates.iter().zip(&mut *updates) {
+                let mut values = update.gradient.values().ok_or(ServerError::GradientNotSent(*task))?.to_vec();
+                // This releases the model that the update was computed from, so that its buffer can be reused.
+                let then = update.parameters.take().ok_or(ServerError::ModelNotKept(*task))?;
+                let (now, then) = (self.ring.newest().region.values(), then.region.values());
+                compensate(&mut values[..self.trainable], lambda, now, then);
+                corrected.push(values);
+            }
+        }
+        let contributions = (0..).zip(&commit.updates[..]).zip(&*updates).map(|((index, share), update)| {
+            let corrected = corrected.get(index).map(Vec::as_slice);
+            let gradient = corrected.or(update.gradient.values()).ok_or(ServerError::GradientNotSent(share.task))?;
+            let (loss, rates) = (update.loss, &update.rates[..]);
+            Ok(Contribution { task: share.task, gradient, weight: share.weight, loss, rates })
+        });
+        let contributions = contributions.collect::<Result<Vec<_>, ServerError>>()?;
+        self.stepper.spare_processors(contributions.len(), busy);
+        let step = |old: &[f32], new: &mut [f32]| self.stepper.commit(commit, old, new, &contributions, live);
+        self.ring.advance(step).map_err(no_memory(self.values))
+    }
+}

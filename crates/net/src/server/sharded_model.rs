@@ -1,0 +1,428 @@
+//! A model whose parameters are in shards, in the processes of workers. The coordinator decides its steps and moves no values,
+//! except for checkpoints and evaluations.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::fmt;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZero;
+use std::ops::Range;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use paceline_core::{Commit, CommitOutcome, CommitStep, TaskId, Version, WorkerId};
+use paceline_protocol::{
+    FromShard, PayloadFormat, SessionId, ShardGreeting, ShardPlace, ShardSum, ShardUpdate, ToShard, ToWorker,
+};
+use paceline_runtime::{StepControl, StepPlan, StepValues, Summands, UpdateInfo};
+use paceline_store::{Norms, Optimizer, ShardNorms, Shards};
+
+use super::ServerError;
+use super::error::no_memory;
+use super::model::{StoredGradient, UncommittedUpdate};
+use super::parameter_ring::{ParameterBuffer, ParameterRing};
+use crate::address::Address;
+use crate::blocking_link::BlockingLink;
+use crate::connect::dial;
+use crate::connection::Side;
+use crate::frame;
+use crate::frame_reader::{Received, invalid};
+use crate::keys::Keys;
+use crate::shard::{PART_TIMEOUT, receive_vector, send_vector};
+use crate::socket::Traffic;
+
+/// How long a shard may take for a step, updates that are still arriving included.
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How many shards hold the parameters of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ShardCount {
+    /// None: the server holds them.
+    #[default]
+    None,
+    /// One on every host that has a worker.
+    Hosts,
+    /// This many, beside as many workers.
+    Count(NonZero<usize>),
+}
+
+impl FromStr for ShardCount {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(ShardCount::None),
+            "hosts" => Ok(ShardCount::Hosts),
+            _ => {
+                let count = text.parse().map(ShardCount::Count);
+                count.map_err(|_| format!("'{text}': expected none, hosts or a number of at least 1"))
+            }
+        }
+    }
+}
+
+impl fmt::Display for ShardCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ShardCount::None => f.write_str("none"),
+            ShardCount::Hosts => f.write_str("hosts"),
+            ShardCount::Count(count) => write!(f, "{count}"),
+        }
+    }
+}
+
+/// How shards are reached, and what they are told.
+#[derive(Debug)]
+pub(super) struct ShardOptions {
+    pub(super) count: ShardCount,
+    pub(super) keys: Option<Keys>,
+    pub(super) congestion: Option<String>,
+    pub(super) payload: PayloadFormat,
+    pub(super) traffic: Traffic,
+    /// Whether an update is kept with the model that it was computed from.
+    pub(super) keeps_models: bool,
+    /// Whether models that the coordinator fetches are read by processes that share memory.
+    pub(super) shared: bool,
+}
+
+/// The connection to a shard, and its part.
+struct ShardLink {
+    address: String,
+    range: Range<usize>,
+    link: BlockingLink,
+}
+
+impl ShardLink {
+    fn send(&mut self, message: &ToShard<StepPlan>) -> Result<(), ServerError> {
+        let sent = self.link.send(message);
+        sent.map_err(|error| self.lost(error))
+    }
+
+    fn lost(&self, error: io::Error) -> ServerError {
+        ServerError::Shard { address: self.address.clone(), error }
+    }
+
+    /// The answer to a step of this many updates.
+    fn norms(&mut self, updates: usize) -> io::Result<ShardNorms> {
+        let Received::Message(FromShard::Norms { sums, broken }) =
+            self.link.receive(Some(Instant::now() + STEP_TIMEOUT))?
+        else {
+            return Err(invalid("no answer to a step"));
+        };
+        let limit = (self.range.len() / 1_024 + 2) * (updates + 1);
+        let sums = usize::try_from(sums).ok().filter(|&sums| sums <= limit).ok_or_else(|| invalid("too many sums"))?;
+        let values = receive_vector(&mut self.link, 2 * sums)?;
+        let sums = bytemuck::cast_slice(values.values()).to_vec();
+        let broken = broken.into_iter().map(|index| index as usize).collect();
+        ShardNorms::received(sums, updates, broken).ok_or_else(|| invalid("sums that do not fit the step"))
+    }
+
+    /// The answer to a fetch: its parameters, its state behind that of the shards before, and the optimizer's steps.
+    fn part(&mut self, parameters: &mut [f32], state: &mut [Vec<f32>], trainable: usize) -> io::Result<u64> {
+        let Received::Message(FromShard::Held { steps, .. }) =
+            self.link.receive(Some(Instant::now() + PART_TIMEOUT))?
+        else {
+            return Err(invalid("no answer to a fetch"));
+        };
+        parameters.copy_from_slice(receive_vector(&mut self.link, parameters.len())?.values());
+        for vector in state {
+            vector.extend_from_slice(receive_vector(&mut self.link, trainable)?.values());
+        }
+        Ok(steps)
+    }
+}
+
+/// A model in shards.
+pub(super) struct ShardedModel {
+    control: StepControl,
+    options: ShardOptions,
+    /// Where shards could be, by the rank of the worker beside them.
+    offers: BTreeMap<WorkerId, SocketAddr>,
+    links: Vec<ShardLink>,
+    /// Identifies the run to shards and workers.
+    run: u64,
+    version: Version,
+    /// The workers that know the shards.
+    introduced: HashSet<SessionId>,
+    /// What was fetched last, and its version. At first the model that the run starts with.
+    ring: ParameterRing,
+    optimizer: Optimizer,
+    fetched: Version,
+    /// Why the run can't continue.
+    failure: Option<ServerError>,
+}
+
+impl ShardedModel {
+    /// A model that starts with these parameters and this optimizer. The shards get them when the first task is made.
+    pub(super) fn new(
+        control: StepControl,
+        options: ShardOptions,
+        version: Version,
+        parameters: &[f32],
+        optimizer: Optimizer,
+    ) -> Result<Self, ServerError> {
+        Ok(ShardedModel {
+            control,
+            ring: ParameterRing::new(parameters, options.shared).map_err(no_memory(parameters.len()))?,
+            options,
+            offers: BTreeMap::new(),
+            links: Vec::new(),
+            run: RandomState::new().build_hasher().finish(),
+            version,
+            introduced: HashSet::new(),
+            optimizer,
+            fetched: version,
+            failure: None,
+        })
+    }
+
+    pub(super) fn control(&self) -> &StepControl {
+        &self.control
+    }
+
+    /// Why the run can't continue, if it can't.
+    pub(super) fn check(&mut self) -> Result<(), ServerError> {
+        self.failure.take().map_or(Ok(()), Err)
+    }
+
+    fn note<T>(&mut self, result: Result<T, ServerError>) {
+        if let Err(error) = result {
+            self.failure.get_or_insert(error);
+        }
+    }
+
+    fn send_all(&mut self, message: &ToShard<StepPlan>) -> Result<(), ServerError> {
+        self.links.iter_mut().try_for_each(|shard| shard.send(message))
+    }
+
+    // --- the shards ---
+
+    /// The process of a worker would be a shard.
+    pub(super) fn offer(&mut self, worker: WorkerId, place: SocketAddr) {
+        self.offers.insert(worker, place);
+    }
+
+    /// Gives the shards their parts, before the first task.
+    fn begin(&mut self) -> Result<(), ServerError> {
+        let places = choose(&self.offers, self.options.count)?;
+        let (values, optimizer) = (self.ring.newest().region.values(), &self.optimizer);
+        let rules = optimizer.rules();
+        let parts = Shards::new(values.len(), places.len()).ranges().filter(|range| !range.is_empty());
+        let ShardOptions { keys, congestion, payload, traffic, keeps_models, .. } = &self.options;
+        for (range, place) in parts.zip(places) {
+            let address = place.to_string();
+            let lost = |error| ServerError::Shard { address: address.clone(), error };
+            let at = Address::Tcp { host: place.ip().to_string(), port: place.port() };
+            let (socket, tls) = dial(&at, congestion.as_deref(), keys.as_ref()).map_err(lost)?;
+            let mut link = BlockingLink::new(Side::Server, socket, tls, traffic).map_err(lost)?;
+            let rules = rules.part(range.clone());
+            let first = range.start.min(self.optimizer.rules().trainable());
+            let trainable = first..first + rules.trainable();
+            let greeting = ShardGreeting::Coordinate {
+                token: keys.as_ref().map(Keys::token),
+                run: self.run,
+                length: range.len() as u64,
+                rules,
+                steps: optimizer.steps(),
+                version: self.version,
+                keeps_models: *keeps_models,
+                payload: *payload,
+            };
+            let greeting = frame::encode(&greeting).map_err(|error| lost(error.into()))?;
+            send_vector(&link, greeting, Arc::new(values[range.clone()].to_vec()));
+            for (_, vector) in optimizer.state() {
+                send_vector(&link, Vec::new(), Arc::new(vector[trainable.clone()].to_vec()));
+            }
+            link.flush(Instant::now() + PART_TIMEOUT).map_err(lost)?;
+            self.links.push(ShardLink { address, range, link });
+        }
+        Ok(())
+    }
+
+    /// The shards, for a worker that does not know them yet.
+    pub(super) fn introduction(&mut self, session: SessionId) -> Option<ToWorker> {
+        let place = |shard: &ShardLink| ShardPlace {
+            address: shard.address.clone(),
+            start: shard.range.start as u64,
+            length: shard.range.len() as u64,
+        };
+        self.introduced.insert(session).then(|| ToWorker::Shards {
+            places: self.links.iter().map(place).collect(),
+            run: self.run,
+            session: session.0,
+        })
+    }
+
+    /// Has the newest version sent to a worker.
+    pub(super) fn deliver(&mut self, session: SessionId) {
+        if self.links.is_empty() && self.failure.is_none() {
+            let begun = self.begin();
+            self.note(begun);
+        }
+        let sent = self.send_all(&ToShard::Deliver { session: session.0 });
+        self.note(sent);
+    }
+
+    /// A worker has left.
+    pub(super) fn forget(&mut self, session: SessionId) {
+        if self.introduced.remove(&session) {
+            let sent = self.send_all(&ToShard::Forget { session: session.0 });
+            self.note(sent);
+        }
+    }
+
+    /// An update is not needed.
+    pub(super) fn discard(&mut self, task: TaskId) {
+        let sent = self.send_all(&ToShard::Discard(vec![task]));
+        self.note(sent);
+    }
+
+    // --- the model ---
+
+    /// The newest version and its optimizer, here.
+    pub(super) fn newest(&mut self) -> Result<(&Arc<ParameterBuffer>, &Optimizer), ServerError> {
+        if self.fetched != self.version {
+            self.fetch()?;
+        }
+        Ok((self.ring.newest(), &self.optimizer))
+    }
+
+    fn fetch(&mut self) -> Result<(), ServerError> {
+        self.send_all(&ToShard::Fetch)?;
+        let rules = self.optimizer.rules().clone();
+        let mut state = vec![Vec::with_capacity(rules.trainable()); rules.state_vectors()];
+        let (links, length) = (&mut self.links, self.ring.newest().region.values().len());
+        let received = self.ring.advance(|_, parameters| {
+            let mut steps = 0;
+            for shard in links {
+                let trainable = rules.part(shard.range.clone()).trainable();
+                let received = shard.part(&mut parameters[shard.range.clone()], &mut state, trainable);
+                steps = received.map_err(|error| shard.lost(error))?;
+            }
+            Ok::<u64, ServerError>(steps)
+        });
+        let steps = received.map_err(no_memory(length))??;
+        self.optimizer = Optimizer::restored(rules, steps, state);
+        self.fetched = self.version;
+        Ok(())
+    }
+
+    /// Has the shards step the model.
+    pub(super) fn commit(
+        &mut self,
+        commit: &Commit,
+        updates: &[UncommittedUpdate],
+        live: usize,
+    ) -> Result<CommitOutcome, ServerError> {
+        let infos: Vec<UpdateInfo<'_>> = commit
+            .updates
+            .iter()
+            .zip(updates)
+            .map(|(share, update)| UpdateInfo {
+                task: share.task,
+                weight: share.weight,
+                loss: update.loss,
+                rates: &update.rates,
+            })
+            .collect();
+        let places = commit.updates.iter().zip(updates).map(|(share, update)| match update.gradient {
+            StoredGradient::InShards(session) => Ok((share.task, session)),
+            _ => Err(ServerError::GradientNotSent(share.task)),
+        });
+        let places = places.collect::<Result<Vec<_>, _>>()?;
+        let lambda = match commit.step {
+            CommitStep::Compensated { lambda } => Some(lambda),
+            _ => None,
+        };
+        let mut values = ShardedValues { links: &mut self.links, updates: places, lambda };
+        let outcome = self.control.commit(commit, &infos, live, &mut values)?;
+        self.version = Version(self.version.0 + 1);
+        Ok(outcome)
+    }
+}
+
+/// The values of a commit, in shards.
+struct ShardedValues<'a> {
+    links: &'a mut Vec<ShardLink>,
+    updates: Vec<(TaskId, SessionId)>,
+    lambda: Option<f32>,
+}
+
+impl ShardedValues<'_> {
+    fn sum(&self, updates: &Summands) -> ShardSum {
+        let update = |&(position, weight): &(usize, f32)| {
+            let (task, session) = self.updates[position];
+            ShardUpdate { task, session: session.0, weight }
+        };
+        ShardSum { updates: updates.iter().map(update).collect(), lambda: self.lambda }
+    }
+
+    /// Asks all shards, then takes all answers: they work at the same time.
+    fn ask(&mut self, message: &ToShard<StepPlan>, updates: usize) -> Result<Norms, ServerError> {
+        self.send(message)?;
+        let norms = self.links.iter_mut().map(|shard| {
+            let norms = shard.norms(updates);
+            norms.map_err(|error| shard.lost(error))
+        });
+        Ok(Norms::join(&norms.collect::<Result<Vec<_>, _>>()?))
+    }
+
+    fn send(&mut self, message: &ToShard<StepPlan>) -> Result<(), ServerError> {
+        self.links.iter_mut().try_for_each(|shard| shard.send(message))
+    }
+
+    fn tasks(&self) -> Vec<TaskId> {
+        self.updates.iter().map(|&(task, _)| task).collect()
+    }
+}
+
+impl StepValues for ShardedValues<'_> {
+    type Error = ServerError;
+
+    fn measure(&mut self, updates: &Summands) -> Result<Norms, ServerError> {
+        self.ask(&ToShard::Measure(self.sum(updates)), updates.len())
+    }
+
+    fn attempt(&mut self, plan: &StepPlan, updates: &Summands) -> Result<Norms, ServerError> {
+        self.ask(&ToShard::Attempt { plan: plan.clone(), sum: self.sum(updates) }, updates.len())
+    }
+
+    fn accept(&mut self, plan: &StepPlan) -> Result<(), ServerError> {
+        self.send(&ToShard::Accept { plan: plan.clone(), tasks: self.tasks() })
+    }
+
+    fn keep(&mut self) -> Result<(), ServerError> {
+        self.send(&ToShard::Keep(self.tasks()))
+    }
+}
+
+/// The places of the shards: on every host one, then on every host another, in the order of their ranks.
+fn choose(offers: &BTreeMap<WorkerId, SocketAddr>, count: ShardCount) -> Result<Vec<SocketAddr>, ServerError> {
+    let mut hosts: Vec<(IpAddr, VecDeque<SocketAddr>)> = Vec::new();
+    for place in offers.values() {
+        match hosts.iter_mut().find(|(host, _)| *host == place.ip()) {
+            Some((_, places)) => places.push_back(*place),
+            None => hosts.push((place.ip(), [*place].into())),
+        }
+    }
+    let wanted = match count {
+        ShardCount::None => 0,
+        ShardCount::Hosts => hosts.len().max(1),
+        ShardCount::Count(count) => count.get(),
+    };
+    if let Some((local, _)) = hosts.iter().find(|(host, _)| host.is_loopback()).filter(|_| hosts.len() > 1) {
+        return Err(ServerError::ShardAddress { address: *local });
+    }
+    let mut places = Vec::new();
+    while places.len() < wanted {
+        let before = places.len();
+        places.extend(hosts.iter_mut().filter_map(|(_, left)| left.pop_front()));
+        if places.len() == before {
+            return Err(ServerError::TooFewShards { wanted, found: offers.len() });
+        }
+    }
+    places.truncate(wanted);
+    Ok(places)
+}

@@ -1,0 +1,198 @@
+//! One connection to a shard: of the coordinator, or of a worker.
+
+use std::io;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use paceline_core::{TaskId, Version};
+use paceline_protocol::{
+    FromShard, HANDSHAKE_TIMEOUT, PayloadFormat, ShardGreeting, ShardSum, ToShard, WorkerToShard, token_matches,
+};
+use paceline_runtime::{PartStepper, StepPlan, StepThreads};
+use paceline_store::{Optimizer, OptimizerRules, ShardNorms};
+
+use super::Shared;
+use super::held_part::HeldPart;
+use crate::blocking_link::BlockingLink;
+use crate::frame;
+use crate::frame_reader::{Received, invalid};
+use crate::outbox::{Transfer, Values};
+use crate::shared_memory::Region;
+
+/// How long a worker waits for the coordinator to bring the part.
+const BEGIN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long all values of a part may take to be received or sent.
+pub(crate) const PART_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Serves a connection until it ends. If it breaks the protocol, it is closed; the other side finds out.
+pub(super) fn serve(mut link: BlockingLink, shared: &Shared) {
+    let outbox = link.outbox().clone();
+    let _ = greet(&mut link, shared);
+    outbox.disconnect();
+}
+
+fn greet(link: &mut BlockingLink, shared: &Shared) -> io::Result<()> {
+    let deadline = Instant::now() + Duration::from_nanos(HANDSHAKE_TIMEOUT.0);
+    let Received::Message(greeting) = link.receive::<ShardGreeting>(Some(deadline))? else {
+        return Err(invalid("no greeting"));
+    };
+    let (ShardGreeting::Coordinate { token, .. } | ShardGreeting::Work { token, .. }) = &greeting;
+    if !token_matches(shared.token.as_ref(), token.as_ref()) {
+        return Err(invalid("wrong token"));
+    }
+    match greeting {
+        ShardGreeting::Coordinate { run, length, rules, steps, version, keeps_models, payload, .. } => {
+            let length = usize::try_from(length).map_err(io::Error::other)?;
+            let (parameters, optimizer) = receive_part(link, length, rules, steps)?;
+            let stepper = PartStepper::new(optimizer, StepThreads::automatic(length, usize::from(u8::MAX)));
+            let part = HeldPart::new(run, stepper, version, parameters, keeps_models, payload)?;
+            *shared.lock() = Some(part);
+            shared.changed.notify_all();
+            let served = coordinate(link, run, shared);
+            shared.lock().take_if(|held| held.run == run);
+            shared.changed.notify_all();
+            served
+        }
+        ShardGreeting::Work { run, session, .. } => {
+            let deadline = Instant::now() + BEGIN_TIMEOUT;
+            let mut held = shared.lock();
+            while held.as_ref().is_none_or(|held| held.run != run) {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(invalid("another run"));
+                }
+                held = shared.changed.wait_timeout(held, left).unwrap_or_else(PoisonError::into_inner).0;
+            }
+            held.iter_mut().for_each(|held| held.connect(session, link.outbox().clone()));
+            drop(held);
+            let served = receive_updates(link, run, session, shared);
+            with(shared, run, |held| held.disconnect(session));
+            shared.changed.notify_all();
+            served
+        }
+    }
+}
+
+/// Calls `act` with the part that is held for a run. `None` if there is none any more.
+fn with<T>(shared: &Shared, run: u64, act: impl FnOnce(&mut HeldPart) -> T) -> Option<T> {
+    shared.lock().as_mut().filter(|held| held.run == run).map(act)
+}
+
+/// The same, as an error.
+fn held<T>(shared: &Shared, run: u64, act: impl FnOnce(&mut HeldPart) -> T) -> io::Result<T> {
+    with(shared, run, act).ok_or_else(|| invalid("the shard serves another run"))
+}
+
+// --- the coordinator ---
+
+/// Receives parameters, and the state of their optimizer.
+fn receive_part(
+    link: &mut BlockingLink,
+    length: usize,
+    rules: OptimizerRules,
+    steps: u64,
+) -> io::Result<(Region, Optimizer)> {
+    let parameters = receive_vector(link, length)?;
+    let state = (0..rules.state_vectors()).map(|_| Ok(receive_vector(link, rules.trainable())?.values().to_vec()));
+    let state = state.collect::<io::Result<Vec<_>>>()?;
+    Ok((parameters, Optimizer::restored(rules, steps, state)))
+}
+
+/// Receives one vector.
+pub(crate) fn receive_vector(link: &mut BlockingLink, length: usize) -> io::Result<Region> {
+    link.connection.reader().expect(Some(Region::private(length)?), length);
+    match link.receive::<()>(Some(Instant::now() + PART_TIMEOUT))? {
+        Received::Values(Some(values)) => Ok(values),
+        _ => Err(invalid("a message in place of values")),
+    }
+}
+
+/// Adds a vector of values to what is sent.
+pub(crate) fn send_vector(link: &BlockingLink, frame: Vec<u8>, values: Values) {
+    let (number, version, announcement, payload) = (0, None, Vec::new(), PayloadFormat::F32);
+    link.outbox().transfer(Transfer { number, frame, version, announcement, values, payload }, 0);
+}
+
+fn coordinate(link: &mut BlockingLink, run: u64, shared: &Shared) -> io::Result<()> {
+    loop {
+        let message = match link.receive::<ToShard<StepPlan>>(None)? {
+            Received::Message(message) => message,
+            Received::End => return Ok(()),
+            Received::Values(_) => return Err(invalid("values that nobody expects")),
+        };
+        match message {
+            ToShard::Deliver { session } => held(shared, run, |held| held.deliver(session))?,
+            ToShard::Attempt { plan, sum } => send_norms(link, add_up(shared, run, Some(&plan), &sum)?)?,
+            ToShard::Measure(sum) => send_norms(link, add_up(shared, run, None, &sum)?)?,
+            ToShard::Accept { plan, tasks } => held(shared, run, |held| held.accept(&plan, &tasks))??,
+            ToShard::Keep(tasks) => held(shared, run, |held| held.keep(&tasks))??,
+            ToShard::Discard(tasks) => held(shared, run, |held| held.discard(&tasks))?,
+            ToShard::Forget { session } => held(shared, run, |held| held.forget(session))?,
+            ToShard::Fetch => held(shared, run, |held| send_part(link, held))??,
+        }
+    }
+}
+
+/// Waits for the updates, then sums them.
+fn add_up(shared: &Shared, run: u64, plan: Option<&StepPlan>, sum: &ShardSum) -> io::Result<ShardNorms> {
+    let mut guard = shared.lock();
+    loop {
+        let Some(held) = guard.as_mut().filter(|held| held.run == run) else {
+            return Err(invalid("the shard serves another run"));
+        };
+        if !sum.updates.iter().any(|update| held.is_awaited(update)) {
+            return Ok(held.add_up(plan, sum));
+        }
+        guard = shared.changed.wait(guard).unwrap_or_else(PoisonError::into_inner);
+    }
+}
+
+fn send_norms(link: &mut BlockingLink, norms: ShardNorms) -> io::Result<()> {
+    let broken = norms.broken().iter().map(|&index| index as u32).collect();
+    let message = FromShard::Norms { sums: norms.sums().len() as u64, broken };
+    // As bits: a sum has twice the size of a value.
+    let sums: Vec<f32> = bytemuck::cast_slice(norms.sums()).to_vec();
+    send_vector(link, frame::encode(&message)?, Arc::new(sums));
+    link.flush(Instant::now() + PART_TIMEOUT)
+}
+
+fn send_part(link: &mut BlockingLink, held: &HeldPart) -> io::Result<()> {
+    let optimizer = held.stepper.optimizer();
+    let message = FromShard::Held { version: held.version, steps: optimizer.steps() };
+    send_vector(link, frame::encode(&message)?, held.current.clone());
+    for (_, vector) in optimizer.state() {
+        send_vector(link, Vec::new(), Arc::new(vector.to_vec()));
+    }
+    link.flush(Instant::now() + PART_TIMEOUT)
+}
+
+// --- a worker ---
+
+fn receive_updates(link: &mut BlockingLink, run: u64, session: u64, shared: &Shared) -> io::Result<()> {
+    let mut arriving: Option<(TaskId, Version)> = None;
+    loop {
+        match link.receive::<WorkerToShard>(None)? {
+            Received::Message(WorkerToShard::Push { task, version }) if arriving.is_none() => {
+                let (region, length) =
+                    held(shared, run, |held| (held.expect(session, task), held.current.values().len()))?;
+                link.connection.reader().expect(region?, length);
+                arriving = Some((task, version));
+            }
+            Received::Message(WorkerToShard::Push { .. }) => return Err(invalid("a second update before the first")),
+            Received::Message(WorkerToShard::Dropped) => {
+                arriving = None;
+                if let Some(region) = link.connection.reader().abandon() {
+                    with(shared, run, |held| held.give_back(region));
+                }
+            }
+            Received::Values(values) => {
+                if let (Some((task, version)), Some(values)) = (arriving.take(), values) {
+                    held(shared, run, |held| held.arrive(session, task, version, values))?;
+                    shared.changed.notify_all();
+                }
+            }
+            Received::End => return Ok(()),
+        }
+    }
+}

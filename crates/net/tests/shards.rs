@@ -1,0 +1,222 @@
+//! Models in shards: the same bits as with one server, under every scheme.
+
+mod common;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use common::{TransportKind, run};
+use paceline_core::{Action, Assignment, Commit, CommitStep, Decision, Event, Setup, TaskId, Time, catalogue};
+use paceline_net::{Keys, PayloadFormat, RunOutcome, ShardCount, TransportOptions};
+use paceline_runtime::{Contribution, Job, Observer, ServerObserver, Stepper, compensate};
+use paceline_store::{BLOCK, Layout};
+use paceline_workload::{Draw, Evaluation, Replica, Workload};
+
+/// A bowl around the point where every parameter is 1, in several blocks. Every sample adds noise of its own.
+struct Bowl {
+    layout: Layout,
+}
+
+impl Workload for Bowl {
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn initial(&self, seed: u64) -> Vec<f32> {
+        (0..self.layout.len()).map(|index| noise(seed, index)).collect()
+    }
+
+    fn replica(&self) -> Box<dyn Replica> {
+        Box::new(BowlReplica { trainable: self.layout.trainable() })
+    }
+}
+
+struct BowlReplica {
+    trainable: usize,
+}
+
+impl Replica for BowlReplica {
+    fn gradient(&mut self, parameters: &[f32], draw: Draw, gradient: &mut [f32]) -> f64 {
+        let seed = u64::from(draw.worker) << 32 | draw.offset;
+        for (index, (g, p)) in gradient.iter_mut().zip(parameters).enumerate() {
+            *g = if index < self.trainable { p - 1.0 } else { 0.1 * (p - 1.0) } + 0.1 * noise(seed, index);
+        }
+        self.evaluate(parameters).loss
+    }
+
+    fn evaluate(&mut self, parameters: &[f32]) -> Evaluation {
+        let trained = &parameters[..self.trainable];
+        let loss = trained.iter().map(|p| f64::from(p - 1.0).powi(2)).sum::<f64>() / trained.len() as f64;
+        Evaluation { loss, accuracy: None }
+    }
+}
+
+/// A number between −1 and 1.
+fn noise(seed: u64, index: usize) -> f32 {
+    let mixed = (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ index as u64).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+    (mixed >> 40) as f32 / (1 << 23) as f32 - 1.0
+}
+
+/// A run on a bowl, whose parameters end in the middle of a block, with statistics behind them.
+fn job(scheme: &str, workers: usize, goals: &str) -> Job {
+    let tensors = [("a.weight", vec![BLOCK, 2]), ("a.bias", vec![777]), ("b", vec![2 * BLOCK])];
+    let layout = Layout::new(tensors, [("mean", vec![BLOCK / 2])]);
+    Job {
+        scheme: scheme.parse().unwrap(),
+        workload_spec: "bowl".into(),
+        optimizer: "momentum:0.5;*bias:rate=0.5".parse().unwrap(),
+        rate: 0.05,
+        goals: goals.parse().unwrap(),
+        seed: 3,
+        ..Job::new(Arc::new(Bowl { layout }), Setup::new(workers, 16))
+    }
+}
+
+fn shards(count: &str) -> TransportOptions {
+    TransportOptions { shards: count.parse().unwrap(), ..TransportOptions::default() }
+}
+
+fn run_sharded(job: &Job, slower: f64, options: TransportOptions, observer: &mut dyn ServerObserver) -> RunOutcome {
+    run(job, &vec![TransportKind::Tcp; job.setup.workers], slower, options, observer)
+}
+
+/// For schemes and settings whose decisions do not depend on times.
+#[test]
+fn any_number_of_shards_gives_the_bits_of_one_server() {
+    for (scheme, clip) in [
+        ("bsp", None),
+        ("bsp", Some(20.0)),
+        ("esync:margin=3600", None),
+        ("local-sgd:tau=3,outer=nesterov,momentum=0.8,rate=0.7", None),
+        ("easgd:tau=2", None),
+    ] {
+        let mut job = job(scheme, 4, "iterations=12");
+        job.clip_sum = clip;
+        let expected = run_sharded(&job, 1.0, TransportOptions::default(), &mut ());
+        for count in ["1", "2", "4", "hosts"] {
+            let outcome = run_sharded(&job, 1.0, shards(count), &mut ());
+            assert_eq!(outcome.summary.iterations, 12);
+            assert!(outcome.parameters == expected.parameters, "{scheme}, clip {clip:?}, {count} shards");
+            assert_eq!(outcome.summary.loss, expected.summary.loss, "{scheme}");
+        }
+    }
+}
+
+/// What the scheme decided.
+#[derive(Default)]
+struct Decisions {
+    assignments: HashMap<TaskId, Assignment>,
+    commits: Vec<Commit>,
+}
+
+impl Observer for Decisions {
+    fn on_turn(&mut self, _: Time, _: &Event, decisions: &[Decision]) {
+        for Decision { action, .. } in decisions {
+            match action {
+                Action::Assign(assignment) => _ = self.assignments.insert(assignment.task, *assignment),
+                Action::Commit(commit) => self.commits.push(commit.clone()),
+                _ => {}
+            }
+        }
+    }
+}
+
+impl ServerObserver for Decisions {}
+
+/// The model that one stepper makes of the decisions of a scheme of gradients.
+fn carried_out(job: &Job, decisions: &Decisions) -> Vec<f32> {
+    let layout = job.model.layout();
+    let mut stepper = Stepper::new(layout, job.optimizer.clone(), job.rate_spec()).clipping(job.clip_sum);
+    let mut replica = job.model.workload().unwrap().replica();
+    let mut versions = vec![job.initial()];
+    for commit in &decisions.commits {
+        let old = versions.last().unwrap();
+        let gradients = commit.updates.iter().map(|share| {
+            let Assignment { task, version, offset, samples, .. } = decisions.assignments[&share.task];
+            let then = &versions[version.0 as usize];
+            let mut gradient = vec![0.0; layout.len()];
+            let loss = replica.gradient(then, Draw { worker: task.worker.0, offset, samples }, &mut gradient);
+            if let CommitStep::Compensated { lambda } = commit.step {
+                compensate(&mut gradient[..layout.trainable()], lambda, old, then);
+            }
+            (gradient, loss)
+        });
+        let gradients: Vec<_> = gradients.collect();
+        let contributions: Vec<_> = commit
+            .updates
+            .iter()
+            .zip(&gradients)
+            .map(|(share, (gradient, loss))| Contribution {
+                task: share.task,
+                gradient,
+                weight: share.weight,
+                loss: *loss,
+                rates: &[],
+            })
+            .collect();
+        let mut new = vec![0.0; layout.len()];
+        stepper.commit(commit, old, &mut new, &contributions, job.setup.workers);
+        versions.push(new);
+    }
+    versions.pop().unwrap()
+}
+
+#[test]
+fn shards_carry_out_what_a_scheme_decides_bit_for_bit() {
+    for scheme in ["backup:k=3", "dbw", "lb-bsp", "asp", "dc-asgd", "ssp:staleness=2", "cutoff", "lb-bsp+cutoff", "backup:k=3+late"] {
+        let job = job(scheme, 4, "iterations=40");
+        let mut decisions = Decisions::default();
+        let outcome = run_sharded(&job, 3.0, shards("3"), &mut decisions);
+        assert!(outcome.parameters == carried_out(&job, &decisions), "{scheme}");
+    }
+}
+
+#[test]
+fn every_scheme_reaches_its_target_with_shards() {
+    for entry in catalogue() {
+        let job = job(&entry.example("", 4), 4, "loss<0.05");
+        let outcome = run_sharded(&job, 3.0, shards("2"), &mut ());
+        assert!(outcome.summary.reached, "{}: {:?}", job.scheme, outcome.summary);
+    }
+}
+
+#[test]
+fn shards_speak_tls_and_send_what_the_payload_says() {
+    let folder = tempfile::tempdir().unwrap();
+    Keys::generate(folder.path()).unwrap();
+    let keys = Keys::read(folder.path()).unwrap();
+    let job = job("bsp", 3, "loss<0.05");
+    let mut losses = Vec::new();
+    for payload in [PayloadFormat::F32, PayloadFormat::Int8] {
+        let options = TransportOptions { payload, keys: Some(keys.clone()), ..shards("3") };
+        let server = common::server(options);
+        let outcome = std::thread::scope(|scope| {
+            for rank in 0..3 {
+                let mut worker = common::worker(common::address(&server, TransportKind::Tcp), rank);
+                worker.keys = Some(keys.clone());
+                let job = &job;
+                scope.spawn(move || common::work(worker, job).unwrap());
+            }
+            server.run(&job, &mut ()).unwrap()
+        });
+        assert!(outcome.summary.reached, "{payload}: {:?}", outcome.summary);
+        losses.push(outcome.parameters);
+    }
+    assert_ne!(losses[0], losses[1], "int8 rounds");
+}
+
+#[test]
+fn more_shards_than_workers_are_refused() {
+    let job = job("bsp", 2, "iterations=5");
+    let server = common::server(shards("3"));
+    let error = std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let worker = common::worker(common::address(&server, TransportKind::Tcp), rank);
+            let job = &job;
+            scope.spawn(move || common::work(worker, job));
+        }
+        server.run(&job, &mut ()).unwrap_err()
+    });
+    assert!(error.to_string().contains("--shards 3: 2 workers can hold a shard"), "{error}");
+    assert_eq!("0".parse::<ShardCount>().unwrap_err(), "'0': expected none, hosts or a number of at least 1");
+}

@@ -1,0 +1,164 @@
+//! The messages to and from a shard: a process that holds a part of the parameters.
+//!
+//! ```text
+//! coordinator                     shard
+//!   Coordinate, parameters, state ▶           the part it holds, once
+//!   Deliver ─────────────────────▶            send the newest version to a worker
+//!   Attempt, Measure ────────────▶            sum updates, and step by the sum beside the present version
+//!         ◀─────────────────────── Norms      with sums of squares
+//!   Accept, Keep ────────────────▶            that is the next version
+//!   Discard, Forget ─────────────▶            updates that are not needed, a worker's connection that has ended
+//!   Fetch ───────────────────────▶
+//!         ◀─────────────────────── Held       with parameters and state
+//!
+//! worker                          shard
+//!   Work ────────────────────────▶
+//!         ◀─────────────────────── Model      with its part
+//!   Push, Dropped ───────────────▶            with its part of an update
+//! ```
+
+use paceline_core::{TaskId, Version};
+use paceline_store::OptimizerRules;
+use serde::{Deserialize, Serialize};
+
+use crate::message::Token;
+use crate::payload::PayloadFormat;
+
+/// Where a shard is, and which part of the parameters it holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardPlace {
+    /// Its address: a host or IP address, and a port.
+    pub address: String,
+    /// Where its part starts.
+    pub start: u64,
+    /// How many values it has.
+    pub length: u64,
+}
+
+/// The first message on a connection to a shard.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ShardGreeting {
+    /// The coordinator of a run. The parameters and the vectors of the optimizer's state follow, in chunks.
+    Coordinate {
+        /// The token of the keys, if there are keys.
+        token: Option<Token>,
+        /// Identifies the run to its workers.
+        run: u64,
+        /// How many values the shard holds.
+        length: u64,
+        /// How they are stepped.
+        rules: OptimizerRules,
+        /// The steps that the optimizer has taken.
+        steps: u64,
+        /// The version of the parameters.
+        version: Version,
+        /// Whether an update is kept with the model that it was computed from.
+        keeps_models: bool,
+        /// The number format of models that are sent.
+        payload: PayloadFormat,
+    },
+    /// A worker of a run.
+    Work {
+        /// The token of the keys, if there are keys.
+        token: Option<Token>,
+        /// The run.
+        run: u64,
+        /// The worker's session with the coordinator.
+        session: u64,
+    },
+}
+
+/// An update in a step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct ShardUpdate {
+    /// The task that it is the result of.
+    pub task: TaskId,
+    /// The session of the worker that sends it.
+    pub session: u64,
+    /// Its weight in the sum.
+    pub weight: f32,
+}
+
+/// How updates are summed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ShardSum {
+    /// The updates, in order.
+    pub updates: Vec<ShardUpdate>,
+    /// Gradients are corrected for their delay by this factor, if one is given: DC-ASGD.
+    pub lambda: Option<f32>,
+}
+
+/// A message of the coordinator to a shard. `P` says how a step is made.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ToShard<P> {
+    /// Send the newest version to the worker of a session, unless it has that.
+    Deliver {
+        /// The session.
+        session: u64,
+    },
+    /// Wait for the updates, sum them, and write the next version beside the present one.
+    Attempt {
+        /// How the values are stepped.
+        plan: P,
+        /// What is summed.
+        sum: ShardSum,
+    },
+    /// Wait for the updates, and sum them.
+    Measure(ShardSum),
+    /// What the last attempt has written is the next version. These updates are settled.
+    Accept {
+        /// How the values were stepped.
+        plan: P,
+        /// The updates of the commit.
+        tasks: Vec<TaskId>,
+    },
+    /// The next version has the values of the present one. These updates are settled.
+    Keep(Vec<TaskId>),
+    /// These updates are not needed.
+    Discard(Vec<TaskId>),
+    /// The worker of a session has left.
+    Forget {
+        /// The session.
+        session: u64,
+    },
+    /// Send parameters and state.
+    Fetch,
+}
+
+/// A message of a worker to a shard.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum WorkerToShard {
+    /// The shard's part of an update follows in chunks.
+    Push {
+        /// The task that it is the result of.
+        task: TaskId,
+        /// The version that it was computed from.
+        version: Version,
+    },
+    /// No more chunks of the update follow.
+    Dropped,
+}
+
+/// A message of a shard.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum FromShard {
+    /// To the coordinator: the sums of squares of a step follow, block by block, each as two values.
+    Norms {
+        /// How many sums.
+        sums: u64,
+        /// The updates that are not finite or did not arrive, by their place in the sum.
+        broken: Vec<u32>,
+    },
+    /// To the coordinator: the parameters and the optimizer's state follow.
+    Held {
+        /// The version of the parameters.
+        version: Version,
+        /// The steps that the optimizer has taken.
+        steps: u64,
+    },
+    /// To a worker: the shard's part of a model follows.
+    Model {
+        /// Its version.
+        version: Version,
+    },
+}
