@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use paceline_core::{TaskId, Version};
 use paceline_protocol::{FromShard, PayloadFormat, SessionEnd, ShardGreeting, ShardPlace, WorkerToShard};
@@ -23,6 +24,9 @@ use crate::outbox::{Outbox, Rest, Transfer, TransferEnd};
 use crate::poller::{Interest, Lookout, Poller, Ready, Waker};
 use crate::shared_memory::Region;
 use crate::socket::Traffic;
+
+/// How long the server has to say why a shard has ended.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How a worker reaches shards.
 #[derive(Debug, Clone, Default)]
@@ -46,6 +50,7 @@ pub(super) struct ShardLinks {
     /// Known once all are connected.
     outboxes: Arc<OnceLock<Vec<Arc<Outbox>>>>,
     payload: PayloadFormat,
+    task_queue: Arc<TaskQueue>,
     waker: Waker,
     is_closed: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -65,7 +70,7 @@ impl ShardLinks {
         let ranges = ranges(&map.places, length)?;
         let poller = Poller::new()?;
         let (outboxes, is_closed) = (Arc::new(OnceLock::new()), Arc::new(AtomicBool::new(false)));
-        let (waker, payload) = (poller.waker().clone(), map.payload);
+        let (waker, payload, queue) = (poller.waker().clone(), map.payload, task_queue.clone());
         let (own_ranges, own_outboxes, own_closed) = (ranges.clone(), outboxes.clone(), is_closed.clone());
         let run = move || {
             let mut receiver = ModelReceiver {
@@ -81,14 +86,20 @@ impl ShardLinks {
                 let _ = own_outboxes.set(all);
                 receiver.run(&task_queue, &progress, &own_closed)
             });
+            receiver.connections.iter().for_each(|connection| connection.outbox().disconnect());
             if let Err(error) = received {
+                // At the end of a run, its shards end too. The server says what it is.
+                let deadline = Instant::now() + END_TIMEOUT;
+                while !task_queue.has_ended() && !own_closed.load(Ordering::Acquire) && Instant::now() < deadline {
+                    let seen = task_queue.changes();
+                    task_queue.wait_for_change(seen, Some(Instant::now() + END_TIMEOUT / 100));
+                }
                 task_queue.end(SessionEnd::Lost(error.to_string()));
             }
-            receiver.connections.iter().for_each(|connection| connection.outbox().disconnect());
             on_end();
         };
         let thread = Some(thread::Builder::new().name("shards".into()).spawn(run)?);
-        Ok(ShardLinks { ranges, outboxes, payload, waker, is_closed, thread })
+        Ok(ShardLinks { ranges, outboxes, payload, task_queue: queue, waker, is_closed, thread })
     }
 
     /// Sends an update to the shards, each its part, and waits until all of it is sent, or `is_cancelled`. Returns its buffer
@@ -113,14 +124,18 @@ impl ShardLinks {
             self.stop(number);
         }
         let ends: Vec<TransferEnd> = outboxes.iter().map(|outbox| outbox.wait_for_transfer()).collect();
+        if ends.contains(&TransferEnd::Disconnected) {
+            self.task_queue.wait_for_end();
+            return Ok((None, TransferEnd::Disconnected));
+        }
         for (outbox, end) in outboxes.iter().zip(&ends) {
             if *end == TransferEnd::Withdrawn {
                 outbox.send(&WorkerToShard::Dropped)?;
             }
         }
         let whole = parts.into_iter().map(Arc::into_inner).collect::<Option<Vec<_>>>().and_then(Region::join);
-        let worst = [TransferEnd::Disconnected, TransferEnd::Withdrawn].into_iter().find(|end| ends.contains(end));
-        Ok((whole, worst.unwrap_or(TransferEnd::Sent)))
+        let end = if ends.contains(&TransferEnd::Withdrawn) { TransferEnd::Withdrawn } else { TransferEnd::Sent };
+        Ok((whole, end))
     }
 
     /// Stops sending the update of a task.

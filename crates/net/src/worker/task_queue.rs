@@ -97,6 +97,11 @@ impl TaskQueue {
         self.lock().last_model()
     }
 
+    /// Whether the session has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.lock().ended().is_some()
+    }
+
     /// Waits for the end of the session and returns its reason.
     pub(super) fn wait_for_end(&self) -> SessionEnd {
         let mut protocol = self.lock();
