@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use paceline_config::Failure;
 use paceline_config::file::Configuration;
-use paceline_net::{Address, Keys, TransportOptions};
+use paceline_net::{Address, Keys, ShardCount, TransportOptions};
 use paceline_report::numbers::counted;
 use paceline_runtime::{Lease, LeaseWatch, RunFolderError, has_ended};
 
@@ -21,6 +21,7 @@ use crate::serving::{ServedRun, ServingOutput};
     after_help = "Examples (two terminals, or two machines with --listen 0.0.0.0; the last is a standby that has the folder too):
   paceline serve --workers 2 --scheme backup:k=1
   paceline work --join 127.0.0.1        (twice)
+  paceline serve --listen 0.0.0.0 --keys keys --shards hosts --workers 8
   paceline serve --listen 0.0.0.0 --keys keys --lease 5 --out /runs/night
   paceline serve --listen 0.0.0.0 --keys keys --standby /runs/night"
 )]
@@ -44,6 +45,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "resume"])]
     standby: Option<PathBuf>,
 
+    /// Hold the parameters in shards, in the processes of workers that join over TCP, so that no link carries more than two
+    /// models a step: on every host one (`hosts`), this many, or `none`: the server holds them
+    #[arg(long, value_name = "N", default_value_t)]
+    shards: ShardCount,
+
     /// Let other machines read the status and, without --keys, join unencrypted
     #[arg(long)]
     open: bool,
@@ -59,7 +65,7 @@ impl ServeArgs {
     pub fn run(self, configuration: &Configuration) -> Result<(), Failure> {
         let job = self.job.load().map_err(Failure::Input)?;
         let keys = self.keys.as_deref().map(Keys::read).transpose().map_err(Failure::input)?;
-        let transport = TransportOptions { keys, open: self.open, ..self.job.transport() };
+        let transport = TransportOptions { keys, open: self.open, shards: self.shards, ..self.job.transport() };
         let run = ServedRun {
             addresses: &self.listen,
             transport,

@@ -163,7 +163,17 @@ fn carried_out(job: &Job, decisions: &Decisions) -> Vec<f32> {
 
 #[test]
 fn shards_carry_out_what_a_scheme_decides_bit_for_bit() {
-    for scheme in ["backup:k=3", "dbw", "lb-bsp", "asp", "dc-asgd", "ssp:staleness=2", "cutoff", "lb-bsp+cutoff", "backup:k=3+late"] {
+    for scheme in [
+        "backup:k=3",
+        "dbw",
+        "lb-bsp",
+        "asp",
+        "dc-asgd",
+        "ssp:staleness=2",
+        "cutoff",
+        "lb-bsp+cutoff",
+        "backup:k=3+late",
+    ] {
         let job = job(scheme, 4, "iterations=40");
         let mut decisions = Decisions::default();
         let outcome = run_sharded(&job, 3.0, shards("3"), &mut decisions);

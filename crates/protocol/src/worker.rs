@@ -148,7 +148,10 @@ impl<M: Clone> WorkerProtocol<M> {
     /// A message of the server has arrived. With shared memory, `model` is the model of an assignment, or the last one.
     pub fn on_message(&mut self, message: ToWorker, model: Option<M>) -> Reaction {
         let reaction = match (self.stage, message) {
-            (WorkerStage::Handshake, ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer, epoch, wants_shard }) => {
+            (
+                WorkerStage::Handshake,
+                ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer, epoch, wants_shard },
+            ) => {
                 self.stage = WorkerStage::Accepted;
                 Reaction::Join(Welcome { rank, workload_spec, seed, payload, optimizer, epoch, wants_shard })
             }

@@ -2,9 +2,7 @@
 
 use std::ops::Range;
 
-use paceline_store::{
-    BLOCK, NextState, Optimizer, OptimizerKind, OptimizerStep, ShardNorms, Shards, aggregate_shard,
-};
+use paceline_store::{BLOCK, NextState, Optimizer, OptimizerKind, OptimizerStep, ShardNorms, Shards, aggregate_shard};
 
 use crate::step_control::StepPlan;
 use crate::step_threads::StepThreads;

@@ -205,9 +205,8 @@ fn select<'a>(updates: &[UpdateInfo<'a>], good: &[usize]) -> Vec<UpdateInfo<'a>>
     if good.len() == updates.len() {
         return updates.to_vec();
     }
-    let sum = |updates: &mut dyn Iterator<Item = &UpdateInfo<'_>>| -> f64 {
-        updates.map(|one| f64::from(one.weight)).sum()
-    };
+    let sum =
+        |updates: &mut dyn Iterator<Item = &UpdateInfo<'_>>| -> f64 { updates.map(|one| f64::from(one.weight)).sum() };
     let factor = sum(&mut updates.iter()) / sum(&mut good.iter().map(|&index| &updates[index]));
     let scaled = |&index: &usize| {
         let one = updates[index];

@@ -144,7 +144,11 @@ pub fn fuzz_protocol(bytes: &[u8]) -> Result<u64, TortureFailure> {
                 // Most peers say hello and are ready, so that sequences get further.
                 if !choices.flag() {
                     server.on_message(now, session, ToServer::Hello { rank: None, emulated: None, token: None })?;
-                    server.on_message(now, session, ToServer::Ready { fingerprint: Fingerprint::default(), shard: None })?;
+                    server.on_message(
+                        now,
+                        session,
+                        ToServer::Ready { fingerprint: Fingerprint::default(), shard: None },
+                    )?;
                 }
             }
             1..=3 => server.on_message(now, session, choices.message_to_server())?,

@@ -5,15 +5,15 @@ use std::env;
 use std::net::SocketAddr;
 use std::process::{Command, Output, Stdio};
 
-use paceline_net::PayloadFormat;
+use paceline_net::{PayloadFormat, ShardCount};
 
 use crate::rounds::{RoundRecorder, RoundTimes};
-use crate::{CONGESTION, ROLE, idle, peers};
+use crate::{ROLE, idle, peers};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../experiments/network/hosts");
 
 /// A round may take seconds.
-const WARM_UP: usize = 2;
+const WARM_UP: usize = 8;
 const ROUNDS: usize = 5;
 
 /// The address of the server, and of Gloo's rank 0: on the first host.
@@ -36,11 +36,12 @@ fn run(programs: Vec<Command>) -> Vec<Output> {
     children.into_iter().map(output).collect()
 }
 
-/// A server on the first host, and a worker on every host.
-fn own(length: usize, hosts: usize, payload: PayloadFormat) -> Option<RoundTimes> {
+/// A server on the first host, and a worker on every host, with or without a shard beside it.
+fn own(length: usize, hosts: usize, shards: ShardCount, payload: PayloadFormat) -> Option<RoundTimes> {
     let program = env::current_exe().expect("this program has a path");
     let mut server = on(1, &program);
-    server.args(["serve-host", &length.to_string(), &hosts.to_string(), &payload.to_string()]);
+    let (length, workers) = (length.to_string(), hosts.to_string());
+    server.args(["serve-host", &length, &workers, &shards.to_string(), &payload.to_string()]);
     let worker = |host: usize| {
         let mut worker = on(host, &program);
         worker.env(ROLE, format!("{} 1 0", address()));
@@ -51,12 +52,12 @@ fn own(length: usize, hosts: usize, payload: PayloadFormat) -> Option<RoundTimes
 }
 
 /// The server of [`own`]. Prints the milliseconds of every round.
-pub fn serve(length: &str, workers: &str, payload: &str) {
+pub fn serve(length: &str, workers: &str, shards: &str, payload: &str) {
     let number = |text: &str| text.parse::<usize>().expect("a number");
     let job = idle::job("bsp", number(length), number(workers), WARM_UP + ROUNDS);
     let address = address().to_string().parse().expect("a valid address");
     let mut durations = RoundRecorder::default();
-    idle::bind(&address, payload.parse().expect("a payload"))
+    idle::bind(&address, payload.parse().expect("a payload"), shards.parse().expect("a number of shards"))
         .run(&job, &mut durations)
         .expect("idle workers do not fail");
     durations.0[WARM_UP..].iter().for_each(|milliseconds| println!("{milliseconds}"));
@@ -91,26 +92,27 @@ pub fn compare(length: usize) {
     read.arg("/proc/sys/net/ipv4/tcp_congestion_control");
     let system = run(vec![read]);
     let system = String::from_utf8_lossy(&system[0].stdout).trim().to_string();
-    println!("{length} parameters, {hosts} hosts, links: {links}, congestion control: {CONGESTION}, of Gloo {system}");
+    println!("{length} parameters, {hosts} hosts, links: {links}, congestion control: {system}");
     let cited = bound.map_or("unknown".into(), |bound| format!("{bound:.0} ms"));
     println!("the bound of a ring and of shards, {models:.2} models in f32 per link: {cited}");
     if !peers::has_gloo() {
         println!("skipped Gloo: python3 has no torch.distributed with gloo");
     }
     let ring = gloo(length, hosts);
-    println!("{:<8} {:>9} {:>18} {:>8} {:>8}", "", "ms", "from – to", "× Gloo", "× bound");
+    println!("{:<15} {:>9} {:>18} {:>8} {:>8}", "", "ms", "from – to", "× Gloo", "× bound");
     let ratio = |median: f64, of: Option<f64>| of.map_or("".into(), |of| format!("{:.2}", median / of));
     let row = |name: &str, times: Option<RoundTimes>| match times {
         Some(RoundTimes { median, min, max }) => println!(
-            "{name:<8} {median:>9.0} {:>18} {:>8} {:>8}",
+            "{name:<15} {median:>9.0} {:>18} {:>8} {:>8}",
             format!("{min:.0} – {max:.0}"),
             ratio(median, ring.map(|ring| ring.median)),
             ratio(median, bound),
         ),
-        None => println!("{name:<8} {:>9}", "none"),
+        None => println!("{name:<15} {:>9}", "none"),
     };
     row("Gloo", ring);
+    row("one server, f32", own(length, hosts, ShardCount::None, PayloadFormat::F32));
     for payload in [PayloadFormat::F32, PayloadFormat::Bf16, PayloadFormat::Int8] {
-        row(&payload.to_string(), own(length, hosts, payload));
+        row(&format!("shards, {payload}"), own(length, hosts, ShardCount::Hosts, payload));
     }
 }

@@ -5,12 +5,12 @@ use std::time::Duration;
 use std::{process, thread};
 
 use paceline_core::Setup;
-use paceline_net::{Address, Emulation, PayloadFormat, Server, TransportOptions, Worker};
+use paceline_net::{Address, Emulation, PayloadFormat, Server, ShardCount, TransportOptions, Worker};
 use paceline_runtime::{Job, ServerObserver};
 use paceline_store::Layout;
 use paceline_workload::{Draw, Evaluation, Replica, Workload};
 
-use crate::CONGESTION;
+use crate::congestion;
 
 /// A model whose gradient costs nothing.
 struct IdleWorkload(Layout);
@@ -62,15 +62,15 @@ pub fn job(scheme: &str, length: usize, workers: usize, iterations: usize) -> Jo
 }
 
 /// A server at `address` that any worker may join.
-pub fn bind(address: &Address, payload: PayloadFormat) -> Server {
-    let congestion = Some(CONGESTION.into());
-    let transport = TransportOptions { payload, congestion, open: true, ..TransportOptions::default() };
+pub fn bind(address: &Address, payload: PayloadFormat, shards: ShardCount) -> Server {
+    let congestion = congestion();
+    let transport = TransportOptions { payload, congestion, shards, open: true, ..TransportOptions::default() };
     Server::bind(std::slice::from_ref(address), transport).expect("the address is free")
 }
 
 /// Runs `job` at `address` with its workers spread over `processes`. Every task takes at least `task`.
 pub fn run(job: &Job, address: &Address, processes: usize, task: Duration, observer: &mut dyn ServerObserver) {
-    let server = bind(address, PayloadFormat::F32);
+    let server = bind(address, PayloadFormat::F32, ShardCount::None);
     let workers = job.setup.workers / processes;
     let role = format!("{} {workers} {}", server.addresses()[0], task.as_millis());
     let children: Vec<_> = (0..processes).map(|_| crate::start(role.clone())).collect();
@@ -94,7 +94,7 @@ pub fn work(role: &str) {
             let worker = Worker {
                 join_timeout: Duration::from_secs(10),
                 emulation: (milliseconds > 0).then(|| Emulation::times(format!("{task:?} a task"), move || task)),
-                congestion: Some(CONGESTION.into()),
+                congestion: congestion(),
                 ..Worker::new(address.clone())
             };
             scope.spawn(move || {

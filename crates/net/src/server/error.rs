@@ -73,7 +73,9 @@ pub enum ServerError {
         found: usize,
     },
     /// A worker joined by an address that other hosts can't reach its shard at.
-    #[error("--shards: a worker joined at {address}, where other hosts can't reach its shard: use this host's address on the network")]
+    #[error(
+        "--shards: a worker joined at {address}, where other hosts can't reach its shard: use this host's address on the network"
+    )]
     ShardAddress {
         /// The address.
         address: IpAddr,

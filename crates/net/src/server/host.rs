@@ -188,12 +188,7 @@ impl<'a> NetHost<'a> {
         Ok(())
     }
 
-    pub(super) fn outcome(
-        &mut self,
-        now: Time,
-        stop: &StopReason,
-        ledger: &Ledger,
-    ) -> Result<RunOutcome, ServerError> {
+    pub(super) fn outcome(&mut self, now: Time, stop: &StopReason, ledger: &Ledger) -> Result<RunOutcome, ServerError> {
         let found = self.last_evaluation(ledger.version());
         self.evaluator = Evaluator::Nobody;
         let parameters = self.model.newest()?.0.region.values();
@@ -341,7 +336,7 @@ impl ServerHost for NetHost<'_> {
     fn shard_offered(&mut self, worker: WorkerId, session: SessionId, port: u16) {
         let peer = self.peers.get(&session).and_then(|peer| peer.parse::<SocketAddr>().ok());
         if let (Some(model), Some(peer)) = (self.model.sharded(), peer) {
-            model.offer(worker, SocketAddr::new(peer.ip(), port));
+            model.offer(worker, session, SocketAddr::new(peer.ip(), port));
         }
     }
 

@@ -138,8 +138,8 @@ impl ShardLink {
 pub(super) struct ShardedModel {
     control: StepControl,
     options: ShardOptions,
-    /// Where shards could be, by the rank of the worker beside them.
-    offers: BTreeMap<WorkerId, SocketAddr>,
+    /// Where shards could be, by the rank of the worker beside them, with its session.
+    offers: BTreeMap<WorkerId, (SessionId, SocketAddr)>,
     links: Vec<ShardLink>,
     /// Identifies the run to shards and workers.
     run: u64,
@@ -200,13 +200,21 @@ impl ShardedModel {
     // --- the shards ---
 
     /// The process of a worker would be a shard.
-    pub(super) fn offer(&mut self, worker: WorkerId, place: SocketAddr) {
-        self.offers.insert(worker, place);
+    pub(super) fn offer(&mut self, worker: WorkerId, session: SessionId, place: SocketAddr) {
+        self.offers.insert(worker, (session, place));
     }
 
     /// Gives the shards their parts, before the first task.
     fn begin(&mut self) -> Result<(), ServerError> {
-        let places = choose(&self.offers, self.options.count)?;
+        let count = match self.options.count {
+            // A run goes on without the hosts that it has lost.
+            ShardCount::Count(count) if self.version > Version(0) => {
+                NonZero::new(self.offers.len()).map_or(ShardCount::Hosts, |offers| ShardCount::Count(count.min(offers)))
+            }
+            count => count,
+        };
+        let offers: Vec<SocketAddr> = self.offers.values().map(|&(_, place)| place).collect();
+        let places = choose(&offers, count)?;
         let (values, optimizer) = (self.ring.newest().region.values(), &self.optimizer);
         let rules = optimizer.rules();
         let parts = Shards::new(values.len(), places.len()).ranges().filter(|range| !range.is_empty());
@@ -267,6 +275,7 @@ impl ShardedModel {
 
     /// A worker has left.
     pub(super) fn forget(&mut self, session: SessionId) {
+        self.offers.retain(|_, (other, _)| *other != session);
         if self.introduced.remove(&session) {
             let sent = self.send_all(&ToShard::Forget { session: session.0 });
             self.note(sent);
@@ -398,10 +407,10 @@ impl StepValues for ShardedValues<'_> {
     }
 }
 
-/// The places of the shards: on every host one, then on every host another, in the order of their ranks.
-fn choose(offers: &BTreeMap<WorkerId, SocketAddr>, count: ShardCount) -> Result<Vec<SocketAddr>, ServerError> {
+/// The places of the shards: on every host one, then on every host another, in the order given.
+fn choose(offers: &[SocketAddr], count: ShardCount) -> Result<Vec<SocketAddr>, ServerError> {
     let mut hosts: Vec<(IpAddr, VecDeque<SocketAddr>)> = Vec::new();
-    for place in offers.values() {
+    for place in offers {
         match hosts.iter_mut().find(|(host, _)| *host == place.ip()) {
             Some((_, places)) => places.push_back(*place),
             None => hosts.push((place.ip(), [*place].into())),
@@ -425,4 +434,27 @@ fn choose(offers: &BTreeMap<WorkerId, SocketAddr>, count: ShardCount) -> Result<
     }
     places.truncate(wanted);
     Ok(places)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_are_spread_over_hosts() {
+        let offers: Vec<SocketAddr> = ["10.0.0.1:1", "10.0.0.1:2", "10.0.0.2:3", "10.0.0.3:4", "10.0.0.1:5"]
+            .map(|text| text.parse().unwrap())
+            .into();
+        let ports = |count: &str| -> Vec<u16> {
+            choose(&offers, count.parse().unwrap()).unwrap().iter().map(SocketAddr::port).collect()
+        };
+        assert_eq!(ports("hosts"), [1, 3, 4]);
+        assert_eq!(ports("1"), [1]);
+        assert_eq!(ports("5"), [1, 3, 4, 2, 5]);
+        let refused = |offers: &[SocketAddr], count: ShardCount| choose(offers, count).unwrap_err().to_string();
+        assert!(refused(&offers, "6".parse().unwrap()).contains("--shards 6: 5 workers can hold a shard"));
+        assert!(refused(&[], ShardCount::Hosts).contains("0 workers"));
+        let mixed = ["127.0.0.1:1", "10.0.0.2:3"].map(|text| text.parse().unwrap());
+        assert!(refused(&mixed, ShardCount::Hosts).contains("joined at 127.0.0.1, where other hosts can't reach"));
+    }
 }

@@ -372,7 +372,15 @@ fn a_worker_refused_in_the_middle_of_a_model_does_not_rejoin() {
         server.message::<ToServer>();
         let Job { workload_spec, seed, optimizer, .. } = job.clone();
         let payload = PayloadFormat::F32;
-        server.send(&ToWorker::Welcome { rank: 0, workload_spec, seed, payload, optimizer, epoch: 0, wants_shard: false });
+        server.send(&ToWorker::Welcome {
+            rank: 0,
+            workload_spec,
+            seed,
+            payload,
+            optimizer,
+            epoch: 0,
+            wants_shard: false,
+        });
         server.message::<ToServer>();
         server.send(&ToWorker::Model { version: Version(0) });
         server.send_chunk(&[0.0; 10]);

@@ -65,7 +65,8 @@ impl std::fmt::Debug for Shard {
 
 impl Shard {
     /// Listens at a free port of this address. With keys, connections are encrypted, and peers need the token.
-    pub(crate) fn start(host: IpAddr, keys: Option<&Keys>) -> io::Result<Self> {
+    /// `congestion` is TCP's congestion control; `None` keeps that of the system.
+    pub(crate) fn start(host: IpAddr, keys: Option<&Keys>, congestion: Option<&str>) -> io::Result<Self> {
         let listener = TcpListener::bind((host, 0))?;
         listener.set_nonblocking(true)?;
         let port = listener.local_addr()?.port();
@@ -75,10 +76,10 @@ impl Shard {
         let shared = Arc::new(Shared { held, changed, token, open, is_closed });
         let poller = Poller::new()?;
         let waker = poller.waker().clone();
-        let own = shared.clone();
+        let (own, congestion) = (shared.clone(), congestion.map(str::to_string));
         let thread = thread::Builder::new().name("shard".into()).spawn(move || {
             // Without a listener the coordinator does not get through, and says so.
-            let _ = accept(&listener, encryption.as_ref(), &poller, &own);
+            let _ = accept(&listener, encryption.as_ref(), congestion.as_deref(), &poller, &own);
         })?;
         Ok(Shard { port, shared, waker, thread: Some(thread) })
     }
@@ -103,6 +104,7 @@ impl Drop for Shard {
 fn accept(
     listener: &TcpListener,
     encryption: Option<&Arc<ServerConfig>>,
+    congestion: Option<&str>,
     poller: &Poller,
     shared: &Arc<Shared>,
 ) -> io::Result<()> {
@@ -114,8 +116,9 @@ fn accept(
             return Ok(());
         }
         while let Ok((stream, _)) = listener.accept() {
-            let tls = encryption.cloned().map(ServerConnection::new).transpose().map_err(io::Error::other)?.map(Tls::new);
-            let link = Socket::tcp(stream, None)
+            let tls =
+                encryption.cloned().map(ServerConnection::new).transpose().map_err(io::Error::other)?.map(Tls::new);
+            let link = Socket::tcp(stream, congestion)
                 .and_then(|socket| BlockingLink::new(Side::Server, socket, tls, &Traffic::default()));
             let Ok(link) = link else { continue };
             let mut open = shared.open();

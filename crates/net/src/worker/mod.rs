@@ -12,6 +12,7 @@ mod task_queue;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -33,8 +34,8 @@ use crate::socket::Socket;
 use computer::Computer;
 use link::WorkerLink;
 use session::HelloAnswer;
-use shard_links::ShardAccess;
 pub use session::{TakenTask, TaskReport, TimeSpent, WorkerSession};
+use shard_links::ShardAccess;
 
 /// A worker and how it joins its server.
 #[derive(Debug)]
@@ -67,11 +68,13 @@ pub struct WorkerShard(Option<Shard>);
 
 impl WorkerShard {
     /// The port of the shard beside a worker that is connected by this socket. It is started if the server asks for it.
-    fn port(&mut self, socket: &Socket, keys: Option<&Keys>) -> Option<u16> {
+    fn port(&mut self, socket: &Socket, access: &ShardAccess) -> Option<u16> {
         let Socket::Tcp(stream) = socket else { return None };
         if self.0.is_none() {
             // Without one, the server does with others, or says what is missing.
-            self.0 = stream.local_addr().and_then(|address| Shard::start(address.ip(), keys)).ok();
+            let start =
+                |address: SocketAddr| Shard::start(address.ip(), access.keys.as_ref(), access.congestion.as_deref());
+            self.0 = stream.local_addr().and_then(start).ok();
         }
         self.0.as_ref().map(Shard::port)
     }
@@ -302,8 +305,7 @@ impl Worker {
         // The token is for a server on a network, and only readable for it: TLS is on with keys.
         let token = self.keys.as_ref().filter(|_| !link.is_shared()).map(Keys::token);
         let hello = ToServer::Hello { rank: self.rank, emulated, token };
-        let shard_access = ShardAccess { keys: self.keys.clone(), congestion: self.congestion.clone() };
-        let answer = WorkerSession::join(link, &hello, shard_access, self.model_mapping);
+        let answer = WorkerSession::join(link, &hello, self.shard_access(), self.model_mapping);
         match &answer {
             Ok(HelloAnswer::Welcome(_, welcome)) if welcome.epoch < self.epoch => {
                 self.pass_on();
@@ -320,9 +322,14 @@ impl Worker {
         Ok(answer)
     }
 
+    fn shard_access(&self) -> ShardAccess {
+        ShardAccess { keys: self.keys.clone(), congestion: self.congestion.clone() }
+    }
+
     /// The port where this process would hold a part of the parameters, if the server asks for that.
     fn shard_port(&mut self, session: &WorkerSession, welcome: &Welcome) -> Option<u16> {
-        welcome.wants_shard.then(|| self.shard.port(session.socket(), self.keys.as_ref()))?
+        let access = self.shard_access();
+        welcome.wants_shard.then(|| self.shard.port(session.socket(), &access))?
     }
 
     /// Tries the next address first from now on.

@@ -148,8 +148,7 @@ impl WorkerSession {
         };
         let (progress, length) = (Progress::default(), Arc::new(OnceLock::new()));
         let (queue, payload) = (task_queue.clone(), welcome.payload);
-        let messages =
-            ServerMessages::new(queue, progress.clone(), length.clone(), mapping, payload, shard_access);
+        let messages = ServerMessages::new(queue, progress.clone(), length.clone(), mapping, payload, shard_access);
         let shard_links = messages.shard_links().clone();
         let exchange = Arc::new(Exchange::new(link, messages));
         let own = exchange.clone();
@@ -211,7 +210,9 @@ impl WorkerSession {
         let length = parameters.values().len();
         let result = match gradient {
             Some(shared) => ResultBuffer::Shared(shared),
-            None if self.exchange.is_shared() && self.shard_links.get().is_none() => return Err(self.failed(&invalid("assignment without shared buffers"))),
+            None if self.exchange.is_shared() && self.shard_links.get().is_none() => {
+                return Err(self.failed(&invalid("assignment without shared buffers")));
+            }
             None => {
                 let own = self.buffer.take().map_or_else(|| Region::private(length), Ok);
                 ResultBuffer::Own(own.map_err(|error| self.failed(&error))?)

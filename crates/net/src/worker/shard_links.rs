@@ -236,7 +236,9 @@ impl ModelReceiver {
                     Received::Message(FromShard::Model { version }) => self.expect(index, version)?,
                     Received::Values(Some(part)) => self.complete(index, part, task_queue)?,
                     Received::End => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "a shard has ended")),
-                    Received::Values(None) | Received::Message(_) => return Err(invalid("unexpected message of a shard")),
+                    Received::Values(None) | Received::Message(_) => {
+                        return Err(invalid("unexpected message of a shard"));
+                    }
                 }
             }
         }
@@ -274,7 +276,8 @@ impl ModelReceiver {
         model.left -= 1;
         if model.left == 0 {
             let parts = self.arriving.remove(&version).map(|model| model.parts.into_iter().flatten().collect());
-            let whole = parts.and_then(Region::join).map(Arc::new).ok_or_else(|| invalid("parts of different models"))?;
+            let whole =
+                parts.and_then(Region::join).map(Arc::new).ok_or_else(|| invalid("parts of different models"))?;
             task_queue.add_model(version, whole.clone());
             self.models.push(whole);
         }

@@ -97,14 +97,22 @@ impl ServerProtocol {
         if self.started.is_some() {
             return self.feed(Event::Joined { worker }, host);
         }
+        let ready = self.ready();
+        if ready.len() >= self.config.workers { self.begin(ready, host) } else { Ok(()) }
+    }
+
+    /// The workers that have joined.
+    pub(super) fn ready(&self) -> Vec<WorkerId> {
         let is_ready = |id: &SessionId| self.sessions.get(id).is_some_and(|one| matches!(one.stage, Stage::Joined(_)));
-        let ready: Vec<WorkerId> =
-            self.members.iter().filter(|(_, id)| is_ready(id)).map(|(&worker, _)| worker).collect();
-        if ready.len() >= self.config.workers {
-            self.started = Some(self.now);
-            ready.into_iter().try_for_each(|worker| self.feed(Event::Joined { worker }, host))?;
-        }
-        Ok(())
+        self.members.iter().filter(|(_, id)| is_ready(id)).map(|(&worker, _)| worker).collect()
+    }
+
+    /// Starts the run with these workers.
+    pub(super) fn begin<H: ServerHost>(&mut self, ready: Vec<WorkerId>, host: &mut H) -> Handled<H> {
+        self.started = Some(self.now);
+        let departed = std::mem::take(&mut self.departed);
+        departed.into_iter().try_for_each(|worker| self.feed(Event::Left { worker }, host))?;
+        ready.into_iter().try_for_each(|worker| self.feed(Event::Joined { worker }, host))
     }
 
     /// Dismisses a peer that broke the protocol. It may not rejoin.

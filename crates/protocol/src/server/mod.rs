@@ -22,8 +22,8 @@ use executor::{HostExecutor, send_next};
 pub use host::{PeerTrust, ReportedUpdate, ServerHost, SessionId};
 use liveness::{PATIENCE, TICK, progressed};
 pub(crate) use membership::denial;
-pub use membership::{max_ranks, token_matches};
 use membership::printable;
+pub use membership::{max_ranks, token_matches};
 
 /// The time limit of the handshake: from the connection, encryption included, to the complete hello.
 pub const HANDSHAKE_TIMEOUT: Span = Span(10_000_000_000);
@@ -131,6 +131,8 @@ pub struct ServerProtocol {
     start_time: Time,
     /// Whether the run is over.
     is_over: bool,
+    /// The workers of a run that is resumed, until it starts.
+    departed: Vec<WorkerId>,
 }
 
 type Handled<H> = Result<(), DriveError<<H as ServerHost>::Error>>;
@@ -151,6 +153,7 @@ impl ServerProtocol {
             started: None,
             start_time: Time::START,
             is_over: false,
+            departed: Vec::new(),
         }
     }
 
@@ -167,6 +170,25 @@ impl ServerProtocol {
     ) -> Handled<H> {
         (self.now, self.started, self.start_time) = (now, Some(now), at);
         departed.into_iter().try_for_each(|worker| self.feed(Event::Left { worker }, host))
+    }
+
+    /// Continues a run at its time `at` once as many workers are ready as for a new one, or when it is [started]. Its workers,
+    /// `departed`, have to rejoin.
+    ///
+    /// [started]: ServerProtocol::start
+    pub fn resume_with_all(&mut self, at: Time, departed: impl IntoIterator<Item = WorkerId>) {
+        self.start_time = at;
+        self.departed.extend(departed);
+    }
+
+    /// Starts the run with the workers that are ready, if there are any and it has not started.
+    ///
+    /// # Errors
+    /// If the run can't continue.
+    pub fn start<H: ServerHost>(&mut self, now: Time, host: &mut H) -> Handled<H> {
+        self.advance(now, host);
+        let ready = self.ready();
+        if self.started.is_none() && !ready.is_empty() { self.begin(ready, host) } else { Ok(()) }
     }
 
     /// The ledger of the run.
