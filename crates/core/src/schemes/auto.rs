@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// What it begins with: no worker holds the others up, and after a round the times are known.
-const FIRST: &str = "anytime:tau=4";
+const FIRST: &str = "anytime:tau=4,rate=1";
 
 /// How many iterations of every worker, on average, are seen before the first plan, and after a worker has come or gone.
 const SOON: u64 = 8;
@@ -82,7 +82,7 @@ impl Auto {
     fn candidates(&self) -> Vec<SchemeSpec> {
         let live = self.state.members.len();
         let rounds = [2, 4, 8, 16, 32, 64].into_iter().filter(|&tau| f64::from(tau) <= self.longest_round());
-        let mut texts: Vec<String> = rounds.map(|tau| format!("anytime:tau={tau}")).collect();
+        let mut texts: Vec<String> = rounds.map(|tau| format!("anytime:tau={tau},rate=1")).collect();
         texts.extend(["bsp", "lb-bsp:predictor=ema"].map(String::from));
         let quorums: BTreeSet<usize> = [live / 2, live * 3 / 4, live.saturating_sub(1)].into_iter().collect();
         for k in quorums.into_iter().filter(|k| (1..=self.setup.workers).contains(k)) {
