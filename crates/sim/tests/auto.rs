@@ -65,7 +65,7 @@ fn the_planner_agrees_with_closed_forms() {
     assert!((0.5..0.59).contains(&found[2]), "{found:?}");
     // Without exchanges, nobody waits under `anytime`, but for the rest of an iteration.
     let found = paces(&["anytime:tau=8"], workers(0.0));
-    assert!((0.65..0.84).contains(&found[0]), "{found:?}");
+    assert!((0.5..0.66).contains(&found[0]), "{found:?}");
     // Of a worker nothing is known: who waits for it makes no progress.
     let mut unknown = workers(0.0);
     unknown[3].0.clear();
