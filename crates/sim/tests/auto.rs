@@ -12,7 +12,8 @@ struct Switches(Vec<(f64, String)>);
 
 impl Observer for Switches {
     fn on_turn(&mut self, now: Time, _: &Event, decisions: &[Decision]) {
-        let switched = decisions.iter().find(|decision| matches!(decision.reason, Reason::Switched { .. }));
+        let is_switch = |reason| matches!(reason, Reason::Switched { .. } | Reason::Overdue { .. });
+        let switched = decisions.iter().find(|decision| is_switch(decision.reason));
         if let Some(Decision { reason, .. }) = switched {
             self.0.push((now.seconds(), reason.to_string()));
         }
@@ -82,6 +83,17 @@ fn a_worker_that_becomes_slow_costs_little() {
     assert!(switches[0].1.starts_with("switched to lb-bsp:predictor=ema: expected to be 1."), "{switches:?}");
     // The same seed, the same decisions.
     assert_eq!(run("auto", "60 slow 0 4", "time=300"), (summary, switches));
+}
+
+#[test]
+fn nobody_waits_long_for_a_worker_that_is_overdue() {
+    // Its present iteration would take 50 s.
+    let (summary, switches) = run("auto", "60 slow 0 50", "time=120");
+    let (at, reason) = &switches[1];
+    assert_eq!(reason, "switched to anytime:tau=4,rate=1: everybody waited for overdue workers: 1");
+    assert!((60.0..64.0).contains(at), "{switches:?}");
+    let (bsp, _) = run("bsp", "60 slow 0 50", "time=120");
+    assert!(summary.goodput > 1.5 * bsp.goodput, "{} {}", summary.goodput, bsp.goodput);
 }
 
 #[test]
