@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use crate::recent::RecentValues;
-use crate::{Question, Time, Update, WorkerId};
+use crate::{Question, Span, Time, Update, WorkerId};
 
 /// How many of a worker's latest iterations are kept.
 const KEPT: usize = 32;
@@ -17,8 +17,17 @@ const TRANSFERS: usize = 5;
 /// before says nothing about it any more.
 const IN_A_ROW: usize = 3;
 
-/// That multiple.
+/// That multiple of the median. They must also be longer, or shorter, than nine tenths of the times before.
 const CHANGE: f64 = 1.5;
+
+/// A task is overdue after this multiple of the longest time …
+const OVERDUE: f64 = 2.0;
+
+/// … of at least this many iterations.
+const KNOWN: usize = 8;
+
+/// A task counts as overdue after this many seconds at the latest, so that the time can come.
+const LONGEST: f64 = 1e6;
 
 /// One worker's latest times.
 #[derive(Debug, Serialize, Deserialize)]
@@ -97,6 +106,15 @@ impl ClusterModel {
         self.worker(worker).iterations.clear();
     }
 
+    /// When a task of this many samples is overdue, which a worker began at `since`: when it takes [`OVERDUE`] times as long as
+    /// any of the worker's latest iterations would. `None` if too little is known.
+    pub(crate) fn overdue(&self, worker: WorkerId, samples: u32, since: Time) -> Option<Time> {
+        let model = self.workers.get(worker.index()).filter(|model| model.iterations.len() >= KNOWN)?;
+        let longest = model.iterations.iter().copied().fold(0.0, f64::max) * f64::from(samples) / f64::from(self.batch);
+        let expected = longest + model.transfers.median().unwrap_or(0.0);
+        Some(since + Span::from_seconds((OVERDUE * expected).min(LONGEST)))
+    }
+
     /// What is known of these workers.
     pub(crate) fn tracks(&self, workers: impl Iterator<Item = WorkerId>) -> Vec<RecentTimes> {
         let track = |worker: WorkerId| {
@@ -132,16 +150,18 @@ impl WorkerModel {
             return false;
         };
         let mut earlier: Vec<f64> = self.iterations.iter().take(before).copied().collect();
-        let usual = *earlier.select_nth_unstable_by(before / 2, f64::total_cmp).1;
+        earlier.sort_unstable_by(f64::total_cmp);
+        let (usual, tenth) = (earlier[before / 2], before.div_ceil(10));
+        let (short, long) = (earlier[tenth - 1].min(usual / CHANGE), earlier[before - tenth].max(CHANGE * usual));
         let mut latest = self.iterations.iter().skip(before);
-        latest.clone().all(|&seconds| seconds > CHANGE * usual) || latest.all(|&seconds| CHANGE * seconds < usual)
+        latest.clone().all(|&seconds| seconds > long) || latest.all(|&seconds| seconds < short)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Report, Span, TaskId, Version, Work};
+    use crate::{Report, TaskId, Version, Work};
 
     fn report(model: &mut ClusterModel, samples: u32, compute: f64, transfer: f64) -> bool {
         let at = |seconds| Time::START + Span::from_seconds(seconds);
@@ -180,5 +200,32 @@ mod tests {
         assert_eq!(model.tracks([WorkerId(1)].into_iter())[0].iterations, [3.0; 5]);
         let found: Vec<bool> = (0..5).map(|_| report(&mut model, 8, 1.0, 0.0)).collect();
         assert_eq!(found, [false, false, true, false, false]);
+    }
+
+    #[test]
+    fn times_that_vary_are_no_change() {
+        let mut model = ClusterModel::new(8);
+        // A third of them is three times as long, four in a row now and then.
+        for round in 0..20 {
+            let long = if round % 4 == 0 { 4 } else { 2 };
+            for step in 0..8 {
+                let changed = report(&mut model, 8, if step < long { 3.0 } else { 1.0 }, 0.0);
+                assert!(!changed || round == 0, "round {round}, step {step}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_task_is_overdue_after_twice_the_longest_time() {
+        let at = |seconds| Time::START + Span::from_seconds(seconds);
+        let mut model = ClusterModel::new(8);
+        for seconds in [1.0, 1.0, 3.0, 1.0, 1.0, 1.0, 1.0] {
+            report(&mut model, 8, seconds, 0.5);
+            assert_eq!(model.overdue(WorkerId(1), 8, at(10.0)), None);
+        }
+        report(&mut model, 8, 1.0, 0.5);
+        assert_eq!(model.overdue(WorkerId(1), 8, at(10.0)), Some(at(17.0)));
+        assert_eq!(model.overdue(WorkerId(1), 4, at(10.0)), Some(at(14.0)));
+        assert_eq!(model.overdue(WorkerId(7), 8, at(10.0)), None);
     }
 }

@@ -151,6 +151,12 @@ impl GradientNoise {
         self.weight = keep * self.weight + (1.0 - keep);
     }
 
+    /// The variance of a gradient over its squared norm; `None` as long as nothing is measured.
+    pub fn ratio(&self) -> Option<f64> {
+        let (variance, square) = (self.variance.max(0.0), self.square.max(0.0));
+        (self.weight > 0.0 && variance + square > 0.0).then_some(variance / square)
+    }
+
     /// AdaScale's gain ratio: how many steps of one gradient a step of `k` gradients is worth, from 1 to k. It is 1 as
     /// long as no noise is measured.
     pub fn gain(&self, k: usize) -> f64 {

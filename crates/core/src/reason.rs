@@ -151,6 +151,13 @@ pub enum Reason {
         #[serde(with = "crate::number")]
         gain: f64,
     },
+    /// Another scheme takes over, since the present one waits for workers that are overdue.
+    Overdue {
+        /// The scheme.
+        to: ReasonText,
+        /// How many workers are overdue.
+        workers: u32,
+    },
     /// A reason in the words of a scheme from outside.
     Own {
         /// The words.
@@ -228,6 +235,10 @@ impl Reason {
         Reason::Switched { to: ReasonText::kept(to), gain }
     }
 
+    pub(crate) fn overdue(to: &str, workers: u32) -> Self {
+        Reason::Overdue { to: ReasonText::kept(to), workers }
+    }
+
     /// A reason in a scheme's own words, such as "the worker is rested".
     pub const fn own(text: &'static str) -> Self {
         Reason::Own { text: ReasonText(text), value: None }
@@ -303,6 +314,9 @@ impl fmt::Display for Reason {
             Reason::BarrierDeadline { at } => write!(f, "timeout of the barrier planned for {at}"),
             Reason::Switched { to: ReasonText(to), gain } => {
                 write!(f, "switched to {to}: expected to be {gain:.2} times as fast as the scheme before")
+            }
+            Reason::Overdue { to: ReasonText(to), workers } => {
+                write!(f, "switched to {to}: everybody waited for overdue workers: {workers}")
             }
             Reason::RoundDeadline { at } => write!(f, "the deadline of the round: {at}"),
             Reason::Own { text: ReasonText(text), value: None } => f.write_str(text),

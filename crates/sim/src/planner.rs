@@ -90,7 +90,7 @@ impl Observer for PlannedProgress<'_> {
         self.ended = iteration.time;
         self.made += match iteration.reason {
             Reason::Averaged { workers: replicas, iterations } => {
-                averaging_progress(iterations, replicas as usize, workers)
+                averaging_progress(iterations, replicas as usize, workers, &self.request.noise)
             }
             _ => step_progress(&self.request.setup.rate_rule, iteration.waited_for, workers, &self.request.noise),
         };

@@ -11,12 +11,13 @@ use serde::{Deserialize, Serialize};
 use super::{SchemeEntry, SchemeError, SchemeSpec, Setting, SettingDefault, Settings, Setup};
 use crate::cluster_model::ClusterModel;
 use crate::{
-    Aggregate, GradientNoise, PlanRequest, Question, Reason, RestoreError, Scheme, SchemePace, TaskId, Turn, Update,
-    WorkerId,
+    Aggregate, CommitRequest, GradientNoise, PlanRequest, Question, Reason, RestoreError, Scheme, SchemePace, TaskId,
+    Time, Turn, Update, Work, WorkerId,
 };
 
-/// What it begins with: no worker holds the others up, and after a round the times are known.
-const FIRST: &str = "anytime:tau=4";
+/// What it begins with, and falls back to when a worker is overdue: no worker holds the others up, and after a round the times
+/// are known. With a rate of 1, a local iteration moves the model as far as one of `bsp`, so that one rate suits all candidates.
+const FIRST: &str = "anytime:tau=4,rate=1";
 
 /// How many iterations of every worker, on average, are seen before the first plan, and after a worker has come or gone.
 const SOON: u64 = 8;
@@ -28,7 +29,7 @@ const INTERVAL: u64 = 16;
 const LONGEST_INTERVAL: u64 = 128;
 
 /// How many times as fast as the scheme in force another one must be expected to be.
-const LEAST_GAIN: f64 = 1.05;
+const LEAST_GAIN: f64 = 1.1;
 
 /// The most local iterations in a round where transfers take no time.
 const LONG_ROUND: f64 = 8.0;
@@ -37,8 +38,7 @@ const LONG_ROUND: f64 = 8.0;
 #[derive(Clone, Serialize, Deserialize)]
 struct SchemeChange {
     to: SchemeSpec,
-    #[serde(with = "crate::number")]
-    gain: f64,
+    reason: Reason,
 }
 
 /// What is known and decided, apart from the state of the scheme in force.
@@ -58,6 +58,10 @@ struct AutoState {
     wants_plan: bool,
     /// Updates since the last commit, and the iterations in them.
     updates: (u64, u64),
+    /// Gradients of the newest version that have arrived.
+    pending: Vec<TaskId>,
+    /// When it looks for overdue workers next, if that is still to come.
+    watch_at: Time,
     /// Commits of an earlier scheme that are not confirmed yet.
     earlier_commits: u64,
 }
@@ -81,10 +85,11 @@ impl Auto {
     /// The schemes that may be in force, with as many workers as there are. The present one is the first.
     fn candidates(&self) -> Vec<SchemeSpec> {
         let live = self.state.members.len();
-        let rounds = [2, 4, 8, 16, 32, 64].into_iter().filter(|&tau| f64::from(tau) <= self.longest_round());
-        let mut texts: Vec<String> = rounds.map(|tau| format!("anytime:tau={tau}")).collect();
+        let rounds = [2, 3, 4, 6, 8, 16, 32, 64].into_iter().filter(|&tau| f64::from(tau) <= self.longest_round());
+        let mut texts: Vec<String> = rounds.map(|tau| format!("anytime:tau={tau},rate=1")).collect();
         texts.extend(["bsp", "lb-bsp:predictor=ema"].map(String::from));
-        let quorums: BTreeSet<usize> = [live / 2, live * 3 / 4, live.saturating_sub(1)].into_iter().collect();
+        let quorums: BTreeSet<usize> =
+            (1..8).map(|eighths| live * eighths / 8).chain([live.saturating_sub(1)]).collect();
         for k in quorums.into_iter().filter(|k| (1..=self.setup.workers).contains(k)) {
             texts.push(format!("backup:k={k}"));
         }
@@ -135,10 +140,9 @@ impl Auto {
         if commits == 0 || self.state.change.is_none() {
             return;
         }
-        let Some(SchemeChange { to, gain }) = self.state.change.take() else { return };
+        let Some(SchemeChange { to, reason }) = self.state.change.take() else { return };
         self.scheme = to.build(&self.setup).expect("candidates fit the run");
         self.state.earlier_commits = commits;
-        let reason = Reason::switched(&to.to_string(), gain);
         self.state.present = to;
         let members: Vec<WorkerId> = turn.workers().collect();
         for &worker in &members {
@@ -151,6 +155,37 @@ impl Auto {
         }
         members.into_iter().for_each(|worker| self.scheme.on_joined(turn, worker));
         turn.replace_reason(Reason::Joined, reason);
+    }
+
+    /// If everybody who still works is overdue, the others wait in vain: their gradients are committed, and nobody waits any
+    /// more. Otherwise it looks again when that may be so.
+    fn watch(&mut self, turn: &mut Turn<'_>) {
+        let state = &mut self.state;
+        if state.pending.is_empty() || state.watch_at > turn.now() {
+            return;
+        }
+        let (mut working, mut latest) = (0, Time::START);
+        for worker in turn.workers() {
+            let Some((task, since)) = turn.running(worker).zip(turn.running_since(worker)) else { continue };
+            let Some(overdue) = state.model.overdue(worker, task.samples, since) else { return };
+            (working, latest) = (working + 1, latest.max(overdue));
+        }
+        if working == 0 {
+            return;
+        }
+        if latest > turn.now() {
+            state.watch_at = latest;
+            turn.wake(latest.since(turn.now()), Reason::RoundDeadline { at: latest });
+            return;
+        }
+        let to: SchemeSpec = FIRST.parse().expect("it is written as schemes are");
+        let reason = Reason::overdue(FIRST, working);
+        state.change = Some(SchemeChange { to, reason });
+        state.plan_at = state.seen + state.interval * state.members.len() as u64;
+        let (before, live) = (turn.version().0, turn.live() as u32);
+        let quorum = Reason::Quorum { waited_for: state.pending.len() as u32, workers: live };
+        turn.commit(CommitRequest::of(&state.pending), quorum);
+        self.follow(turn, before);
     }
 }
 
@@ -192,7 +227,8 @@ impl Scheme for Auto {
         let Some(best) = valid.max_by(|a, b| a.pace.total_cmp(&b.pace)) else { return };
         let gain = best.pace / own;
         if best.scheme != state.present && best.pace > 0.0 && gain > LEAST_GAIN {
-            state.change = Some(SchemeChange { to: best.scheme.clone(), gain });
+            let reason = Reason::switched(&best.scheme.to_string(), gain);
+            state.change = Some(SchemeChange { to: best.scheme.clone(), reason });
             self.scheme.retire();
         }
     }
@@ -208,6 +244,7 @@ impl Scheme for Auto {
     fn on_left(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
         self.state.members.remove(&worker);
         self.state.model.on_left(worker);
+        self.state.pending.retain(|task| task.worker != worker);
         let before = turn.version().0;
         self.scheme.on_left(turn, worker);
         self.on_members_changed();
@@ -219,10 +256,16 @@ impl Scheme for Auto {
         let (updates, iterations) = &mut self.state.updates;
         (*updates, *iterations) = (*updates + 1, *iterations + u64::from(update.iterations));
         let changed = self.state.model.on_reported(turn.now(), update);
+        if update.work == Work::Gradient && update.version == turn.version() {
+            self.state.pending.push(update.task);
+        }
         let before = turn.version().0;
         self.scheme.on_reported(turn, update);
         self.observe(if asked { 0 } else { u64::from(update.iterations) }, changed);
         self.follow(turn, before);
+        if turn.version().0 == before {
+            self.watch(turn);
+        }
     }
 
     fn on_asked(&mut self, turn: &mut Turn<'_>, question: &Question) {
@@ -238,6 +281,7 @@ impl Scheme for Auto {
     }
 
     fn on_committed(&mut self, turn: &mut Turn<'_>, aggregate: Option<&Aggregate>) {
+        self.state.pending.clear();
         let (updates, iterations) = std::mem::take(&mut self.state.updates);
         if let (Some(aggregate), true) = (aggregate, updates > 0) {
             self.state.noise.observe_replicas(aggregate, iterations as f64 / updates as f64);
@@ -259,6 +303,9 @@ impl Scheme for Auto {
         let before = turn.version().0;
         self.scheme.on_timer(turn);
         self.follow(turn, before);
+        if turn.version().0 == before {
+            self.watch(turn);
+        }
     }
 }
 
@@ -286,6 +333,8 @@ fn build(settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, Sche
         interval: INTERVAL,
         wants_plan: false,
         updates: (0, 0),
+        pending: Vec::new(),
+        watch_at: Time::START,
         earlier_commits: 0,
     };
     Ok(Box::new(Auto { setup: *setup, stale: settings.choice("stale", [false, true])?, state, scheme }))
