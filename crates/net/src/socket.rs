@@ -22,6 +22,9 @@ use crate::tls::Tls;
 /// prepared.
 const SOCKET_BUFFER: usize = 512 * 1024;
 
+/// The least buffer of one of several connections.
+const MIN_SEND_BUFFER: usize = 64 * 1024;
+
 /// File descriptors that may be pending before their message is read.
 const MAX_PENDING_FILES: usize = 8;
 
@@ -63,6 +66,13 @@ impl Socket {
             sockopt::set_tcp_congestion(&stream, name)?;
         }
         Ok(Socket::Tcp(Arc::new(stream)))
+    }
+
+    /// For one of several connections over which a vector is sent in parts: together they keep as many bytes on the way as
+    /// one connection, so that they do not crowd each other out of the link.
+    pub(crate) fn share_send_buffer(&self, connections: usize) -> io::Result<()> {
+        let share = (SOCKET_BUFFER / connections.max(1)).max(MIN_SEND_BUFFER);
+        Ok(sockopt::set_socket_send_buffer_size(self, share)?)
     }
 
     /// A Unix socket.

@@ -88,8 +88,10 @@ fn work(address: &Address) -> Result<(Vec<f32>, Vec<u64>), WorkerError> {
 
 #[test]
 fn workers_bring_the_model_and_get_it_back_trained() {
-    for scheme in ["bsp", "backup:k=1", "asp", "local-sgd:tau=3", "esync"] {
-        let mut server = Server::bind(&addresses(), TransportOptions::default()).unwrap();
+    let schemes = ["bsp", "backup:k=1", "asp", "local-sgd:tau=3", "esync"];
+    for (scheme, shards) in schemes.into_iter().flat_map(|scheme| [(scheme, "none"), (scheme, "1")]) {
+        let options = TransportOptions { shards: shards.parse().unwrap(), ..TransportOptions::default() };
+        let mut server = Server::bind(&addresses(), options).unwrap();
         let addresses = server.addresses().to_vec();
         thread::scope(|scope| {
             let workers: Vec<_> = addresses.iter().map(|address| scope.spawn(|| work(address))).collect();

@@ -65,6 +65,8 @@ pub enum ShardGreeting {
         run: u64,
         /// The worker's session with the coordinator.
         session: u64,
+        /// How many shards the run has.
+        shards: u32,
     },
 }
 

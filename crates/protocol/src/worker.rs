@@ -326,6 +326,7 @@ mod tests {
             payload: PayloadFormat::F32,
             optimizer: paceline_store::OptimizerKind::Sgd { decay: 0.0 }.into(),
             epoch: 0,
+            wants_shard: false,
         };
         assert!(matches!(worker.on_message(welcome, None), Reaction::Join(Welcome { rank: 3, .. })));
         worker

@@ -92,7 +92,12 @@ impl<'a> Coordinator<'a> {
             let model = ShardedModel::new(control, options, ledger.version(), &parameters, optimizer)?;
             ServerModel::Sharded(Box::new(model))
         } else {
-            ServerModel::Here(LocalModel::new(job, Stepper::resumed(optimizer, rate, rate_state), &parameters, shared)?)
+            ServerModel::Here(Box::new(LocalModel::new(
+                job,
+                Stepper::resumed(optimizer, rate, rate_state),
+                &parameters,
+                shared,
+            )?))
         };
         let mut host = NetHost::new(job, context, observer, monitor, model, keeps_models);
         host.used = used;

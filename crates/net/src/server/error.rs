@@ -65,7 +65,9 @@ pub enum ServerError {
         error: io::Error,
     },
     /// There are fewer processes that can be shards than wanted.
-    #[error("--shards {wanted}: {found} workers can hold a shard; those that join over TCP can")]
+    #[error(
+        "--shards {wanted}: {found} workers can hold a shard; those that join over TCP can, with --keys if they have key.pem too"
+    )]
     TooFewShards {
         /// The number of shards.
         wanted: usize,

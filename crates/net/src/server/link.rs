@@ -223,7 +223,7 @@ mod tests {
         let version = Version(number);
         let assignment = Assignment { task, version, work: Work::Gradient, samples: 1, offset: 0, queued: false };
         let settings = TaskSettings { run: RunPosition::default(), committed: None };
-        link.prepare(number, ring.newest().clone());
+        link.prepare(number, Some(ring.newest().clone()));
         link.assign(number, version, ToWorker::Assign { assignment, after: None, buffers: None, settings }).unwrap();
     }
 

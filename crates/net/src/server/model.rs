@@ -46,7 +46,7 @@ pub(super) struct UncommittedUpdate {
 
 /// The model of a run.
 pub(super) enum ServerModel {
-    Here(LocalModel),
+    Here(Box<LocalModel>),
     Sharded(Box<ShardedModel>),
 }
 
@@ -97,10 +97,10 @@ impl ServerModel {
 
 /// A model in this process.
 pub(super) struct LocalModel {
-    pub(super) stepper: Stepper,
-    pub(super) ring: ParameterRing,
-    pub(super) values: usize,
-    pub(super) trainable: usize,
+    stepper: Stepper,
+    ring: ParameterRing,
+    values: usize,
+    trainable: usize,
 }
 
 impl LocalModel {

@@ -23,7 +23,7 @@ const MAX_WAITING: usize = 8;
 type PartVersion = (Version, Arc<Region>);
 
 /// An update, or this shard's part of it.
-struct ArrivedUpdate {
+struct PushedPart {
     session: u64,
     values: Region,
     /// The model that it was computed from, if it is kept.
@@ -32,7 +32,7 @@ struct ArrivedUpdate {
 
 /// A worker's connection.
 #[derive(Default)]
-struct WorkerState {
+struct PushingWorker {
     /// `None` until it has connected.
     outbox: Option<Arc<Outbox>>,
     /// Models to be sent once it has connected.
@@ -56,8 +56,8 @@ pub(super) struct HeldPart {
     old: Vec<Arc<Region>>,
     keeps_models: bool,
     payload: PayloadFormat,
-    workers: HashMap<u64, WorkerState>,
-    arrived: HashMap<TaskId, ArrivedUpdate>,
+    workers: HashMap<u64, PushingWorker>,
+    arrived: HashMap<TaskId, PushedPart>,
     /// Updates that are not needed and may still arrive.
     unwanted: HashSet<TaskId>,
     /// Buffers for updates.
@@ -158,7 +158,7 @@ impl HeldPart {
             models.retain(|(kept, _)| *kept >= version);
             models.first().filter(|(kept, _)| *kept == version).map(|(_, model)| model.clone())
         });
-        self.arrived.insert(task, ArrivedUpdate { session, values, model });
+        self.arrived.insert(task, PushedPart { session, values, model });
     }
 
     /// A buffer is not needed.
@@ -216,7 +216,7 @@ impl HeldPart {
     }
 
     fn corrected(&self, task: TaskId, lambda: f32, trainable: usize) -> Vec<f32> {
-        let ArrivedUpdate { values, model, .. } = &self.arrived[&task];
+        let PushedPart { values, model, .. } = &self.arrived[&task];
         let mut values = values.values().to_vec();
         if let Some(model) = model {
             compensate(&mut values[..trainable], lambda, self.current.values(), model.values());

@@ -27,6 +27,9 @@ use paceline_protocol::Token;
 use session::serve;
 pub(crate) use session::{PART_TIMEOUT, receive_vector, send_vector};
 
+/// The limit of open connections. Further ones are closed.
+const MAX_CONNECTIONS: usize = 2_048;
+
 /// What the threads of a shard share.
 struct Shared {
     held: Mutex<Option<HeldPart>>,
@@ -123,6 +126,9 @@ fn accept(
             let Ok(link) = link else { continue };
             let mut open = shared.open();
             open.retain(|outbox| outbox.strong_count() > 0);
+            if open.len() >= MAX_CONNECTIONS {
+                continue;
+            }
             open.push(Arc::downgrade(link.outbox()));
             drop(open);
             let shared = shared.clone();

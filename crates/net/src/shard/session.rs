@@ -54,7 +54,8 @@ fn greet(link: &mut BlockingLink, shared: &Shared) -> io::Result<()> {
             shared.changed.notify_all();
             served
         }
-        ShardGreeting::Work { run, session, .. } => {
+        ShardGreeting::Work { run, session, shards, .. } => {
+            link.connection.socket().share_send_buffer(shards as usize)?;
             let deadline = Instant::now() + BEGIN_TIMEOUT;
             let mut held = shared.lock();
             while held.as_ref().is_none_or(|held| held.run != run) {

@@ -223,9 +223,6 @@ impl WorkerSession {
 
     /// Waits until the queue has something, and takes it. `None` if it has nothing by the deadline.
     fn wait_until<T>(&self, deadline: Option<Instant>, take: impl Fn(&TaskQueue) -> Option<T>) -> Option<T> {
-        if let Some(taken) = take(&self.task_queue) {
-            return Some(taken);
-        }
         let mut reader = None;
         loop {
             let (seen, is_over) =

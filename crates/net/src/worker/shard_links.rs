@@ -73,7 +73,7 @@ impl ShardLinks {
         let (waker, payload, queue) = (poller.waker().clone(), map.payload, task_queue.clone());
         let (own_ranges, own_outboxes, own_closed) = (ranges.clone(), outboxes.clone(), is_closed.clone());
         let run = move || {
-            let mut receiver = ModelReceiver {
+            let mut receiver = PartReceiver {
                 poller,
                 connections: Vec::new(),
                 expected: vec![None; own_ranges.len()],
@@ -179,7 +179,7 @@ struct ArrivingModel {
 }
 
 /// What the thread has.
-struct ModelReceiver {
+struct PartReceiver {
     poller: Poller,
     connections: Vec<Connection>,
     ranges: Vec<Range<usize>>,
@@ -190,7 +190,7 @@ struct ModelReceiver {
     models: Vec<Arc<Region>>,
 }
 
-impl ModelReceiver {
+impl PartReceiver {
     fn connect(&mut self, map: &ShardMap, ShardAccess { keys, congestion }: &ShardAccess) -> io::Result<()> {
         for (token, place) in (0..).zip(&map.places) {
             let of_place = |error: io::Error| {
@@ -198,10 +198,11 @@ impl ModelReceiver {
             };
             let address: Address = place.address.parse().map_err(|error| invalid(format!("{error}")))?;
             let (socket, tls) = dial(&address, congestion.as_deref(), keys.as_ref()).map_err(of_place)?;
+            socket.share_send_buffer(map.places.len())?;
             let mut connection =
                 Connection::new(Side::Worker, socket, tls, &Traffic::default(), self.poller.waker(), token);
-            let (run, session) = (map.run, map.session);
-            let greeting = ShardGreeting::Work { token: keys.as_ref().map(Keys::token), run, session };
+            let (run, session, shards) = (map.run, map.session, map.places.len() as u32);
+            let greeting = ShardGreeting::Work { token: keys.as_ref().map(Keys::token), run, session, shards };
             connection.outbox().send(&greeting).map_err(of_place)?;
             connection.send_pending().map_err(of_place)?;
             connection.wait_for(&self.poller, Interest::READABLE)?;
