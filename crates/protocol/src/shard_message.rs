@@ -3,7 +3,7 @@
 //! ```text
 //! coordinator                     shard
 //!   Coordinate, parameters, state ▶           the part it holds, once
-//!   Deliver ─────────────────────▶            send the newest version to a worker
+//!   Deliver ─────────────────────▶            send the newest version to workers
 //!   Attempt, Measure ────────────▶            sum updates, and step by the sum beside the present version
 //!         ◀─────────────────────── Norms      with sums of squares
 //!   Accept, Keep ────────────────▶            that is the next version
@@ -93,10 +93,10 @@ pub struct ShardSum {
 /// A message of the coordinator to a shard. `P` says how a step is made.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ToShard<P> {
-    /// Send the newest version to the worker of a session, unless it has that.
+    /// Send the newest version to the workers of these sessions, unless they have it.
     Deliver {
-        /// The session.
-        session: u64,
+        /// The sessions.
+        sessions: Vec<u64>,
     },
     /// Wait for the updates, sum them, and write the next version beside the present one.
     Attempt {

@@ -244,7 +244,6 @@ impl ServerHost for NetHost<'_> {
             return Ok(());
         };
         if let Some(model) = self.model.sharded() {
-            model.check()?;
             model.introduction(session).into_iter().for_each(|shards| link.send(&shards));
         }
         link.assign(task.number, assignment.version, message).map_err(no_memory(self.job.model.layout().len()))
@@ -322,7 +321,7 @@ impl ServerHost for NetHost<'_> {
     }
 
     fn end_turn(&mut self, now: Time, _: &Event, ledger: &Ledger) -> Result<(), ServerError> {
-        self.model.sharded().map_or(Ok(()), ShardedModel::check)?;
+        self.model.sharded().map_or(Ok(()), ShardedModel::send_models)?;
         self.used = ledger.samples().used;
         let mut is_due = false;
         let evaluate = || {

@@ -36,6 +36,9 @@ use crate::socket::Traffic;
 /// How long a shard may take for a step, updates that are still arriving included.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Workers named in one message.
+const MAX_SESSIONS: usize = 4_096;
+
 /// How many shards hold the parameters of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ShardCount {
@@ -144,6 +147,8 @@ pub(super) struct ShardedModel {
     /// Identifies the run to shards and workers.
     run: u64,
     version: Version,
+    /// The sessions of workers that need the newest version.
+    undelivered: Vec<u64>,
     /// The workers that know the shards.
     introduced: HashSet<SessionId>,
     /// What was fetched last, and its version. At first the model that the run starts with.
@@ -171,6 +176,7 @@ impl ShardedModel {
             links: Vec::new(),
             run: RandomState::new().build_hasher().finish(),
             version,
+            undelivered: Vec::new(),
             introduced: HashSet::new(),
             optimizer,
             fetched: version,
@@ -183,7 +189,7 @@ impl ShardedModel {
     }
 
     /// Why the run can't continue, if it can't.
-    pub(super) fn check(&mut self) -> Result<(), ServerError> {
+    fn check(&mut self) -> Result<(), ServerError> {
         self.failure.take().map_or(Ok(()), Err)
     }
 
@@ -263,19 +269,34 @@ impl ShardedModel {
         })
     }
 
-    /// Has the newest version sent to a worker.
+    /// A worker needs the newest version.
     pub(super) fn deliver(&mut self, session: SessionId) {
         if self.links.is_empty() && self.failure.is_none() {
             let begun = self.begin();
             self.note(begun);
         }
-        let sent = self.send_all(&ToShard::Deliver { session: session.0 });
-        self.note(sent);
+        self.undelivered.push(session.0);
+    }
+
+    /// Has the newest version sent to the workers that need it. To be called before it is stepped, and when nobody else
+    /// needs it now: one message is for many workers.
+    pub(super) fn send_models(&mut self) -> Result<(), ServerError> {
+        let sessions = std::mem::take(&mut self.undelivered);
+        for (index, shard) in self.links.iter_mut().enumerate().filter(|_| !sessions.is_empty()) {
+            // Every shard begins with another worker.
+            let first = index % sessions.len();
+            let rotated = [&sessions[first..], &sessions[..first]].concat();
+            for sessions in rotated.chunks(MAX_SESSIONS) {
+                shard.send(&ToShard::Deliver { sessions: sessions.to_vec() })?;
+            }
+        }
+        self.check()
     }
 
     /// A worker has left.
     pub(super) fn forget(&mut self, session: SessionId) {
         self.offers.retain(|_, (other, _)| *other != session);
+        self.undelivered.retain(|&other| other != session.0);
         if self.introduced.remove(&session) {
             let sent = self.send_all(&ToShard::Forget { session: session.0 });
             self.note(sent);
@@ -325,6 +346,7 @@ impl ShardedModel {
         updates: &[UncommittedUpdate],
         live: usize,
     ) -> Result<CommitOutcome, ServerError> {
+        self.send_models()?;
         let infos: Vec<UpdateInfo<'_>> = commit
             .updates
             .iter()

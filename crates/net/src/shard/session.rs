@@ -123,7 +123,9 @@ fn coordinate(link: &mut BlockingLink, run: u64, shared: &Shared) -> io::Result<
             Received::Values(_) => return Err(invalid("values that nobody expects")),
         };
         match message {
-            ToShard::Deliver { session } => held(shared, run, |held| held.deliver(session))?,
+            ToShard::Deliver { sessions } => {
+                held(shared, run, |held| sessions.into_iter().for_each(|session| held.deliver(session)))?;
+            }
             ToShard::Attempt { plan, sum } => send_norms(link, add_up(shared, run, Some(&plan), &sum)?)?,
             ToShard::Measure(sum) => send_norms(link, add_up(shared, run, None, &sum)?)?,
             ToShard::Accept { plan, tasks } => held(shared, run, |held| held.accept(&plan, &tasks))??,
