@@ -216,10 +216,10 @@ impl ServerHost for NetHost<'_> {
 
     fn close(&mut self, session: SessionId, last: &ToWorker) {
         if let Some(mut link) = self.links.remove(&session) {
-            // Whoever brought the model gets it back. It was fetched before the end, if it is in shards.
+            // Whoever brought the model gets it back. From shards it was fetched before the end.
             let takes_model = matches!(last, ToWorker::Finished { .. }) && self.job.model.workload().is_none();
-            match self.model.newest() {
-                Ok((model, _)) if takes_model => link.close_with_model(last.clone(), model),
+            match takes_model.then(|| self.model.newest()) {
+                Some(Ok((model, _))) => link.close_with_model(last.clone(), model),
                 _ => link.close(last),
             }
             self.closing.insert(session, link);

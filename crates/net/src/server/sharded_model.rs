@@ -17,7 +17,7 @@ use paceline_protocol::{
     FromShard, PayloadFormat, SessionId, ShardGreeting, ShardPlace, ShardSum, ShardUpdate, ToShard, ToWorker,
 };
 use paceline_runtime::{StepControl, StepPlan, StepValues, Summands, UpdateInfo};
-use paceline_store::{Norms, Optimizer, ShardNorms, Shards};
+use paceline_store::{BLOCK, Norms, Optimizer, ShardNorms, Shards};
 
 use super::ServerError;
 use super::error::no_memory;
@@ -114,7 +114,7 @@ impl ShardLink {
         else {
             return Err(invalid("no answer to a step"));
         };
-        let limit = (self.range.len() / 1_024 + 2) * (updates + 1);
+        let limit = (self.range.len() / BLOCK + 2) * (updates + 1);
         let sums = usize::try_from(sums).ok().filter(|&sums| sums <= limit).ok_or_else(|| invalid("too many sums"))?;
         let values = receive_vector(&mut self.link, 2 * sums)?;
         let sums = bytemuck::cast_slice(values.values()).to_vec();
