@@ -200,7 +200,7 @@ pub enum ToWorker {
         places: Vec<ShardPlace>,
         /// Identifies the run to them.
         run: u64,
-        /// Identifies this session to them.
+        /// Identifies the worker's connection to the server.
         session: u64,
     },
     /// The server has no model yet. Send yours, then join again.
