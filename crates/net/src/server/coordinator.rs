@@ -149,8 +149,6 @@ impl<'a> Coordinator<'a> {
             StopReason::Goal(goal) => format!("{goal} is reached"),
             other => other.to_string(),
         };
-        // Its shards may end with their workers.
-        self.host.model.newest()?;
         self.protocol.finish(self.now(), &farewell, &mut self.host).map_err(failure)?;
         self.host.offer_checkpoint(self.protocol.ledger())?;
         if stop != StopReason::Interrupted {

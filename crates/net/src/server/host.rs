@@ -216,10 +216,13 @@ impl ServerHost for NetHost<'_> {
 
     fn close(&mut self, session: SessionId, last: &ToWorker) {
         if let Some(mut link) = self.links.remove(&session) {
-            // Whoever brought the model gets it back. From shards it was fetched before the end.
-            let takes_model = matches!(last, ToWorker::Finished { .. }) && self.job.model.workload().is_none();
-            match takes_model.then(|| self.model.newest()) {
-                Some(Ok((model, _))) => link.close_with_model(last.clone(), model),
+            // The last version is fetched before the first worker learns of the end: its shards may end with their workers.
+            let newest = matches!(last, ToWorker::Finished { .. }).then(|| self.model.newest());
+            match newest {
+                // Whoever brought the model gets it back.
+                Some(Ok((model, _))) if self.job.model.workload().is_none() => {
+                    link.close_with_model(last.clone(), model);
+                }
                 _ => link.close(last),
             }
             self.closing.insert(session, link);
