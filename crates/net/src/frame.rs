@@ -21,7 +21,7 @@ use serde::de::DeserializeOwned;
 use thiserror::Error;
 
 /// The version of the wire protocol. Server and worker must have the same.
-pub const PROTOCOL_VERSION: u16 = 6;
+pub const PROTOCOL_VERSION: u16 = 7;
 
 /// The longest body of a message, in bytes.
 pub const MESSAGE_LIMIT: usize = 64 * 1024;

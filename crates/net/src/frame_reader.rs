@@ -1,6 +1,8 @@
 //! Reads frames as their bytes arrive. Values go straight to their place in memory.
 
+use std::collections::VecDeque;
 use std::io::{self, IoSliceMut, Read};
+use std::ops::Range;
 
 use paceline_protocol::{Codec, EncodedChunk, PayloadFormat};
 use serde::de::DeserializeOwned;
@@ -19,7 +21,7 @@ const SKIP_SIZE: usize = 16 * 1024;
 #[derive(Debug)]
 pub(crate) enum Received<M> {
     Message(M),
-    /// The vector that was announced is complete; `None` if its values were not wanted.
+    /// A region of the vector that was announced is complete; `None` if the vector is, and its values were not wanted.
     Values(Option<Region>),
     /// The peer has closed the connection between two frames.
     End,
@@ -28,11 +30,26 @@ pub(crate) enum Received<M> {
 /// A vector that arrives in chunks.
 #[derive(Debug)]
 struct IncomingVector {
-    /// Where the values go; `None` if they are not wanted.
-    region: Option<Region>,
+    /// Where the values go that are missing, one region after another; none if they are not wanted.
+    regions: VecDeque<Region>,
     length: usize,
     /// Values of complete chunks.
     filled: usize,
+    /// Where the first of the regions starts.
+    start: usize,
+}
+
+impl IncomingVector {
+    /// Where the chunks that follow may end: they do not cross the end of a region.
+    fn limit(&self) -> usize {
+        self.regions.front().map_or(self.length, |region| self.start + region.values().len())
+    }
+
+    /// The values of the first region in a range of the vector.
+    fn values_mut(&mut self, range: Range<usize>) -> Option<&mut [f32]> {
+        let start = self.start;
+        self.regions.front_mut().map(|region| &mut region.values_mut()[range.start - start..range.end - start])
+    }
 }
 
 /// A chunk that has arrived in part.
@@ -72,14 +89,26 @@ impl FrameReader {
         self.bytes
     }
 
-    /// Announces a vector of `length` values in chunks. Messages may arrive between them.
-    pub(crate) fn expect(&mut self, region: Option<Region>, length: usize) {
-        self.vector = Some(IncomingVector { region, length, filled: 0 });
+    /// Announces a vector of `length` values in chunks. Messages may arrive between them. The values go to the regions, which
+    /// make up that length, or nowhere if there are none.
+    pub(crate) fn expect(&mut self, regions: impl IntoIterator<Item = Region>, length: usize) {
+        self.vector = Some(IncomingVector { regions: regions.into_iter().collect(), length, filled: 0, start: 0 });
     }
 
-    /// No more chunks of the announced vector follow.
-    pub(crate) fn abandon(&mut self) -> Option<Region> {
-        self.vector.take().and_then(|vector| vector.region)
+    /// No more chunks of the announced vector follow. Returns the regions that are not complete.
+    pub(crate) fn abandon(&mut self) -> Vec<Region> {
+        self.vector.take().map_or(Vec::new(), |vector| vector.regions.into())
+    }
+
+    /// A region that is complete. `None` in it ends a vector that was not wanted.
+    fn complete(&mut self) -> Option<Option<Region>> {
+        let vector = self.vector.as_mut().filter(|vector| vector.filled == vector.limit())?;
+        let region = vector.regions.pop_front();
+        vector.start = vector.filled;
+        if vector.regions.is_empty() {
+            self.vector = None;
+        }
+        Some(region)
     }
 
     /// The next message or complete vector.
@@ -89,8 +118,8 @@ impl FrameReader {
                 self.fill(chunk, source)?;
                 continue;
             }
-            if let Some(vector) = self.vector.take_if(|vector| vector.filled == vector.length) {
-                return Ok(Received::Values(vector.region));
+            if let Some(region) = self.complete() {
+                return Ok(Received::Values(region));
             }
             if let Some(message) = self.parse()? {
                 return Ok(Received::Message(message));
@@ -120,7 +149,7 @@ impl FrameReader {
         let header = FrameHeader::decode(head)?;
         if let FrameKind::Chunk(format) = header.kind {
             let vector = self.vector.as_ref().ok_or_else(|| invalid("chunk of values outside a gradient or model"))?;
-            let (bytes, missing) = (header.length, vector.length - vector.filled);
+            let (bytes, missing) = (header.length, vector.limit() - vector.filled);
             let Some(values) = format.values(bytes).filter(|values| (1..=missing).contains(values)) else {
                 return Err(FrameError::TooLong { length: bytes, limit: format.bytes(missing) }.into());
             };
@@ -171,10 +200,8 @@ impl FrameReader {
         let vector = self.vector.as_mut().expect("a chunk is part of a vector");
         let values = vector.filled..vector.filled + chunk.values;
         let mut skipped;
-        let missing: &mut [u8] = match (&mut vector.region, chunk.format) {
-            (Some(region), PayloadFormat::F32) => {
-                &mut bytemuck::cast_slice_mut(&mut region.values_mut()[values.clone()])[chunk.filled..]
-            }
+        let missing: &mut [u8] = match (vector.values_mut(values.clone()), chunk.format) {
+            (Some(wanted), PayloadFormat::F32) => &mut bytemuck::cast_slice_mut(wanted)[chunk.filled..],
             (None, PayloadFormat::F32) => {
                 skipped = [0; SKIP_SIZE];
                 &mut skipped[..(chunk.bytes - chunk.filled).min(SKIP_SIZE)]
@@ -209,8 +236,9 @@ impl FrameReader {
         self.chunk = None;
         vector.filled = values.end;
         if chunk.format != PayloadFormat::F32 {
-            let wanted = vector.region.as_mut().map(|region| &mut region.values_mut()[values.clone()]);
-            self.codec.decode(chunk.format, &self.encoded, values, vector.length, wanted);
+            let length = vector.length;
+            let wanted = vector.values_mut(values.clone());
+            self.codec.decode(chunk.format, &self.encoded, values, length, wanted);
         }
         Ok(())
     }

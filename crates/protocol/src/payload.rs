@@ -59,9 +59,9 @@ impl PayloadFormat {
         (self.bytes(values) == bytes).then_some(values)
     }
 
-    /// The number of values in a full chunk: whole blocks.
+    /// The number of values in a full chunk: a power of two.
     pub fn values_per_chunk(self) -> usize {
-        CHUNK_LIMIT / self.bytes(INT8_BLOCK) * INT8_BLOCK
+        INT8_BLOCK << (CHUNK_LIMIT / self.bytes(INT8_BLOCK)).ilog2()
     }
 }
 
@@ -91,7 +91,7 @@ mod tests {
                 assert_eq!(format.values(format.bytes(values)), Some(values), "{format}");
             }
             assert!(format.bytes(format.values_per_chunk()) <= CHUNK_LIMIT);
-            assert!(format.values_per_chunk().is_multiple_of(INT8_BLOCK));
+            assert!(format.values_per_chunk().is_power_of_two());
         }
         assert_eq!(PayloadFormat::F32.values(7), None);
         assert_eq!(PayloadFormat::Int8.values(4), None, "a scale alone");

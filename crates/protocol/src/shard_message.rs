@@ -7,6 +7,7 @@
 //!   Attempt, Measure ────────────▶            sum updates, and step by the sum beside the present version
 //!         ◀─────────────────────── Norms      with sums of squares
 //!   Accept, Keep ────────────────▶            that is the next version
+//!   Forecast ────────────────────▶            how the next step is probably made
 //!   Discard, Forget ─────────────▶            updates that are not needed, a worker's connection that has ended
 //!   Fetch ───────────────────────▶
 //!         ◀─────────────────────── Held       with parameters and state
@@ -116,6 +117,8 @@ pub enum ToShard<P> {
     },
     /// The next version has the values of the present one. These updates are settled.
     Keep(Vec<TaskId>),
+    /// How the next step is made if it sums as many updates as the last: a shard may begin while they arrive.
+    Forecast(P),
     /// These updates are not needed.
     Discard(Vec<TaskId>),
     /// The worker of a session has left.

@@ -67,7 +67,7 @@ pub use lease::{Lease, LeaseLost, LeaseWatch};
 pub use metrics::{MetricsRow, read_metrics};
 pub use monitor::{Iteration, Monitor, Observer, RunInfo, Summary, WorkerTimes};
 pub use paceline_protocol::Notice;
-pub use part_stepper::{PartStepper, WeightedValues};
+pub use part_stepper::{PartStepper, StepPiece, WeightedValues};
 pub use pretrained::{load_pretrained, read_pretrained, write_pretrained};
 pub use rate_control::{RateSpec, RateState};
 pub use replica::{LocalReplica, local_optimizer, pulled_replica, replica_at};

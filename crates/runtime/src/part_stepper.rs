@@ -10,6 +10,15 @@ use crate::step_threads::StepThreads;
 /// An update and its weight in the sum.
 pub type WeightedValues<'a> = (&'a [f32], f32);
 
+/// A range of the vector, and the values of the updates there.
+#[derive(Debug)]
+pub struct StepPiece<'a> {
+    /// The range. It begins at a multiple of [`BLOCK`].
+    pub range: Range<usize>,
+    /// The updates, in the order of the sum: in the range only.
+    pub updates: Vec<WeightedValues<'a>>,
+}
+
 /// Steps parameters that are stored elsewhere.
 ///
 /// Summing and stepping happen block by block, so that the sum of a block is applied while it is still in the processor's
@@ -50,9 +59,23 @@ impl PartStepper {
         &mut self,
         plan: &StepPlan,
         old: &[f32],
-        mut new: &mut [f32],
+        new: &mut [f32],
         updates: &[WeightedValues<'_>],
     ) -> ShardNorms {
+        ShardNorms::concat(&self.attempt_pieces(plan, old, new, self.pieces(old.len(), updates)))
+    }
+
+    /// The same for some pieces of the vector, in their order. Returns the norms of each.
+    ///
+    /// # Panics
+    /// If an update does not have the length of its piece, or a piece exceeds the parameters.
+    pub fn attempt_pieces(
+        &mut self,
+        plan: &StepPlan,
+        old: &[f32],
+        mut new: &mut [f32],
+        pieces: Vec<StepPiece<'_>>,
+    ) -> Vec<ShardNorms> {
         assert_eq!(old.len(), new.len(), "old and new parameters differ in length");
         let (plain, mut no_state);
         let trainable = self.optimizer.rules().trainable();
@@ -67,25 +90,42 @@ impl PartStepper {
         if let Some(rates) = &plan.group_rates {
             step = step.group_rates(rates);
         }
-        let mut parts = Vec::new();
-        for range in ranges(old.len(), &self.threads) {
-            let (front, rest) = new.split_at_mut(range.len());
-            let after = step.split_off(range.len());
-            parts.push(StepPart { start: range.start, old: &old[range], new: front, trainable, step, updates });
-            (new, step) = (rest, after);
+        let (mut parts, mut end) = (Vec::with_capacity(pieces.len()), 0);
+        for piece in pieces {
+            let StepPiece { range, .. } = &piece;
+            let mut own_step = step.split_off(range.start - end);
+            step = own_step.split_off(range.len());
+            let (own_new, after) = new[range.start - end..].split_at_mut(range.len());
+            (new, end) = (after, range.end);
+            parts.push(StepPart { old: &old[range.clone()], new: own_new, trainable, step: own_step, piece });
         }
-        ShardNorms::concat(&self.threads.map(parts, StepPart::run).concat())
+        self.threads.map(parts, StepPart::run)
     }
 
     /// The norms of the updates, of this length, and of their sum, without a step.
     pub fn measure(&self, length: usize, updates: &[WeightedValues<'_>]) -> ShardNorms {
+        ShardNorms::concat(&self.measure_pieces(self.pieces(length, updates)))
+    }
+
+    /// The same for some pieces of the vector. Returns the norms of each.
+    pub fn measure_pieces(&self, pieces: Vec<StepPiece<'_>>) -> Vec<ShardNorms> {
         let trainable = self.optimizer.rules().trainable();
-        let measure = |range: Range<usize>| {
-            let mut sum = SumBlock::new(updates, range.len());
-            let blocks = range.clone().step_by(BLOCK).map(|start| start..(start + BLOCK).min(range.end));
-            blocks.map(|block| sum.add_up(block, trainable).1).collect::<Vec<_>>()
+        let measure = |piece: StepPiece<'_>| {
+            let mut sum = SumBlock::new(&piece, trainable);
+            let blocks =
+                (0..piece.range.len()).step_by(BLOCK).map(|start| start..(start + BLOCK).min(piece.range.len()));
+            ShardNorms::concat(&blocks.map(|block| sum.add_up(block).1).collect::<Vec<_>>())
         };
-        ShardNorms::concat(&self.threads.map(ranges(length, &self.threads).collect(), measure).concat())
+        self.threads.map(pieces, measure)
+    }
+
+    /// All of a vector of this length, in as many pieces as the threads want.
+    fn pieces<'a>(&self, length: usize, updates: &[WeightedValues<'a>]) -> Vec<StepPiece<'a>> {
+        let ranges = Shards::new(length, self.threads.parts()).ranges().filter(|range| !range.is_empty());
+        let of_range = |(values, weight): &WeightedValues<'a>, range: &Range<usize>| (&values[range.clone()], *weight);
+        ranges
+            .map(|range| StepPiece { updates: updates.iter().map(|one| of_range(one, &range)).collect(), range })
+            .collect()
     }
 
     /// The last attempt, made by this plan, counts.
@@ -96,60 +136,57 @@ impl PartStepper {
     }
 }
 
-/// The ranges of the parts of a step.
-fn ranges(length: usize, threads: &StepThreads) -> impl Iterator<Item = Range<usize>> {
-    Shards::new(length, threads.parts()).ranges().filter(|range| !range.is_empty())
-}
-
 /// The sum of the updates in one block.
 struct SumBlock<'a> {
-    updates: &'a [WeightedValues<'a>],
+    piece: &'a StepPiece<'a>,
+    /// How many values of the piece are trainable. They have norms.
+    trainable: usize,
     sum: Vec<f32>,
     sources: Vec<WeightedValues<'a>>,
 }
 
 impl<'a> SumBlock<'a> {
-    /// For blocks of a range of this length.
-    fn new(updates: &'a [WeightedValues<'a>], length: usize) -> Self {
-        SumBlock { updates, sum: vec![0.0; BLOCK.min(length)], sources: Vec::with_capacity(updates.len()) }
+    /// For blocks of a piece of a vector with this many trainable values.
+    fn new(piece: &'a StepPiece<'a>, trainable: usize) -> Self {
+        let trainable = trainable.saturating_sub(piece.range.start);
+        let sum = vec![0.0; BLOCK.min(piece.range.len())];
+        SumBlock { piece, trainable, sum, sources: Vec::with_capacity(piece.updates.len()) }
     }
 
-    /// The sum in the block, and its norms. The first `trainable` values of the whole vector have norms.
-    fn add_up(&mut self, block: Range<usize>, trainable: usize) -> (&[f32], ShardNorms) {
-        let trainable = trainable.saturating_sub(block.start).min(block.len());
+    /// The sum in a block, which counts from the start of the piece, and its norms.
+    fn add_up(&mut self, block: Range<usize>) -> (&[f32], ShardNorms) {
+        let trainable = self.trainable.saturating_sub(block.start).min(block.len());
         let sum = &mut self.sum[..block.len()];
         self.sources.clear();
-        self.sources.extend(self.updates.iter().map(|(values, weight)| (&values[block.clone()], *weight)));
+        self.sources.extend(self.piece.updates.iter().map(|(values, weight)| (&values[block.clone()], *weight)));
         let norms = aggregate_shard(&self.sources, trainable, sum);
         (sum, norms)
     }
 }
 
-/// One part of a step.
+/// The step of one piece.
 struct StepPart<'a> {
-    /// Where it starts in the vector.
-    start: usize,
     old: &'a [f32],
     new: &'a mut [f32],
     /// How many values of the whole vector are trainable.
     trainable: usize,
     step: OptimizerStep<'a>,
-    updates: &'a [WeightedValues<'a>],
+    piece: StepPiece<'a>,
 }
 
 impl StepPart<'_> {
-    fn run(self) -> Vec<ShardNorms> {
-        let StepPart { mut start, old, new, trainable, mut step, updates } = self;
-        let mut sum = SumBlock::new(updates, old.len());
+    fn run(self) -> ShardNorms {
+        let StepPart { old, new, trainable, mut step, piece } = self;
+        let mut sum = SumBlock::new(&piece, trainable);
         let mut norms = Vec::with_capacity(old.len().div_ceil(BLOCK));
-        for (old, new) in old.chunks(BLOCK).zip(new.chunks_mut(BLOCK)) {
-            let (sum, block_norms) = sum.add_up(start..start + old.len(), trainable);
+        for (block, (old, new)) in old.chunks(BLOCK).zip(new.chunks_mut(BLOCK)).enumerate() {
+            let start = block * BLOCK;
+            let (sum, block_norms) = sum.add_up(start..start + old.len());
             norms.push(block_norms);
             let after = step.split_off(old.len());
             step.apply(old, sum, new);
             step = after;
-            start += old.len();
         }
-        norms
+        ShardNorms::concat(&norms)
     }
 }

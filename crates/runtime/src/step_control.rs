@@ -64,6 +64,14 @@ pub trait StepValues {
     /// # Errors
     /// If the values can't be reached.
     fn keep(&mut self) -> Result<(), Self::Error>;
+
+    /// How the next step will be made if it is as the last, for those who can begin before they are asked.
+    ///
+    /// # Errors
+    /// If the values can't be reached.
+    fn forecast(&mut self, _plan: &StepPlan) -> Result<(), Self::Error> {
+        Ok(())
+    }
 }
 
 /// Decides the steps of a run.
@@ -128,28 +136,19 @@ impl StepControl {
             }
             _ => self.rate.on_other_version(),
         }
+        if good.len() == updates.len() && aggregate.is_some() {
+            values.forecast(&self.plan(commit, updates, workers, 1.0).0)?;
+        }
         let is_broken = |index: &usize| good.binary_search(index).is_err();
         let broken = (0..updates.len()).filter(is_broken).map(|index| updates[index].task).collect();
         Ok(CommitOutcome { aggregate, broken })
     }
 
-    /// Makes the step, unless some updates are broken: then their positions are returned, and the model is as before.
-    fn attempt<V: StepValues>(
-        &self,
-        commit: &Commit,
-        updates: &[UpdateInfo<'_>],
-        positions: &[usize],
-        workers: usize,
-        values: &mut V,
-    ) -> Result<Result<Aggregate, Vec<usize>>, V::Error> {
-        let summands: Vec<_> = positions.iter().zip(updates).map(|(&position, one)| (position, one.weight)).collect();
-        let mut plan = StepPlan { uses_optimizer: true, rate: 0.0, group_rates: None, scale: 1.0 };
+    /// How a step is made that scales the sum of its updates by `scale`, and the rate by the schedule alone.
+    fn plan(&self, commit: &Commit, updates: &[UpdateInfo<'_>], workers: usize, scale: f32) -> (StepPlan, f32) {
+        let mut plan = StepPlan { uses_optimizer: true, rate: 0.0, group_rates: None, scale };
         let (scheduled_rate, rate) = match commit.step {
             CommitStep::Optimizer | CommitStep::Compensated { .. } => {
-                if let Some(limit) = self.clip {
-                    let norms = values.measure(&summands)?;
-                    plan.scale = (f64::from(limit) / norms.mean.sqrt()).min(1.0) as f32;
-                }
                 let k = updates.len();
                 match asked_rates(updates, self.rates) {
                     Some(rates) => {
@@ -170,6 +169,27 @@ impl StepControl {
             CommitStep::Outer { rate } => (rate, rate * commit.rate_factor),
         };
         plan.rate = f64::from(rate);
+        (plan, scheduled_rate)
+    }
+
+    /// Makes the step, unless some updates are broken: then their positions are returned, and the model is as before.
+    fn attempt<V: StepValues>(
+        &self,
+        commit: &Commit,
+        updates: &[UpdateInfo<'_>],
+        positions: &[usize],
+        workers: usize,
+        values: &mut V,
+    ) -> Result<Result<Aggregate, Vec<usize>>, V::Error> {
+        let summands: Vec<_> = positions.iter().zip(updates).map(|(&position, one)| (position, one.weight)).collect();
+        let clipped = match (commit.step, self.clip) {
+            (CommitStep::Optimizer | CommitStep::Compensated { .. }, Some(limit)) => {
+                let norms = values.measure(&summands)?;
+                (f64::from(limit) / norms.mean.sqrt()).min(1.0) as f32
+            }
+            _ => 1.0,
+        };
+        let (plan, scheduled_rate) = self.plan(commit, updates, workers, clipped);
         let norms = values.attempt(&plan, &summands)?;
         if !norms.broken.is_empty() {
             return Ok(Err(norms.broken));
@@ -178,7 +198,7 @@ impl StepControl {
         let with_norms = || updates.iter().zip(&norms.sources);
         Ok(Ok(Aggregate {
             loss: updates.iter().map(|one| f64::from(one.weight) * one.loss).sum(),
-            rate: f64::from(rate),
+            rate: plan.rate,
             scheduled_rate: f64::from(scheduled_rate),
             mean_square: with_norms().map(|(one, square)| f64::from(one.weight) * square).sum(),
             square_of_mean: norms.mean,

@@ -79,8 +79,9 @@ fn bits_per_second(rate: &str) -> Option<f64> {
     units.into_iter().find_map(|(unit, bits)| Some(rate.strip_suffix(unit)?.parse::<f64>().ok()? * bits))
 }
 
-/// Measures rounds of `length` parameters in every format beside Gloo, and prints a table.
-pub fn compare(length: usize) {
+/// Measures rounds of `length` parameters in every format beside Gloo, and prints a table. Of ours, it measures those whose
+/// name begins with `only`.
+pub fn compare(length: usize, only: &str) {
     let Some(hosts) = env::var("HOSTS").ok().and_then(|hosts| hosts.parse::<usize>().ok()) else {
         return eprintln!("skipped: there are no hosts; run this within experiments/network/hosts");
     };
@@ -111,8 +112,12 @@ pub fn compare(length: usize) {
         None => println!("{name:<15} {:>9}", "none"),
     };
     row("Gloo", ring);
-    row("one server, f32", own(length, hosts, ShardCount::None, PayloadFormat::F32));
-    for payload in [PayloadFormat::F32, PayloadFormat::Bf16, PayloadFormat::Int8] {
-        row(&format!("shards, {payload}"), own(length, hosts, ShardCount::Hosts, payload));
+    let formats = [PayloadFormat::F32, PayloadFormat::Bf16, PayloadFormat::Int8];
+    let sharded = formats.map(|payload| (format!("shards, {payload}"), ShardCount::Hosts, payload));
+    let one_server = ("one server, f32".to_string(), ShardCount::None, PayloadFormat::F32);
+    for (name, shards, payload) in std::iter::once(one_server).chain(sharded) {
+        if name.starts_with(only) {
+            row(&name, own(length, hosts, shards, payload));
+        }
     }
 }

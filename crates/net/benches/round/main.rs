@@ -45,8 +45,9 @@ fn main() {
         }
         ["rounds", length] => rounds::compare(&[length.parse().expect("a number of parameters")]),
         ["crowd"] => crowd::measure(),
-        ["hosts", length] => hosts::compare(length.parse().expect("a number of parameters")),
+        ["hosts", length] => hosts::compare(length.parse().expect("a number of parameters"), ""),
+        ["hosts", length, only] => hosts::compare(length.parse().expect("a number of parameters"), only),
         ["serve-host", length, workers, shards, payload] => hosts::serve(length, workers, shards, payload),
-        _ => eprintln!("expected no argument, 'rounds LENGTH', 'crowd' or 'hosts LENGTH'"),
+        _ => eprintln!("expected no argument, 'rounds LENGTH', 'crowd' or 'hosts LENGTH [ONLY]'"),
     }
 }

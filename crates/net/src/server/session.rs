@@ -335,7 +335,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.context.open.fetch_sub(1, Ordering::Relaxed);
-        if let Some(region) = self.connection.reader().abandon() {
+        for region in self.connection.reader().abandon() {
             self.context.pool.give(region);
         }
     }

@@ -427,6 +427,10 @@ impl StepValues for ShardedValues<'_> {
     fn keep(&mut self) -> Result<(), ServerError> {
         self.send(&ToShard::Keep(self.tasks()))
     }
+
+    fn forecast(&mut self, plan: &StepPlan) -> Result<(), ServerError> {
+        self.send(&ToShard::Forecast(plan.clone()))
+    }
 }
 
 /// The places of the shards: on every host one, then on every host another, in the order given.

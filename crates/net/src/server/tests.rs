@@ -159,13 +159,13 @@ fn peers_with_an_invalid_handshake_are_refused_with_the_reason() {
         assert!(ScriptedWorker::connected(foreign, &job).refusal().contains("does not speak the Paceline protocol"));
 
         let mut other = frame::encode(&ToServer::Hello { rank: None, emulated: None, token: None }).unwrap();
-        other[4..6].copy_from_slice(&7_u16.to_le_bytes());
+        other[4..6].copy_from_slice(&999_u16.to_le_bytes());
         let stream = connect(address);
         (&stream).write_all(&other).unwrap();
         assert!(
             ScriptedWorker::connected(stream, &job)
                 .refusal()
-                .contains(&format!("the peer has version 7, this side has version {PROTOCOL_VERSION}"))
+                .contains(&format!("the peer has version 999, this side has version {PROTOCOL_VERSION}"))
         );
 
         let mut without_hello = ScriptedWorker::connected(connect(address), &job);
@@ -178,7 +178,7 @@ fn peers_with_an_invalid_handshake_are_refused_with_the_reason() {
         (&huge).write_all(&header).unwrap();
         assert!(ScriptedWorker::connected(huge, &job).refusal().contains("frame of 4294967295 bytes"));
 
-        await_refusals(notices, &["does not speak", "version 7", "expected a hello", "4294967295"]);
+        await_refusals(notices, &["does not speak", "version 999", "expected a hello", "4294967295"]);
         work(address, 0, job.model.workload().unwrap().clone()).unwrap();
     });
     assert_eq!(outcome.summary.iterations, 3);

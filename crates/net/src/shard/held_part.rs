@@ -1,14 +1,18 @@
 //! The part of the parameters that a shard holds, the updates that have arrived, and the workers that send them.
+//!
+//! Updates arrive in pieces, so that a step can begin before they are complete.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use paceline_core::{TaskId, Version};
 use paceline_protocol::{FromShard, PayloadFormat, ShardSum, ShardUpdate};
-use paceline_runtime::{PartStepper, StepPlan, WeightedValues, compensate};
+use paceline_runtime::{PartStepper, StepPiece, StepPlan, WeightedValues, compensate};
 use paceline_store::ShardNorms;
 
+use super::early_step::{EarlyStep, Member};
 use crate::frame;
 use crate::outbox::{Outbox, Transfer};
 use crate::shared_memory::Region;
@@ -19,13 +23,19 @@ const MAX_DIRECT_BYTES: usize = 64 * 1024;
 /// Updates of one worker that may wait for their commit. A worker that sends more is disconnected.
 const MAX_WAITING: usize = 8;
 
+/// Values in a piece of an update. A multiple of the blocks of sums and, in every format, of the values of a chunk.
+const PIECE: usize = 1 << 17;
+
 /// A version of the part.
 type PartVersion = (Version, Arc<Region>);
 
-/// An update, or this shard's part of it.
+/// This shard's part of an update.
 struct PushedPart {
     session: u64,
-    values: Region,
+    /// The version that it was computed from.
+    version: Version,
+    /// The pieces that have arrived, in order.
+    pieces: Vec<Region>,
     /// The model that it was computed from, if it is kept.
     model: Option<Arc<Region>>,
 }
@@ -56,12 +66,21 @@ pub(super) struct HeldPart {
     old: Vec<Arc<Region>>,
     keeps_models: bool,
     payload: PayloadFormat,
+    /// The ranges of the pieces.
+    pieces: Vec<Range<usize>>,
     workers: HashMap<u64, PushingWorker>,
-    arrived: HashMap<TaskId, PushedPart>,
+    /// Updates that have arrived, or have begun to.
+    pushed: HashMap<TaskId, PushedPart>,
     /// Updates that are not needed and may still arrive.
     unwanted: HashSet<TaskId>,
     /// Buffers for updates.
     free: Vec<Region>,
+    early: Option<EarlyStep>,
+    /// Whose updates the last attempt summed, and the last step.
+    attempted: Vec<Member>,
+    accepted: Vec<Member>,
+    /// Whether the last two steps summed updates of the same workers.
+    is_steady: bool,
 }
 
 impl HeldPart {
@@ -73,7 +92,8 @@ impl HeldPart {
         keeps_models: bool,
         payload: PayloadFormat,
     ) -> io::Result<Self> {
-        let next = Region::private(current.values().len())?;
+        let length = current.values().len();
+        let next = Region::private(length)?;
         Ok(HeldPart {
             run,
             stepper,
@@ -83,10 +103,15 @@ impl HeldPart {
             old: Vec::new(),
             keeps_models,
             payload,
+            pieces: (0..length).step_by(PIECE).map(|start| start..(start + PIECE).min(length)).collect(),
             workers: HashMap::new(),
-            arrived: HashMap::new(),
+            pushed: HashMap::new(),
             unwanted: HashSet::new(),
             free: Vec::new(),
+            early: None,
+            attempted: Vec::new(),
+            accepted: Vec::new(),
+            is_steady: false,
         })
     }
 
@@ -102,9 +127,11 @@ impl HeldPart {
         worker.outbox = Some(outbox);
     }
 
-    /// Its connection has ended. What has arrived stays.
+    /// Its connection has ended. Updates that have arrived stay.
     pub(super) fn disconnect(&mut self, session: u64) {
         self.workers.remove(&session);
+        let pieces = self.pieces.len();
+        self.pushed.retain(|_, update| update.session != session || update.pieces.len() == pieces);
     }
 
     /// Sends the newest version to a worker, now or when it connects.
@@ -128,49 +155,78 @@ impl HeldPart {
         if let Some(outbox) = self.workers.remove(&session).and_then(|worker| worker.outbox) {
             outbox.disconnect();
         }
-        let left: Vec<TaskId> =
-            self.arrived.iter().filter(|(_, update)| update.session == session).map(|(&task, _)| task).collect();
+        let left = self.pushed.iter().filter(|(_, update)| update.session == session);
+        let left: Vec<TaskId> = left.map(|(&task, _)| task).collect();
         left.into_iter().for_each(|task| self.settle(task));
     }
 
     // --- updates ---
 
-    /// Where an update is to be written; `None` if it is not needed. An error if the worker has sent too many.
-    pub(super) fn expect(&mut self, session: u64, task: TaskId) -> io::Result<Option<Region>> {
+    /// An update begins to arrive. Returns where its pieces are to be written; nothing if it is not needed. An error if the
+    /// worker has sent too many.
+    pub(super) fn expect(&mut self, session: u64, task: TaskId, version: Version) -> io::Result<Vec<Region>> {
         // A worker's tasks come in their order.
         self.unwanted.retain(|other| other.worker != task.worker || other.number >= task.number);
         if self.unwanted.contains(&task) {
-            return Ok(None);
+            return Ok(Vec::new());
         }
-        if self.arrived.values().filter(|update| update.session == session).count() >= MAX_WAITING {
+        let waiting = self.pushed.values().filter(|update| update.session == session).count();
+        if waiting >= MAX_WAITING || self.pushed.contains_key(&task) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "more updates than tasks"));
         }
-        self.free.pop().map_or_else(|| Region::private(self.current.values().len()), Ok).map(Some)
+        let buffer = self.free.pop().map_or_else(|| Region::private(self.current.values().len()), Ok)?;
+        self.pushed.insert(task, PushedPart { session, version, pieces: Vec::new(), model: None });
+        self.early.iter_mut().for_each(|early| early.begin(session, task));
+        Ok(buffer.split(&self.pieces))
     }
 
-    /// An update is complete.
-    pub(super) fn arrive(&mut self, session: u64, task: TaskId, version: Version, values: Region) {
-        if self.unwanted.remove(&task) {
-            return self.free.push(values);
+    /// The next piece of an update has arrived. Returns whether that was the last one.
+    pub(super) fn arrive(&mut self, task: TaskId, piece: Region) -> bool {
+        let Some(update) = self.pushed.get_mut(&task) else { return false };
+        let (session, version, index) = (update.session, update.version, update.pieces.len());
+        update.pieces.push(piece);
+        self.early.iter_mut().for_each(|early| early.arrive(session, task, index));
+        self.step_early();
+        if index + 1 < self.pieces.len() {
+            return false;
         }
         let models = self.workers.get_mut(&session).map(|worker| &mut worker.models);
         let model = models.and_then(|models| {
             models.retain(|(kept, _)| *kept >= version);
             models.first().filter(|(kept, _)| *kept == version).map(|(_, model)| model.clone())
         });
-        self.arrived.insert(task, PushedPart { session, values, model });
+        self.pushed.get_mut(&task).into_iter().for_each(|update| update.model = model.clone());
+        if self.unwanted.remove(&task) {
+            self.remove(task);
+        }
+        true
     }
 
-    /// A buffer is not needed.
-    pub(super) fn give_back(&mut self, region: Region) {
-        self.free.push(region);
+    /// No more of an update arrives. The rest of its buffer is not needed.
+    pub(super) fn abandon(&mut self, task: TaskId, rest: Vec<Region>) {
+        if let Some(update) = self.pushed.remove(&task) {
+            self.free.extend(Region::join(update.pieces.into_iter().chain(rest).collect()));
+            self.early = None;
+        }
+    }
+
+    fn is_complete(&self, task: TaskId) -> bool {
+        self.pushed.get(&task).is_some_and(|update| update.pieces.len() == self.pieces.len())
+    }
+
+    fn remove(&mut self, task: TaskId) {
+        if let Some(update) = self.pushed.remove(&task) {
+            self.free.extend(Region::join(update.pieces));
+        }
     }
 
     /// An update is committed, or not needed.
     fn settle(&mut self, task: TaskId) {
-        match self.arrived.remove(&task) {
-            Some(update) => self.free.push(update.values),
-            None => _ = self.unwanted.insert(task),
+        self.early.take_if(|early| early.updates().any(|(other, _)| other == task));
+        if self.is_complete(task) {
+            self.remove(task);
+        } else {
+            self.unwanted.insert(task);
         }
     }
 
@@ -181,7 +237,7 @@ impl HeldPart {
 
     /// Whether an update may still arrive.
     pub(super) fn is_awaited(&self, update: &ShardUpdate) -> bool {
-        !self.arrived.contains_key(&update.task)
+        !self.is_complete(update.task)
             && self.workers.get(&update.session).is_some_and(|worker| worker.outbox.is_some())
     }
 
@@ -189,50 +245,86 @@ impl HeldPart {
 
     /// Sums the updates and, with a plan, writes the next version. Updates that are not there are broken.
     pub(super) fn add_up(&mut self, plan: Option<&StepPlan>, sum: &ShardSum) -> ShardNorms {
-        let missing = |update: &ShardUpdate| {
-            let arrived = self.arrived.get(&update.task);
-            arrived.is_none_or(|arrived| sum.lambda.is_some() && arrived.model.is_none())
+        let is_missing = |update: &ShardUpdate| {
+            !self.is_complete(update.task) || sum.lambda.is_some() && self.pushed[&update.task].model.is_none()
         };
-        let broken: Vec<usize> = (0..sum.updates.len()).filter(|&index| missing(&sum.updates[index])).collect();
+        let broken: Vec<usize> = (0..sum.updates.len()).filter(|&index| is_missing(&sum.updates[index])).collect();
         if !broken.is_empty() {
             return ShardNorms::received(Vec::new(), sum.updates.len(), broken).expect("their indices are valid");
         }
+        let is_begun = |early: &EarlyStep| early.is_of(sum) && plan.is_none_or(|plan| *plan == early.plan);
+        let mut norms =
+            self.early.as_ref().filter(|early| is_begun(early)).map_or(Vec::new(), |early| early.norms.clone());
         let trainable = self.stepper.optimizer().rules().trainable();
         let corrected: Vec<Vec<f32>> = match sum.lambda {
             None => Vec::new(),
             Some(lambda) => sum.updates.iter().map(|update| self.corrected(update.task, lambda, trainable)).collect(),
         };
-        let values = |(index, update): (usize, &ShardUpdate)| -> WeightedValues<'_> {
-            let values = corrected.get(index).map_or_else(|| self.arrived[&update.task].values.values(), Vec::as_slice);
-            (values, update.weight)
+        let values = |piece: usize, index: usize| -> &[f32] {
+            let corrected = corrected.get(index).map(|values| &values[self.pieces[piece].clone()]);
+            corrected.unwrap_or_else(|| self.pushed[&sum.updates[index].task].pieces[piece].values())
         };
-        let updates: Vec<WeightedValues<'_>> = sum.updates.iter().enumerate().map(values).collect();
+        let step_piece = |piece: usize| StepPiece {
+            range: self.pieces[piece].clone(),
+            updates: sum.updates.iter().enumerate().map(|(index, one)| (values(piece, index), one.weight)).collect(),
+        };
+        let pieces = (norms.len()..self.pieces.len()).map(step_piece).collect();
         // The worker beside it may compute.
-        self.stepper.spare_processors(updates.len(), || 1);
-        match plan {
-            Some(plan) => self.stepper.attempt(plan, self.current.values(), self.next.values_mut(), &updates),
-            None => self.stepper.measure(self.current.values().len(), &updates),
+        self.stepper.spare_processors(sum.updates.len(), || 1);
+        norms.extend(match plan {
+            Some(plan) => self.stepper.attempt_pieces(plan, self.current.values(), self.next.values_mut(), pieces),
+            None => self.stepper.measure_pieces(pieces),
+        });
+        if plan.is_some() {
+            self.early = None;
+            let members = sum.updates.iter().filter(|_| sum.lambda.is_none());
+            self.attempted = members.map(|update| (update.session, update.weight)).collect();
         }
+        ShardNorms::concat(&norms)
     }
 
     fn corrected(&self, task: TaskId, lambda: f32, trainable: usize) -> Vec<f32> {
-        let PushedPart { values, model, .. } = &self.arrived[&task];
-        let mut values = values.values().to_vec();
+        let PushedPart { pieces, model, .. } = &self.pushed[&task];
+        let mut values: Vec<f32> = pieces.iter().flat_map(|piece| piece.values()).copied().collect();
         if let Some(model) = model {
             compensate(&mut values[..trainable], lambda, self.current.values(), model.values());
         }
         values
     }
 
+    /// How the next step will be made if it sums as many updates as the last.
+    pub(super) fn forecast(&mut self, plan: StepPlan) {
+        self.early = self.is_steady.then(|| EarlyStep::new(plan, &self.accepted, self.pieces.len()));
+    }
+
+    /// Steps the pieces in which all updates of the next step have arrived.
+    fn step_early(&mut self) {
+        let Some(early) = &mut self.early else { return };
+        let updates = |piece: usize| -> Vec<WeightedValues<'_>> {
+            early.updates().map(|(task, weight)| (self.pushed[&task].pieces[piece].values(), weight)).collect()
+        };
+        let step_piece = |piece: usize| StepPiece { range: self.pieces[piece].clone(), updates: updates(piece) };
+        let pieces: Vec<StepPiece<'_>> = early.ready().map(step_piece).collect();
+        if let Some(first) = pieces.first() {
+            self.stepper.spare_processors(first.updates.len(), || 1);
+            let (old, new) = (self.current.values(), self.next.values_mut());
+            let norms = self.stepper.attempt_pieces(&early.plan, old, new, pieces);
+            early.norms.extend(norms);
+        }
+    }
+
     /// What the last attempt has written is the next version.
     pub(super) fn accept(&mut self, plan: &StepPlan, tasks: &[TaskId]) -> io::Result<()> {
         self.stepper.accept(plan);
+        self.is_steady = !self.attempted.is_empty() && self.attempted == self.accepted;
+        self.accepted = std::mem::take(&mut self.attempted);
         self.discard(tasks);
         self.advance()
     }
 
     /// The next version has the same values.
     pub(super) fn keep(&mut self, tasks: &[TaskId]) -> io::Result<()> {
+        self.early = None;
         self.next.values_mut().copy_from_slice(self.current.values());
         self.discard(tasks);
         self.advance()
@@ -262,4 +354,98 @@ fn send_model(outbox: &Outbox, version: Version, values: Arc<Region>, payload: P
     let Ok(announcement) = frame::encode(&FromShard::Model { version }) else { return };
     let (number, frame, version) = (version.0, Vec::new(), Some(version));
     outbox.transfer(Transfer { number, frame, version, announcement, values, payload }, MAX_DIRECT_BYTES);
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_core::WorkerId;
+    use paceline_runtime::StepThreads;
+    use paceline_store::{Norms, Optimizer};
+
+    use super::*;
+
+    const LENGTH: usize = 2 * PIECE + 100;
+
+    fn task(worker: usize, number: u64) -> TaskId {
+        TaskId { worker: WorkerId(worker as u32), number }
+    }
+
+    fn stepper() -> PartStepper {
+        PartStepper::new(Optimizer::plain("momentum".parse().unwrap(), LENGTH), StepThreads::new(1))
+    }
+
+    fn values(worker: usize, number: u64) -> Vec<f32> {
+        (0..LENGTH).map(|index| (index as f32 + worker as f32 + 7.0 * number as f32).sin()).collect()
+    }
+
+    /// Two workers send updates, piece by piece. Returns how many pieces were stepped when half of them had arrived.
+    fn push(held: &mut HeldPart, number: u64) -> usize {
+        let mut left: Vec<_> = (0..2)
+            .map(|worker| held.expect(worker as u64, task(worker, number), held.version).unwrap().into_iter())
+            .collect();
+        let mut early = 0;
+        for range in held.pieces.clone() {
+            for (worker, left) in left.iter_mut().enumerate() {
+                let mut piece = left.next().unwrap();
+                piece.values_mut().copy_from_slice(&values(worker, number)[range.clone()]);
+                assert_eq!(held.arrive(task(worker, number), piece), range.end == LENGTH);
+            }
+            if range.start == 0 {
+                early = held.early.as_ref().map_or(0, |early| early.norms.len());
+            }
+        }
+        early
+    }
+
+    #[test]
+    fn steps_begin_before_all_has_arrived_and_give_the_same_bits() {
+        let start = Region::private(LENGTH).unwrap();
+        let mut held = HeldPart::new(1, stepper(), Version(0), start, false, PayloadFormat::F32).unwrap();
+        let (mut expected, mut whole) = (vec![0.0; LENGTH], stepper());
+        for number in 0..6 {
+            let plan =
+                StepPlan { uses_optimizer: true, rate: 0.1 / (number + 1) as f64, group_rates: None, scale: 1.0 };
+            let early = push(&mut held, number);
+            assert_eq!(early, usize::from((2..5).contains(&number)), "step {number}");
+            // The fifth step is another one than was forecast.
+            let weights = if number == 4 { [0.25, 0.75] } else { [0.5, 0.5] };
+            let update = |worker: usize| ShardUpdate {
+                task: task(worker, number),
+                session: worker as u64,
+                weight: weights[worker],
+            };
+            let sum = ShardSum { updates: vec![update(0), update(1)], lambda: None };
+            let values: Vec<Vec<f32>> = (0..2).map(|worker| values(worker, number)).collect();
+            let weighted: Vec<WeightedValues<'_>> = values.iter().map(Vec::as_slice).zip(weights).collect();
+            let mut next = vec![0.0; LENGTH];
+            let norms = whole.attempt(&plan, &expected, &mut next, &weighted);
+            assert_eq!(held.add_up(None, &sum), norms);
+            assert_eq!(held.add_up(Some(&plan), &sum), norms);
+            assert!(Norms::join(&[norms]).broken.is_empty());
+            whole.accept(&plan);
+            held.accept(&plan, &[task(0, number), task(1, number)]).unwrap();
+            held.forecast(StepPlan { rate: 0.1 / (number + 2) as f64, ..plan });
+            expected = next;
+            assert_eq!(held.current.values(), expected);
+        }
+    }
+
+    #[test]
+    fn an_update_that_ends_half_way_leaves_nothing() {
+        let start = Region::private(LENGTH).unwrap();
+        let mut held = HeldPart::new(1, stepper(), Version(0), start, false, PayloadFormat::F32).unwrap();
+        let mut pieces = held.expect(0, task(0, 0), Version(0)).unwrap().into_iter();
+        assert!(!held.arrive(task(0, 0), pieces.next().unwrap()));
+        held.abandon(task(0, 0), pieces.collect());
+        assert_eq!((held.pushed.len(), held.free.len()), (0, 1));
+        let mut pieces = held.expect(0, task(0, 1), Version(0)).unwrap().into_iter();
+        assert!(!held.arrive(task(0, 1), pieces.next().unwrap()));
+        held.discard(&[task(0, 1)]);
+        assert!(!held.arrive(task(0, 1), pieces.next().unwrap()));
+        assert!(held.arrive(task(0, 1), pieces.next().unwrap()), "its other pieces still arrive");
+        assert_eq!((held.pushed.len(), held.free.len()), (0, 1));
+        held.expect(0, task(0, 2), Version(0)).unwrap();
+        held.disconnect(0);
+        assert!(held.pushed.is_empty());
+    }
 }

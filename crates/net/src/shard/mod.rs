@@ -4,6 +4,7 @@
 //! than two models a step. The coordinator decides: it says which updates are summed, how the part is stepped, and whether
 //! the step counts. A `held_part` is what there is for one run. A thread per connection, its `session`, moves the values.
 
+mod early_step;
 mod held_part;
 mod session;
 

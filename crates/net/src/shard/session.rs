@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use paceline_core::{TaskId, Version};
+use paceline_core::TaskId;
 use paceline_protocol::{
     FromShard, HANDSHAKE_TIMEOUT, PayloadFormat, ShardGreeting, ShardSum, ToShard, WorkerToShard, token_matches,
 };
@@ -130,6 +130,7 @@ fn coordinate(link: &mut BlockingLink, run: u64, shared: &Shared) -> io::Result<
             ToShard::Measure(sum) => send_norms(link, add_up(shared, run, None, &sum)?)?,
             ToShard::Accept { plan, tasks } => held(shared, run, |held| held.accept(&plan, &tasks))??,
             ToShard::Keep(tasks) => held(shared, run, |held| held.keep(&tasks))??,
+            ToShard::Forecast(plan) => held(shared, run, |held| held.forecast(plan))?,
             ToShard::Discard(tasks) => held(shared, run, |held| held.discard(&tasks))?,
             ToShard::Forget { session } => held(shared, run, |held| held.forget(session))?,
             ToShard::Fetch => held(shared, run, |held| send_part(link, held))??,
@@ -173,25 +174,25 @@ fn send_part(link: &mut BlockingLink, held: &HeldPart) -> io::Result<()> {
 // --- a worker ---
 
 fn receive_updates(link: &mut BlockingLink, run: u64, session: u64, shared: &Shared) -> io::Result<()> {
-    let mut arriving: Option<(TaskId, Version)> = None;
+    let mut arriving: Option<TaskId> = None;
     loop {
         match link.receive::<WorkerToShard>(None)? {
             Received::Message(WorkerToShard::Push { task, version }) if arriving.is_none() => {
-                let (region, length) =
-                    held(shared, run, |held| (held.expect(session, task), held.current.values().len()))?;
-                link.connection.reader().expect(region?, length);
-                arriving = Some((task, version));
+                let (pieces, length) =
+                    held(shared, run, |held| (held.expect(session, task, version), held.current.values().len()))?;
+                link.connection.reader().expect(pieces?, length);
+                arriving = Some(task);
             }
             Received::Message(WorkerToShard::Push { .. }) => return Err(invalid("a second update before the first")),
             Received::Message(WorkerToShard::Dropped) => {
-                arriving = None;
-                if let Some(region) = link.connection.reader().abandon() {
-                    with(shared, run, |held| held.give_back(region));
-                }
+                let rest = link.connection.reader().abandon();
+                arriving.take().and_then(|task| with(shared, run, |held| held.abandon(task, rest)));
             }
-            Received::Values(values) => {
-                if let (Some((task, version)), Some(values)) = (arriving.take(), values) {
-                    held(shared, run, |held| held.arrive(session, task, version, values))?;
+            Received::Values(None) => arriving = None,
+            Received::Values(Some(piece)) => {
+                let task = arriving.ok_or_else(|| invalid("values that nobody expects"))?;
+                if held(shared, run, |held| held.arrive(task, piece))? {
+                    arriving = None;
                     shared.changed.notify_all();
                 }
             }
