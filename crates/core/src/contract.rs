@@ -436,6 +436,11 @@ pub trait Scheme: Send {
         false
     }
 
+    /// Whether every commit waits for all workers.
+    fn waits_for_all(&self) -> bool {
+        false
+    }
+
     /// Whether the scheme commits with [`CommitStep::Compensated`]. Drivers then keep the versions that gradients are
     /// computed from.
     fn compensates(&self) -> bool {

@@ -114,6 +114,10 @@ impl LocalRounds {
 }
 
 impl Scheme for LocalRounds {
+    fn waits_for_all(&self) -> bool {
+        true
+    }
+
     fn retire(&mut self) {
         self.retired = true;
     }

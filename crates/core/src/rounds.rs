@@ -42,6 +42,11 @@ pub trait Quorum: Send + Restorable {
     /// k of the iteration that begins now with `live` workers. A larger k than `live` means all workers.
     fn choose(&mut self, now: Time, live: usize) -> usize;
 
+    /// Whether k is all workers in every iteration.
+    fn is_all(&self) -> bool {
+        false
+    }
+
     /// The reason for the commit that ends the iteration.
     fn reason(&self, waited_for: usize, live: usize) -> Reason {
         Reason::Quorum { waited_for: waited_for as u32, workers: live as u32 }
@@ -278,6 +283,10 @@ impl Rounds {
 }
 
 impl Scheme for Rounds {
+    fn waits_for_all(&self) -> bool {
+        self.quorum.is_all()
+    }
+
     fn retire(&mut self) {
         self.retired = true;
     }

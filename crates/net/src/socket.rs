@@ -75,6 +75,14 @@ impl Socket {
         Ok(sockopt::set_socket_send_buffer_size(self, share)?)
     }
 
+    /// Whether the peer is on this host.
+    pub(crate) fn is_within_host(&self) -> io::Result<bool> {
+        Ok(match self {
+            Socket::Tcp(stream) => stream.peer_addr()?.ip() == stream.local_addr()?.ip(),
+            Socket::Local(_) => true,
+        })
+    }
+
     /// A Unix socket.
     pub(crate) fn local(stream: UnixStream) -> Self {
         Socket::Local(Arc::new(stream))

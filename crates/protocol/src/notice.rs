@@ -4,6 +4,9 @@ use std::fmt;
 
 use paceline_core::{Span, WorkerId};
 
+/// The shards that a line lists.
+const MAX_LISTED: usize = 8;
+
 /// A change of membership, or a delay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
@@ -43,6 +46,11 @@ pub enum Notice {
         /// How long the worker's tasks of this size usually take.
         expected: Span,
     },
+    /// The parameters are in shards.
+    Sharded {
+        /// The address of each, and how many values it holds.
+        shards: Vec<(String, usize)>,
+    },
     /// A process that evaluates the model joined.
     EvaluatorJoined {
         /// Its address.
@@ -76,6 +84,16 @@ impl fmt::Display for Notice {
             Notice::Late { worker, elapsed, expected } => {
                 let (elapsed, expected) = (elapsed.seconds(), expected.seconds());
                 write!(f, "{worker} is late: {elapsed:.1} s on a task that usually takes {expected:.1} s")
+            }
+            Notice::Sharded { shards } => {
+                write!(f, "the parameters are in {} shards: ", shards.len())?;
+                let all: usize = shards.iter().map(|(_, length)| length).sum();
+                let percent = |length: usize| 100.0 * length as f64 / all as f64;
+                for (index, (address, length)) in shards.iter().take(MAX_LISTED).enumerate() {
+                    let comma = if index > 0 { ", " } else { "" };
+                    write!(f, "{comma}{:.0} % at {address}", percent(*length))?;
+                }
+                if shards.len() > MAX_LISTED { f.write_str(", …") } else { Ok(()) }
             }
             Notice::EvaluatorJoined { peer } => write!(f, "{} joined from {peer}", WorkerId::EVALUATOR),
             Notice::EvaluatorLeft { reason } => write!(f, "{} left: {reason}", WorkerId::EVALUATOR),

@@ -2,6 +2,8 @@
 //!
 //! ```text
 //! coordinator                     shard
+//!   Measure, values ─────────────▶            how fast its link is
+//!         ◀─────────────────────── Measured   for every vector of values
 //!   Coordinate, parameters, state ▶           the part it holds, once
 //!   Deliver ─────────────────────▶            send the newest version to workers
 //!   Attempt, Measure ────────────▶            sum updates, and step by the sum beside the present version
@@ -39,6 +41,15 @@ pub struct ShardPlace {
 /// The first message on a connection to a shard.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ShardGreeting {
+    /// A coordinator that measures the link. Vectors follow, each of which is answered. Then comes another greeting.
+    Measure {
+        /// The token of the keys, if there are keys.
+        token: Option<Token>,
+        /// How many vectors.
+        vectors: u8,
+        /// How many values in each, at most 1,048,576.
+        length: u32,
+    },
     /// The coordinator of a run. The parameters and the vectors of the optimizer's state follow, in chunks.
     Coordinate {
         /// The token of the keys, if there are keys.
@@ -147,6 +158,8 @@ pub enum WorkerToShard {
 /// A message of a shard.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum FromShard {
+    /// To the coordinator: a vector of a measurement has arrived.
+    Measured,
     /// To the coordinator: the sums of squares of a step follow, block by block, each as two values.
     Norms {
         /// How many sums.

@@ -18,9 +18,10 @@ impl Observer for NoticeLogger {
 
     fn on_notice(&mut self, notice: &Notice) {
         match notice {
-            Notice::Joined { .. } | Notice::EvaluatorJoined { .. } | Notice::EvaluatingLast => {
-                tracing::info!("{notice}")
-            }
+            Notice::Joined { .. }
+            | Notice::Sharded { .. }
+            | Notice::EvaluatorJoined { .. }
+            | Notice::EvaluatingLast => tracing::info!("{notice}"),
             Notice::Left { .. }
             | Notice::EvaluatorLeft { .. }
             | Notice::Refused { .. }

@@ -133,7 +133,8 @@ impl Status {
                     self.late_tasks.insert(worker.0, task);
                 }
             }
-            Notice::EvaluatorJoined { .. } | Notice::EvaluatorLeft { .. } | Notice::EvaluatingLast => {}
+            Notice::Sharded { .. } | Notice::EvaluatorJoined { .. } | Notice::EvaluatorLeft { .. } => {}
+            Notice::EvaluatingLast => {}
             Notice::Stalled { span } => self.commit_watch.on_server_stall(now, Duration::from_nanos(span.0)),
         }
         self.last_notice = Some(notice.to_string());

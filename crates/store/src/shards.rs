@@ -29,11 +29,31 @@ impl Shards {
         let edge = move |shard: usize| (shard * blocks / self.count * BLOCK).min(self.len);
         (0..self.count).map(move |shard| edge(shard)..edge(shard + 1))
     }
+
+    /// The ranges of a vector of `len` values that is cut by these shares of it, which add up to 1.
+    pub fn by_share(len: usize, shares: &[f64]) -> Vec<Range<usize>> {
+        let blocks = len.div_ceil(BLOCK);
+        let mut sum = 0.0;
+        let edges = std::iter::once(0).chain(shares.iter().map(|share| {
+            sum += share;
+            ((sum * blocks as f64).round() as usize * BLOCK).min(len)
+        }));
+        let edges: Vec<usize> = edges.collect();
+        edges.windows(2).map(|edge| edge[0]..edge[1]).collect()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn unequal_ranges_are_aligned_and_cover_the_vector() {
+        let len = 10 * BLOCK + 5;
+        assert_eq!(Shards::by_share(len, &[0.5, 0.0, 0.5]), [0..6 * BLOCK, 6 * BLOCK..6 * BLOCK, 6 * BLOCK..len]);
+        assert_eq!(Shards::by_share(len, &[0.1, 0.2, 0.3, 0.4]).last().unwrap().end, len);
+        assert_eq!(Shards::by_share(7, &[0.3, 0.7]), [0..0, 0..7]);
+    }
 
     #[test]
     fn ranges_are_even_aligned_and_cover_the_vector() {

@@ -113,6 +113,11 @@ impl Ledger {
         self.scheme.watches_lateness()
     }
 
+    /// Whether the scheme [waits for all workers](Scheme::waits_for_all).
+    pub fn waits_for_all(&self) -> bool {
+        self.scheme.waits_for_all()
+    }
+
     /// Whether the scheme [compensates](Scheme::compensates).
     pub fn compensates(&self) -> bool {
         self.scheme.compensates()

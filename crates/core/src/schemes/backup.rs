@@ -14,6 +14,10 @@ impl Quorum for FixedQuorum {
     fn choose(&mut self, _now: Time, _live: usize) -> usize {
         self.0
     }
+
+    fn is_all(&self) -> bool {
+        self.0 == usize::MAX
+    }
 }
 
 pub(super) const ENTRY: SchemeEntry =

@@ -13,6 +13,10 @@ impl Quorum for AllWorkers {
     fn choose(&mut self, _now: Time, _live: usize) -> usize {
         usize::MAX
     }
+
+    fn is_all(&self) -> bool {
+        true
+    }
 }
 
 pub(super) const ENTRY: SchemeEntry =

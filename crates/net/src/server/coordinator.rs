@@ -87,6 +87,7 @@ impl<'a> Coordinator<'a> {
                 payload: context.payload,
                 traffic: context.traffic.clone(),
                 keeps_models,
+                waits_for_all: ledger.waits_for_all(),
                 shared,
             };
             let model = ShardedModel::new(control, options, ledger.version(), &parameters, optimizer)?;

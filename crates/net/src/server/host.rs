@@ -248,6 +248,7 @@ impl ServerHost for NetHost<'_> {
         };
         if let Some(model) = self.model.sharded() {
             model.introduction(session).into_iter().for_each(|shards| link.send(&shards));
+            model.notice().into_iter().for_each(|notice| self.observer.on_notice(&notice));
         }
         link.assign(task.number, assignment.version, message).map_err(no_memory(self.job.model.layout().len()))
     }

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use paceline_core::{Commit, CommitOutcome, CommitStep, TaskId, Version, WorkerId};
 use paceline_protocol::{
-    FromShard, PayloadFormat, SessionId, ShardGreeting, ShardPlace, ShardSum, ShardUpdate, ToShard, ToWorker,
+    FromShard, Notice, PayloadFormat, SessionId, ShardGreeting, ShardPlace, ShardSum, ShardUpdate, ToShard, ToWorker,
+    Token,
 };
 use paceline_runtime::{StepControl, StepPlan, StepValues, Summands, UpdateInfo};
 use paceline_store::{BLOCK, Norms, Optimizer, ShardNorms, Shards};
@@ -23,6 +24,7 @@ use super::ServerError;
 use super::error::no_memory;
 use super::model::{StoredGradient, UncommittedUpdate};
 use super::parameter_ring::{ParameterBuffer, ParameterRing};
+use super::shard_sizes::{ShardHost, shares_by_speed, shares_by_workers};
 use crate::address::Address;
 use crate::blocking_link::BlockingLink;
 use crate::connect::dial;
@@ -30,11 +32,17 @@ use crate::connection::Side;
 use crate::frame;
 use crate::frame_reader::{Received, invalid};
 use crate::keys::Keys;
+use crate::outbox::Values;
 use crate::shard::{PART_TIMEOUT, receive_vector, send_vector};
 use crate::socket::Traffic;
 
 /// How long a shard may take for a step, updates that are still arriving included.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The values of a vector that measures a link, and how many are sent: a first one, in which the connection gets up to
+/// speed, and some of which the fastest counts.
+const MEASURED: u32 = 1 << 18;
+const MEASUREMENTS: u8 = 4;
 
 /// Workers named in one message.
 const MAX_SESSIONS: usize = 4_096;
@@ -45,9 +53,9 @@ pub enum ShardCount {
     /// None: the server holds them.
     #[default]
     None,
-    /// One on every host that has a worker.
+    /// One on every host that has a worker, as large as suits the scheme and the links.
     Hosts,
-    /// This many, beside as many workers.
+    /// This many of the same size, beside as many workers.
     Count(NonZero<usize>),
 }
 
@@ -86,25 +94,57 @@ pub(super) struct ShardOptions {
     pub(super) traffic: Traffic,
     /// Whether an update is kept with the model that it was computed from.
     pub(super) keeps_models: bool,
+    /// Whether every commit waits for all workers.
+    pub(super) waits_for_all: bool,
     /// Whether models that the coordinator fetches are read by processes that share memory.
     pub(super) shared: bool,
 }
 
 /// The connection to a shard, and its part.
 struct ShardLink {
-    address: String,
+    place: SocketAddr,
     range: Range<usize>,
     link: BlockingLink,
 }
 
 impl ShardLink {
+    /// Connects to the process of a worker. It holds nothing yet.
+    fn connect(place: SocketAddr, options: &ShardOptions) -> Result<Self, ServerError> {
+        let lost = |error| ServerError::Shard { address: place.to_string(), error };
+        let at = Address::Tcp { host: place.ip().to_string(), port: place.port() };
+        let (socket, tls) = dial(&at, options.congestion.as_deref(), options.keys.as_ref()).map_err(lost)?;
+        let link = BlockingLink::new(Side::Server, socket, tls, &options.traffic).map_err(lost)?;
+        Ok(ShardLink { place, range: 0..0, link })
+    }
+
+    /// The bytes per second that the link carries. `None` if it does not leave this machine.
+    fn speed(&mut self, token: Option<Token>) -> io::Result<Option<f64>> {
+        if self.link.connection.socket().is_within_host()? {
+            return Ok(None);
+        }
+        self.link.send(&ShardGreeting::Measure { token, vectors: MEASUREMENTS, length: MEASURED })?;
+        let values: Values = Arc::new(vec![0.0; MEASURED as usize]);
+        let mut fastest = f64::INFINITY;
+        for number in 0..MEASUREMENTS {
+            let start = Instant::now();
+            send_vector(&self.link, Vec::new(), values.clone());
+            let Received::Message(FromShard::Measured) = self.link.receive(Some(start + PART_TIMEOUT))? else {
+                return Err(invalid("no answer to a measurement"));
+            };
+            if number > 0 {
+                fastest = fastest.min(start.elapsed().as_secs_f64());
+            }
+        }
+        Ok(Some(f64::from(MEASURED) * size_of::<f32>() as f64 / fastest))
+    }
+
     fn send(&mut self, message: &ToShard<StepPlan>) -> Result<(), ServerError> {
         let sent = self.link.send(message);
         sent.map_err(|error| self.lost(error))
     }
 
     fn lost(&self, error: io::Error) -> ServerError {
-        ServerError::Shard { address: self.address.clone(), error }
+        ServerError::Shard { address: self.place.to_string(), error }
     }
 
     /// The answer to a step of this many updates.
@@ -151,6 +191,8 @@ pub(super) struct ShardedModel {
     undelivered: Vec<u64>,
     /// The workers that know the shards.
     introduced: HashSet<SessionId>,
+    /// Whether the user knows the shards.
+    is_announced: bool,
     /// What was fetched last, and its version. At first the model that the run starts with.
     ring: ParameterRing,
     optimizer: Optimizer,
@@ -178,6 +220,7 @@ impl ShardedModel {
             version,
             undelivered: Vec::new(),
             introduced: HashSet::new(),
+            is_announced: false,
             optimizer,
             fetched: version,
             failure: None,
@@ -220,45 +263,70 @@ impl ShardedModel {
             count => count,
         };
         let offers: Vec<SocketAddr> = self.offers.values().map(|&(_, place)| place).collect();
-        let places = choose(&offers, count)?;
+        let links = choose(&offers, count)?.into_iter().map(|place| ShardLink::connect(place, &self.options));
+        let mut links = links.collect::<Result<Vec<_>, _>>()?;
         let (values, optimizer) = (self.ring.newest().region.values(), &self.optimizer);
+        let token = self.options.keys.as_ref().map(Keys::token);
+        let ranges = match count {
+            ShardCount::Hosts => Shards::by_share(values.len(), &self.shares(&mut links, &offers, token)?),
+            _ => Shards::new(values.len(), links.len()).ranges().collect(),
+        };
         let rules = optimizer.rules();
-        let parts = Shards::new(values.len(), places.len()).ranges().filter(|range| !range.is_empty());
-        let ShardOptions { keys, congestion, payload, traffic, keeps_models, .. } = &self.options;
-        for (range, place) in parts.zip(places) {
-            let address = place.to_string();
-            let lost = |error| ServerError::Shard { address: address.clone(), error };
-            let at = Address::Tcp { host: place.ip().to_string(), port: place.port() };
-            let (socket, tls) = dial(&at, congestion.as_deref(), keys.as_ref()).map_err(lost)?;
-            let mut link = BlockingLink::new(Side::Server, socket, tls, traffic).map_err(lost)?;
+        let ShardOptions { payload, keeps_models, .. } = self.options;
+        for (mut shard, range) in links.into_iter().zip(ranges).filter(|(_, range)| !range.is_empty()) {
             let rules = rules.part(range.clone());
             let first = range.start.min(self.optimizer.rules().trainable());
             let trainable = first..first + rules.trainable();
             let greeting = ShardGreeting::Coordinate {
-                token: keys.as_ref().map(Keys::token),
+                token,
                 run: self.run,
                 length: range.len() as u64,
                 rules,
                 steps: optimizer.steps(),
                 version: self.version,
-                keeps_models: *keeps_models,
-                payload: *payload,
+                keeps_models,
+                payload,
             };
-            let greeting = frame::encode(&greeting).map_err(|error| lost(error.into()))?;
-            send_vector(&link, greeting, Arc::new(values[range.clone()].to_vec()));
+            let greeting = frame::encode(&greeting).map_err(|error| shard.lost(error.into()))?;
+            send_vector(&shard.link, greeting, Arc::new(values[range.clone()].to_vec()));
             for (_, vector) in optimizer.state() {
-                send_vector(&link, Vec::new(), Arc::new(vector[trainable.clone()].to_vec()));
+                send_vector(&shard.link, Vec::new(), Arc::new(vector[trainable.clone()].to_vec()));
             }
-            link.flush(Instant::now() + PART_TIMEOUT).map_err(lost)?;
-            self.links.push(ShardLink { address, range, link });
+            let sent = shard.link.flush(Instant::now() + PART_TIMEOUT);
+            sent.map_err(|error| shard.lost(error))?;
+            self.links.push(ShardLink { range, ..shard });
         }
         Ok(())
+    }
+
+    /// How much of the model each of these shards gets. `offers` are the places of all workers.
+    fn shares(
+        &self,
+        links: &mut [ShardLink],
+        offers: &[SocketAddr],
+        token: Option<Token>,
+    ) -> Result<Vec<f64>, ServerError> {
+        let is_all = self.options.waits_for_all;
+        let host = |shard: &mut ShardLink| {
+            let workers = offers.iter().filter(|offer| offer.ip() == shard.place.ip()).count();
+            let speed = if is_all { Ok(None) } else { shard.speed(token) };
+            Ok(ShardHost { workers, speed: speed.map_err(|error| shard.lost(error))? })
+        };
+        let hosts = links.iter_mut().map(host).collect::<Result<Vec<_>, ServerError>>()?;
+        Ok(if is_all { shares_by_workers(&hosts) } else { shares_by_speed(&hosts) })
+    }
+
+    /// The shards, once they are there.
+    pub(super) fn notice(&mut self) -> Option<Notice> {
+        let is_new = !self.links.is_empty() && !std::mem::replace(&mut self.is_announced, true);
+        let shard = |shard: &ShardLink| (shard.place.to_string(), shard.range.len());
+        is_new.then(|| Notice::Sharded { shards: self.links.iter().map(shard).collect() })
     }
 
     /// The shards, for a worker that does not know them yet.
     pub(super) fn introduction(&mut self, session: SessionId) -> Option<ToWorker> {
         let place = |shard: &ShardLink| ShardPlace {
-            address: shard.address.clone(),
+            address: shard.place.to_string(),
             start: shard.range.start as u64,
             length: shard.range.len() as u64,
         };

@@ -25,6 +25,9 @@ const BEGIN_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long all values of a part may take to be received or sent.
 pub(crate) const PART_TIMEOUT: Duration = Duration::from_secs(600);
 
+/// The most values of a vector that measures the link.
+const MAX_MEASURED: u32 = 1 << 20;
+
 /// Serves a connection until it ends. If it breaks the protocol, it is closed; the other side finds out.
 pub(super) fn serve(mut link: BlockingLink, shared: &Shared) {
     let outbox = link.outbox().clone();
@@ -33,15 +36,22 @@ pub(super) fn serve(mut link: BlockingLink, shared: &Shared) {
 }
 
 fn greet(link: &mut BlockingLink, shared: &Shared) -> io::Result<()> {
-    let deadline = Instant::now() + Duration::from_nanos(HANDSHAKE_TIMEOUT.0);
-    let Received::Message(greeting) = link.receive::<ShardGreeting>(Some(deadline))? else {
-        return Err(invalid("no greeting"));
+    let greeting = loop {
+        let deadline = Instant::now() + Duration::from_nanos(HANDSHAKE_TIMEOUT.0);
+        let Received::Message(greeting) = link.receive::<ShardGreeting>(Some(deadline))? else {
+            return Err(invalid("no greeting"));
+        };
+        let (ShardGreeting::Measure { token, .. }
+        | ShardGreeting::Coordinate { token, .. }
+        | ShardGreeting::Work { token, .. }) = &greeting;
+        if !token_matches(shared.token.as_ref(), token.as_ref()) {
+            return Err(invalid("wrong token"));
+        }
+        let ShardGreeting::Measure { vectors, length, .. } = greeting else { break greeting };
+        answer_measurement(link, vectors, length)?;
     };
-    let (ShardGreeting::Coordinate { token, .. } | ShardGreeting::Work { token, .. }) = &greeting;
-    if !token_matches(shared.token.as_ref(), token.as_ref()) {
-        return Err(invalid("wrong token"));
-    }
     match greeting {
+        ShardGreeting::Measure { .. } => Ok(()),
         ShardGreeting::Coordinate { run, length, rules, steps, version, keeps_models, payload, .. } => {
             let length = usize::try_from(length).map_err(io::Error::other)?;
             let (parameters, optimizer) = receive_part(link, length, rules, steps)?;
@@ -86,6 +96,17 @@ fn held<T>(shared: &Shared, run: u64, act: impl FnOnce(&mut HeldPart) -> T) -> i
 }
 
 // --- the coordinator ---
+
+fn answer_measurement(link: &mut BlockingLink, vectors: u8, length: u32) -> io::Result<()> {
+    if length > MAX_MEASURED {
+        return Err(invalid("too long a measurement"));
+    }
+    for _ in 0..vectors {
+        receive_vector(link, length as usize)?;
+        link.send(&FromShard::Measured)?;
+    }
+    Ok(())
+}
 
 /// Receives parameters, and the state of their optimizer.
 fn receive_part(
