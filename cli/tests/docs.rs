@@ -1,8 +1,9 @@
 //! Runs the commands in README and docs.
 //!
 //! Every block that starts with ```` ```sh ```` runs in its own empty folder; those of the README share one, as a
-//! reader would type them. Blocks marked `elsewhere` (they need other machines) or `long` (they take minutes) are not
-//! run; only the arguments of their `paceline` commands are checked.
+//! reader would type them. Blocks marked `hosts` run between machines, which are network namespaces here. Blocks marked
+//! `elsewhere` (they need what is not here) or `long` (they take minutes) are not run; only the arguments of their
+//! `paceline` commands are checked.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -116,13 +117,49 @@ fn the_commands_of_all_other_pages_run() {
     }
 }
 
+/// What `ssh` and `scp` do between the hosts of `experiments/network/hosts`: `node2` is the second one, with a home of its own.
+const REMOTE: &str = r#"
+    cargo() { :; }
+    place() { case $1 in *:*) echo "../${1%%:*}/${1#*:}" ;; *) echo "$1" ;; esac; }
+    scp() {
+        local options=() places=()
+        for argument in "$@"; do case $argument in -*) options+=("$argument") ;; *) places+=("$(place "$argument")") ;; esac; done
+        cp "${options[@]}" "${places[@]}"
+    }
+    ssh() { "$EXPERIMENT" on "${1#node}" env -C "../$1" "${@:2}"; }
+    mkdir here node1 node2 node3
+    cd here
+    mkdir -p target/release
+    cp "$(command -v paceline)" target/release
+"#;
+
+#[test]
+fn the_commands_between_machines_run() {
+    let experiment = fs::canonicalize(root().join("experiments/network/hosts")).unwrap();
+    let blocks = pages().into_iter().flat_map(|page| blocks(&page)).filter(|block| block.mark == "hosts");
+    for block in blocks {
+        let folder = tempdir().unwrap();
+        let script = folder.path().join("script");
+        fs::write(&script, format!("set -euo pipefail\n{REMOTE}\n{}", block.text)).unwrap();
+        let command = format!("{0} 3 -- env EXPERIMENT={0} bash script || [ $? = 77 ]", experiment.display());
+        run(&command, folder.path()).unwrap_or_else(|output| panic!("{}:\n{}\n{output}", block.name(), block.text));
+        let was_run = folder.path().join("here").exists();
+        let summary = fs::read_to_string(folder.path().join("node1/run/summary.json"));
+        match summary {
+            Ok(summary) => assert!(summary.contains("\"reached\": true"), "{}: {summary}", block.name()),
+            Err(_) if was_run => panic!("{}: no run on node1", block.name()),
+            Err(_) => eprintln!("skipped {}: hosts can't be made here", block.name()),
+        }
+    }
+}
+
 #[test]
 fn the_arguments_of_blocks_that_are_not_run_are_valid() {
     let folder = tempdir().unwrap();
     let mut checked = 0;
     for block in pages().iter().flat_map(|page| blocks(page)).filter(|block| !block.runs()) {
         assert!(
-            ["elsewhere", "long"].contains(&block.mark.as_str()),
+            ["hosts", "elsewhere", "long"].contains(&block.mark.as_str()),
             "{}: unknown mark '{}'",
             block.name(),
             block.mark

@@ -6,7 +6,7 @@ use clap::Args;
 use paceline_config::{TrainingOptions, WorkloadSpec, seconds, whole};
 use paceline_core::{Dispatch, SchemeSpec, Setup, Span};
 use paceline_models::Model;
-use paceline_net::{MAX_CONNECTIONS, PayloadFormat, TransportOptions};
+use paceline_net::{MAX_CONNECTIONS, PayloadRule, TransportOptions};
 use paceline_runtime::{Goals, Job, JobModel, OfferedModel};
 use serde_json::json;
 
@@ -44,9 +44,9 @@ pub struct JobOptions {
     #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=1024))]
     pub step_threads: Option<u32>,
 
-    /// Format of values sent over TCP: f32, f16, bf16 or int8
+    /// Format of values sent over TCP: f32, f16, bf16, int8, or auto: every worker takes the one that suits its link
     #[arg(long, value_name = "FORMAT", default_value = "f32")]
-    pub payload: PayloadFormat,
+    pub payload: PayloadRule,
 
     /// Model to train: softmax, mlp, cnn, resnet8, resnet20 or charlm
     #[arg(long, value_name = "MODEL", default_value = "cnn", help_heading = "Training")]

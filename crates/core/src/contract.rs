@@ -436,7 +436,7 @@ pub trait Scheme: Send {
         false
     }
 
-    /// Whether every commit waits for all workers.
+    /// Whether every commit waits for all workers, which do nothing in the meantime.
     fn waits_for_all(&self) -> bool {
         false
     }

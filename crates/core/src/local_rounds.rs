@@ -23,6 +23,11 @@ pub enum LocalDecision {
 
 /// Decides how many local iterations each worker does.
 pub trait LocalPolicy: Send + Restorable {
+    /// Whether workers iterate on while others are still at work.
+    fn fills_waiting(&self) -> bool {
+        false
+    }
+
     /// The worker is about to start a round. Called for all workers before [`work`](LocalPolicy::work) is called for
     /// any of them.
     fn on_start(&mut self, _now: Time, _worker: WorkerId) {}
@@ -115,7 +120,7 @@ impl LocalRounds {
 
 impl Scheme for LocalRounds {
     fn waits_for_all(&self) -> bool {
-        true
+        !self.policy.fills_waiting()
     }
 
     fn retire(&mut self) {

@@ -150,6 +150,8 @@ impl CurrentTransfer {
 
 struct Queue {
     codec: Codec,
+    /// The format of all transfers, in place of their own.
+    payload: Option<PayloadFormat>,
     /// Encoded messages, each perhaps with a file descriptor.
     messages: VecDeque<(Vec<u8>, Option<OwnedFd>)>,
     transfers: VecDeque<Transfer>,
@@ -172,6 +174,7 @@ impl Queue {
     fn new(codec: Codec) -> Self {
         Queue {
             codec,
+            payload: None,
             messages: VecDeque::new(),
             transfers: VecDeque::new(),
             current: None,
@@ -210,6 +213,7 @@ impl Queue {
             }
             self.last_sent = version;
             frames.extend_from_slice(&announcement);
+            let payload = self.payload.unwrap_or(payload);
             self.current = Some(CurrentTransfer { number, values, payload, sent: 0 });
             return Some(self.next_chunk(frames));
         }
@@ -329,6 +333,11 @@ impl Outbox {
             self.begin(true);
         }
         Ok(())
+    }
+
+    /// From the next transfer on, all have this format.
+    pub(crate) fn use_payload(&self, format: PayloadFormat) {
+        self.lock().payload = Some(format);
     }
 
     /// Adds a transfer. It is sent at once, as far as the kernel takes it, if it has at most `direct` bytes.

@@ -142,7 +142,7 @@ fn a_worker_with_a_broken_update_now_and_then_goes_on() {
         // Values in shared memory are not converted.
         for (fault, payload) in faults.into_iter().take(if transport == TransportKind::Tcp { 4 } else { 2 }) {
             let job = job(scheme, 3, "iterations=60");
-            let options = TransportOptions { payload, ..TransportOptions::default() };
+            let options = TransportOptions { payload: payload.into(), ..TransportOptions::default() };
             let (result, outcome, notices) = run_with_fault(&job, transport, options, fault);
             result.unwrap();
             assert!(!notices.iter().any(|notice| notice.contains("left")), "{transport:?}, {scheme}: {notices:?}");
@@ -205,7 +205,7 @@ fn a_worker_rejoins_a_run_whose_models_are_differences() {
         assert!(count < 30, "a panic for a test");
     }));
     let bad = Job { model: JobModel::Workload(broken), ..good.clone() };
-    let options = TransportOptions { payload: PayloadFormat::Int8, ..TransportOptions::default() };
+    let options = TransportOptions { payload: PayloadFormat::Int8.into(), ..TransportOptions::default() };
     let (server, mut notices) = (server(options), NoticeLog::default());
     let outcome = thread::scope(|scope| {
         let [first, second, third] = [0, 1, 1].map(|rank| worker(address(&server, TransportKind::Tcp), rank));

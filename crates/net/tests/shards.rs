@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use common::{TransportKind, run};
 use paceline_core::{Action, Assignment, Commit, CommitStep, Decision, Event, Setup, TaskId, Time, catalogue};
-use paceline_net::{Keys, PayloadFormat, RunOutcome, ShardCount, TransportOptions};
+use paceline_net::{Keys, PayloadFormat, PayloadRule, RunOutcome, ShardCount, TransportOptions};
 use paceline_runtime::{Contribution, Job, Observer, ServerObserver, Stepper, compensate};
 use paceline_store::{BLOCK, Layout};
 use paceline_workload::{Draw, Evaluation, Replica, Workload};
@@ -197,7 +197,7 @@ fn shards_speak_tls_and_send_what_the_payload_says() {
     let keys = Keys::read(folder.path()).unwrap();
     let job = job("bsp", 3, "loss<0.05");
     let mut losses = Vec::new();
-    for payload in [PayloadFormat::F32, PayloadFormat::Int8] {
+    for payload in [PayloadFormat::F32.into(), PayloadFormat::Int8.into(), PayloadRule::Auto] {
         let options = TransportOptions { payload, keys: Some(keys.clone()), ..shards("3") };
         let server = common::server(options);
         let outcome = std::thread::scope(|scope| {

@@ -4,7 +4,7 @@ mod common;
 
 use common::{TransportKind, job, run};
 use paceline_core::{Commit, CommitStep, TaskId, Version, WorkerId};
-use paceline_net::{PayloadFormat, TransportOptions};
+use paceline_net::{PayloadFormat, PayloadRule, TransportOptions};
 use paceline_protocol::{Codec, EncodedChunk};
 use paceline_runtime::{Contribution, Job, Stepper, Trainer};
 use paceline_sim::{Script, Simulation, Slowness, Times, TimesSpec, Training};
@@ -81,17 +81,19 @@ fn local_iterations_match_the_simulator_bit_for_bit_over_every_transport() {
 #[test]
 fn other_formats_take_half_or_a_quarter_of_the_traffic_and_still_train() {
     let job = job("bsp", 2, "iterations=20");
-    let bytes = |payload| {
+    let bytes = |payload: PayloadRule| {
         let transport = TransportOptions { payload, ..TransportOptions::default() };
         let outcome = run(&job, &[TransportKind::Tcp; 2], 1.0, transport, &mut ());
         assert!(outcome.summary.loss.unwrap() < 2.2, "{:?}", outcome.summary);
         outcome.summary.bytes as f64
     };
-    let full = bytes(PayloadFormat::F32);
+    let full = bytes(PayloadFormat::F32.into());
     for (payload, expected) in [(PayloadFormat::F16, 0.5), (PayloadFormat::Bf16, 0.5), (PayloadFormat::Int8, 0.25)] {
-        let share = bytes(payload) / full;
+        let share = bytes(payload.into()) / full;
         assert!((expected - 0.05..expected + 0.05).contains(&share), "{payload}: {share} of the traffic of f32");
     }
+    // Whatever every worker chooses.
+    assert!((0.2..1.01).contains(&(bytes(PayloadRule::Auto) / full)));
 }
 
 /// A run of `bsp` in which values are rounded as the payload says, with the codecs alone.
@@ -156,7 +158,7 @@ fn rounding_to_int8_gives_the_bits_that_the_codecs_alone_give() {
     let expected = rounded(&job, ITERATIONS);
     let exact = simulated(&job);
     assert_ne!(expected, exact);
-    let transport = TransportOptions { payload: PayloadFormat::Int8, ..TransportOptions::default() };
+    let transport = TransportOptions { payload: PayloadFormat::Int8.into(), ..TransportOptions::default() };
     for _ in 0..2 {
         let outcome = run(&job, &[TransportKind::Tcp; 4], 1.0, transport.clone(), &mut ());
         assert!(outcome.parameters == expected);

@@ -37,7 +37,7 @@ pub use message::{
 pub use model_offer::{ModelIntake, OfferStep, OfferedTraining};
 pub use notice::Notice;
 pub use paceline_workload::Evaluation;
-pub use payload::{CHUNK_LIMIT, INT8_BLOCK, PayloadFormat};
+pub use payload::{CHUNK_LIMIT, INT8_BLOCK, PayloadFormat, PayloadRule};
 pub use server::{
     HANDSHAKE_TIMEOUT, PeerTrust, ReportedUpdate, ServerConfig, ServerHost, ServerProtocol, SessionId, max_ranks,
     token_matches,

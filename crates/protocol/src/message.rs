@@ -33,7 +33,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::fingerprint::Fingerprint;
 use crate::model_offer::OfferedTraining;
-use crate::payload::PayloadFormat;
+use crate::payload::{PayloadFormat, PayloadRule};
 use crate::shard_message::ShardPlace;
 
 /// The secret that the workers of a run share with their server.
@@ -86,6 +86,11 @@ pub enum ToServer {
         /// Counts the worker's steps: layers, local iterations, tasks, received chunks. It moves as long as the worker
         /// makes progress.
         progress: u64,
+    },
+    /// The worker wants models in this format, and sends updates in it. Only if the run leaves that to its workers.
+    Payload {
+        /// The format.
+        format: PayloadFormat,
     },
     /// The worker has done a local iteration and asks whether to continue.
     Asked {
@@ -186,7 +191,7 @@ pub enum ToWorker {
         /// The seed of the initial parameters.
         seed: u64,
         /// The number format of values that are sent.
-        payload: PayloadFormat,
+        payload: PayloadRule,
         /// The optimizer of local iterations.
         optimizer: OptimizerSpec,
         /// The number of the lease under which the run is served. A worker never goes back to a lower one.

@@ -4,6 +4,8 @@ use std::fmt;
 
 use paceline_core::{Span, WorkerId};
 
+use crate::payload::PayloadFormat;
+
 /// The shards that a line lists.
 const MAX_LISTED: usize = 8;
 
@@ -46,6 +48,13 @@ pub enum Notice {
         /// How long the worker's tasks of this size usually take.
         expected: Span,
     },
+    /// A worker exchanges values in another format, which suits its link.
+    Payload {
+        /// Its rank.
+        worker: WorkerId,
+        /// The format.
+        format: PayloadFormat,
+    },
     /// The parameters are in shards.
     Sharded {
         /// The address of each, and how many values it holds.
@@ -84,6 +93,9 @@ impl fmt::Display for Notice {
             Notice::Late { worker, elapsed, expected } => {
                 let (elapsed, expected) = (elapsed.seconds(), expected.seconds());
                 write!(f, "{worker} is late: {elapsed:.1} s on a task that usually takes {expected:.1} s")
+            }
+            Notice::Payload { worker, format } => {
+                write!(f, "{worker} exchanges values in {format}: its link is slow")
             }
             Notice::Sharded { shards } => {
                 write!(f, "the parameters are in {} shards: ", shards.len())?;

@@ -80,6 +80,56 @@ impl fmt::Display for PayloadFormat {
     }
 }
 
+/// Which formats a run uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PayloadRule {
+    /// This one.
+    Always(PayloadFormat),
+    /// Every worker chooses the one that suits its link.
+    Auto,
+}
+
+impl PayloadRule {
+    /// The format that is used at first.
+    pub fn first(self) -> PayloadFormat {
+        match self {
+            PayloadRule::Always(format) => format,
+            PayloadRule::Auto => PayloadFormat::F32,
+        }
+    }
+}
+
+impl Default for PayloadRule {
+    fn default() -> Self {
+        PayloadFormat::default().into()
+    }
+}
+
+impl From<PayloadFormat> for PayloadRule {
+    fn from(format: PayloadFormat) -> Self {
+        PayloadRule::Always(format)
+    }
+}
+
+impl FromStr for PayloadRule {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        let formats = PayloadFormat::NAMES.map(|(name, format)| (name, PayloadRule::Always(format)));
+        let [f32, f16, bf16, int8] = formats;
+        one_of("payload", text, &[f32, f16, bf16, int8, ("auto", PayloadRule::Auto)])
+    }
+}
+
+impl fmt::Display for PayloadRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PayloadRule::Always(format) => format.fmt(f),
+            PayloadRule::Auto => f.write_str("auto"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -103,7 +153,9 @@ mod tests {
         for (name, payload) in PayloadFormat::NAMES {
             assert_eq!(name.parse(), Ok(payload));
             assert_eq!(payload.to_string(), name);
+            assert_eq!(name.parse(), Ok(PayloadRule::Always(payload)));
         }
+        assert_eq!(PayloadRule::Auto.to_string().parse(), Ok(PayloadRule::Auto));
         assert_eq!(
             "f64".parse::<PayloadFormat>().unwrap_err().to_string(),
             "unknown payload 'f64'; expected f32, f16, bf16 or int8"

@@ -18,6 +18,7 @@
 //!   Work ────────────────────────▶
 //!         ◀─────────────────────── Model      with its part
 //!   Push, Dropped ───────────────▶            with its part of an update
+//!   Payload ─────────────────────▶            the format of models
 //! ```
 
 use paceline_core::{TaskId, Version};
@@ -25,7 +26,7 @@ use paceline_store::OptimizerRules;
 use serde::{Deserialize, Serialize};
 
 use crate::message::Token;
-use crate::payload::PayloadFormat;
+use crate::payload::{PayloadFormat, PayloadRule};
 
 /// Where a shard is, and which part of the parameters it holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,7 +68,7 @@ pub enum ShardGreeting {
         /// Whether an update is kept with the model that it was computed from.
         keeps_models: bool,
         /// The number format of models that are sent.
-        payload: PayloadFormat,
+        payload: PayloadRule,
     },
     /// A worker of a run.
     Work {
@@ -153,6 +154,11 @@ pub enum WorkerToShard {
     },
     /// No more chunks of the update follow.
     Dropped,
+    /// The worker wants models in this format. Only if the run leaves that to its workers.
+    Payload {
+        /// The format.
+        format: PayloadFormat,
+    },
 }
 
 /// A message of a shard.

@@ -6,7 +6,7 @@ use paceline_core::{Assignment, LocalLength, Version};
 use paceline_store::OptimizerSpec;
 
 use crate::message::{TaskSettings, ToServer, ToWorker};
-use crate::payload::PayloadFormat;
+use crate::payload::PayloadRule;
 
 /// How a session with the server ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub struct Welcome {
     /// The seed of the initial parameters.
     pub seed: u64,
     /// The number format of values that are sent.
-    pub payload: PayloadFormat,
+    pub payload: PayloadRule,
     /// The optimizer of local iterations.
     pub optimizer: OptimizerSpec,
     /// The number of the lease under which the run is served.
@@ -323,7 +323,7 @@ mod tests {
             rank: 3,
             workload_spec: "digits".into(),
             seed: 1,
-            payload: PayloadFormat::F32,
+            payload: PayloadRule::default(),
             optimizer: paceline_store::OptimizerKind::Sgd { decay: 0.0 }.into(),
             epoch: 0,
             wants_shard: false,

@@ -7,7 +7,7 @@ use paceline_core::{
     Update, WorkerId,
 };
 use paceline_protocol::{
-    Evaluation, Fingerprint, GradientLocation, Notice, PayloadFormat, PeerTrust, ReportedUpdate, RunPosition,
+    Evaluation, Fingerprint, GradientLocation, Notice, PayloadRule, PeerTrust, ReportedUpdate, RunPosition,
     ServerConfig, ServerHost, ServerProtocol, SessionId, ToServer, ToWorker, WireReport,
 };
 use paceline_store::OptimizerKind;
@@ -147,7 +147,7 @@ impl TestServer {
             workload_spec: "digits".into(),
             fingerprint: Fingerprint::default(),
             seed: 1,
-            payload: PayloadFormat::F32,
+            payload: PayloadRule::default(),
             optimizer: OptimizerKind::Sgd { decay: 0.0 }.into(),
             token,
             timeout: Span::from_seconds(3600.0),

@@ -19,6 +19,7 @@ impl Observer for NoticeLogger {
     fn on_notice(&mut self, notice: &Notice) {
         match notice {
             Notice::Joined { .. }
+            | Notice::Payload { .. }
             | Notice::Sharded { .. }
             | Notice::EvaluatorJoined { .. }
             | Notice::EvaluatingLast => tracing::info!("{notice}"),

@@ -133,7 +133,10 @@ impl Status {
                     self.late_tasks.insert(worker.0, task);
                 }
             }
-            Notice::Sharded { .. } | Notice::EvaluatorJoined { .. } | Notice::EvaluatorLeft { .. } => {}
+            Notice::Payload { .. }
+            | Notice::Sharded { .. }
+            | Notice::EvaluatorJoined { .. }
+            | Notice::EvaluatorLeft { .. } => {}
             Notice::EvaluatingLast => {}
             Notice::Stalled { span } => self.commit_watch.on_server_stall(now, Duration::from_nanos(span.0)),
         }

@@ -7,7 +7,7 @@ use paceline_core::{
     Scheme, SchemePace, Setup, Share, Span, TaskId, Time, WorkerId,
 };
 use paceline_protocol::{
-    Evaluation, Fingerprint, Notice, PayloadFormat, PeerTrust, ReportedUpdate, RunPosition, ServerConfig, ServerHost,
+    Evaluation, Fingerprint, Notice, PayloadRule, PeerTrust, ReportedUpdate, RunPosition, ServerConfig, ServerHost,
     ServerProtocol, SessionId, ToServer, ToWorker,
 };
 use paceline_store::OptimizerKind;
@@ -376,7 +376,7 @@ fn config(workers: usize) -> ServerConfig {
         workload_spec: String::new(),
         fingerprint: Fingerprint::default(),
         seed: 0,
-        payload: PayloadFormat::F32,
+        payload: PayloadRule::default(),
         optimizer: OptimizerKind::Sgd { decay: 0.0 }.into(),
         token: None,
         timeout: TIMEOUT,

@@ -18,6 +18,10 @@ struct Esync {
 }
 
 impl LocalPolicy for Esync {
+    fn fills_waiting(&self) -> bool {
+        true
+    }
+
     fn on_start(&mut self, now: Time, worker: WorkerId) {
         self.state.start(now, worker);
     }

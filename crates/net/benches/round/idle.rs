@@ -64,7 +64,8 @@ pub fn job(scheme: &str, length: usize, workers: usize, iterations: usize) -> Jo
 /// A server at `address` that any worker may join.
 pub fn bind(address: &Address, payload: PayloadFormat, shards: ShardCount) -> Server {
     let congestion = congestion();
-    let transport = TransportOptions { payload, congestion, shards, open: true, ..TransportOptions::default() };
+    let transport =
+        TransportOptions { payload: payload.into(), congestion, shards, open: true, ..TransportOptions::default() };
     Server::bind(std::slice::from_ref(address), transport).expect("the address is free")
 }
 

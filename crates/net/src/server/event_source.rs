@@ -130,7 +130,7 @@ mod tests {
     use super::*;
     use crate::scripted_peer::ScriptedPeer;
     use crate::socket::{Socket, Traffic};
-    use paceline_protocol::PayloadFormat;
+    use paceline_protocol::PayloadRule;
     use std::os::unix::net::UnixStream;
     use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
@@ -142,7 +142,7 @@ mod tests {
         let context = SessionContext {
             pool: GradientPool::default(),
             traffic: Traffic::default(),
-            payload: PayloadFormat::F32,
+            payload: PayloadRule::default(),
             length: Some(1),
             open: AtomicUsize::new(0),
         };

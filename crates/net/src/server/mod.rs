@@ -32,7 +32,7 @@ use std::sync::atomic::AtomicUsize;
 use std::thread;
 
 use paceline_core::WorkerId;
-use paceline_protocol::PayloadFormat;
+use paceline_protocol::PayloadRule;
 use paceline_runtime::{Job, ResumePoint, ServerObserver, StopReason, Summary};
 
 pub use error::ServerError;
@@ -54,7 +54,7 @@ pub const MAX_CONNECTIONS: usize = 8_192;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TransportOptions {
     /// The number format of parameters and gradients; default `f32`.
-    pub payload: PayloadFormat,
+    pub payload: PayloadRule,
     /// The TCP congestion control, e.g. `reno`; by default that of the system.
     pub congestion: Option<String>,
     /// The keys that workers must have to join over TCP. With keys, TCP connections are encrypted.

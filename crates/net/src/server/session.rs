@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use paceline_protocol::{GradientLocation, PayloadFormat, SessionId, ToServer};
+use paceline_protocol::{GradientLocation, PayloadRule, SessionId, ToServer};
 
 use super::event_source::ServerInput;
 use super::link::{Link, UploadPermits};
@@ -46,7 +46,7 @@ impl GradientPool {
 pub(super) struct SessionContext {
     pub(super) pool: GradientPool,
     pub(super) traffic: Traffic,
-    pub(super) payload: PayloadFormat,
+    pub(super) payload: PayloadRule,
     /// The length of the parameter vector; `None` until a worker has sent the model.
     pub(super) length: Option<usize>,
     /// The number of open connections.
@@ -101,7 +101,7 @@ impl Session {
     ) -> (Session, Link) {
         let permits = Arc::new(UploadPermits::default());
         let connection = Connection::new(Side::Server, socket, tls, &context.traffic, owner, id.0);
-        let link = Link::new(connection.outbox().clone(), permits.clone(), context.payload);
+        let link = Link::new(connection.outbox().clone(), permits.clone(), context.payload.first());
         context.open.fetch_add(1, Ordering::Relaxed);
         let session = Session {
             id,
@@ -277,6 +277,10 @@ impl Session {
                 self.report = None;
                 self.connection.reader().abandon().into_iter().for_each(|region| self.context.pool.give(region));
             }
+            ToServer::Payload { .. } if self.context.payload != PayloadRule::Auto => {
+                return Err(invalid("a format that this run does not use"));
+            }
+            ToServer::Payload { format } => self.connection.outbox().use_payload(format),
             ToServer::Dropped { .. } | ToServer::Heartbeat { .. } => {}
             _ if is_arriving => return Err(invalid("message in the middle of a gradient or model")),
             _ => {}
@@ -347,7 +351,7 @@ mod tests {
     use super::*;
     use crate::frame::FrameHeader;
     use crate::scripted_peer::ScriptedPeer;
-    use paceline_protocol::{ToWorker, WireReport};
+    use paceline_protocol::{PayloadFormat, ToWorker, WireReport};
     use std::io::Write as _;
     use std::net::{TcpListener, TcpStream};
     use std::thread;
@@ -361,7 +365,7 @@ mod tests {
         let context = SessionContext {
             pool: GradientPool::default(),
             traffic: Traffic::default(),
-            payload: PayloadFormat::F32,
+            payload: PayloadRule::default(),
             length: Some(LENGTH),
             open: AtomicUsize::new(0),
         };

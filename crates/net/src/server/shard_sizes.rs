@@ -6,8 +6,8 @@
 //!
 //! A scheme that waits for all workers waits for the longer of the two on the link that takes longest. No share is better for
 //! that host than `w/n`, which makes them equal, and with `w/n` the other hosts take no longer: the speeds of the links do not
-//! matter. Other schemes need not wait for the workers behind a slow link, but they do wait for its shard: there every shard is
-//! to take the same time for its `s·(n − w)`.
+//! matter. Under other schemes, the others go on without the workers behind a slow link, but not without its shard: there every
+//! shard is to take the same time for its `s·(n − w)`.
 
 /// Faster links count as equal, in bytes per second. A short measurement can't tell them apart.
 const MAX_SPEED: f64 = 312.5e6;

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use paceline_core::{Commit, CommitOutcome, CommitStep, TaskId, Version, WorkerId};
 use paceline_protocol::{
-    FromShard, Notice, PayloadFormat, SessionId, ShardGreeting, ShardPlace, ShardSum, ShardUpdate, ToShard, ToWorker,
+    FromShard, Notice, PayloadRule, SessionId, ShardGreeting, ShardPlace, ShardSum, ShardUpdate, ToShard, ToWorker,
     Token,
 };
 use paceline_runtime::{StepControl, StepPlan, StepValues, Summands, UpdateInfo};
@@ -90,11 +90,11 @@ pub(super) struct ShardOptions {
     pub(super) count: ShardCount,
     pub(super) keys: Option<Keys>,
     pub(super) congestion: Option<String>,
-    pub(super) payload: PayloadFormat,
+    pub(super) payload: PayloadRule,
     pub(super) traffic: Traffic,
     /// Whether an update is kept with the model that it was computed from.
     pub(super) keeps_models: bool,
-    /// Whether every commit waits for all workers.
+    /// Whether every commit waits for all workers, which do nothing in the meantime.
     pub(super) waits_for_all: bool,
     /// Whether models that the coordinator fetches are read by processes that share memory.
     pub(super) shared: bool,

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use paceline_core::{Setup, Version};
-use paceline_protocol::{Fingerprint, GradientLocation, ToServer, ToWorker, WireReport};
+use paceline_protocol::{Fingerprint, GradientLocation, PayloadFormat, ToServer, ToWorker, WireReport};
 use paceline_runtime::{Iteration, Monitor, Notice, Observer};
 use paceline_workload::{Evaluation, Order, Partition, Sampler, SoftmaxRegression, Workload, synthetic_digits};
 
@@ -371,7 +371,7 @@ fn a_worker_refused_in_the_middle_of_a_model_does_not_rejoin() {
         let mut server = ScriptedPeer::new(listener.accept().unwrap().0);
         server.message::<ToServer>();
         let Job { workload_spec, seed, optimizer, .. } = job.clone();
-        let payload = PayloadFormat::F32;
+        let payload = PayloadRule::default();
         server.send(&ToWorker::Welcome {
             rank: 0,
             workload_spec,

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use paceline_core::{TaskId, Version};
-use paceline_protocol::{FromShard, PayloadFormat, ShardSum, ShardUpdate};
+use paceline_protocol::{FromShard, PayloadFormat, PayloadRule, ShardSum, ShardUpdate};
 use paceline_runtime::{PartStepper, StepPiece, StepPlan, WeightedValues, compensate};
 use paceline_store::ShardNorms;
 
@@ -65,7 +65,7 @@ pub(super) struct HeldPart {
     /// Versions that may still be read.
     old: Vec<Arc<Region>>,
     keeps_models: bool,
-    payload: PayloadFormat,
+    pub(super) payload: PayloadRule,
     /// The ranges of the pieces.
     pieces: Vec<Range<usize>>,
     workers: HashMap<u64, PushingWorker>,
@@ -90,7 +90,7 @@ impl HeldPart {
         version: Version,
         current: Region,
         keeps_models: bool,
-        payload: PayloadFormat,
+        payload: PayloadRule,
     ) -> io::Result<Self> {
         let length = current.values().len();
         let next = Region::private(length)?;
@@ -119,7 +119,7 @@ impl HeldPart {
 
     /// A worker has connected.
     pub(super) fn connect(&mut self, session: u64, outbox: Arc<Outbox>) {
-        let payload = self.payload;
+        let payload = self.payload.first();
         let worker = self.workers.entry(session).or_default();
         for (version, part) in std::mem::take(&mut worker.waiting) {
             send_model(&outbox, version, part, payload);
@@ -145,7 +145,7 @@ impl HeldPart {
             worker.models.push(newest.clone());
         }
         match &worker.outbox {
-            Some(outbox) => send_model(outbox, newest.0, newest.1, self.payload),
+            Some(outbox) => send_model(outbox, newest.0, newest.1, self.payload.first()),
             None => worker.waiting.push(newest),
         }
     }
@@ -400,7 +400,7 @@ mod tests {
     #[test]
     fn steps_begin_before_all_has_arrived_and_give_the_same_bits() {
         let start = Region::private(LENGTH).unwrap();
-        let mut held = HeldPart::new(1, stepper(), Version(0), start, false, PayloadFormat::F32).unwrap();
+        let mut held = HeldPart::new(1, stepper(), Version(0), start, false, PayloadRule::default()).unwrap();
         let (mut expected, mut whole) = (vec![0.0; LENGTH], stepper());
         for number in 0..6 {
             let plan =
@@ -433,7 +433,7 @@ mod tests {
     #[test]
     fn an_update_that_ends_half_way_leaves_nothing() {
         let start = Region::private(LENGTH).unwrap();
-        let mut held = HeldPart::new(1, stepper(), Version(0), start, false, PayloadFormat::F32).unwrap();
+        let mut held = HeldPart::new(1, stepper(), Version(0), start, false, PayloadRule::default()).unwrap();
         let mut pieces = held.expect(0, task(0, 0), Version(0)).unwrap().into_iter();
         assert!(!held.arrive(task(0, 0), pieces.next().unwrap()));
         held.abandon(task(0, 0), pieces.collect());

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use paceline_core::TaskId;
 use paceline_protocol::{
-    FromShard, HANDSHAKE_TIMEOUT, PayloadFormat, ShardGreeting, ShardSum, ToShard, WorkerToShard, token_matches,
+    FromShard, HANDSHAKE_TIMEOUT, PayloadFormat, PayloadRule, ShardGreeting, ShardSum, ToShard, WorkerToShard,
+    token_matches,
 };
 use paceline_runtime::{PartStepper, StepPlan, StepThreads};
 use paceline_store::{Optimizer, OptimizerRules, ShardNorms};
@@ -208,6 +209,12 @@ fn receive_updates(link: &mut BlockingLink, run: u64, session: u64, shared: &Sha
             Received::Message(WorkerToShard::Dropped) => {
                 let rest = link.connection.reader().abandon();
                 arriving.take().and_then(|task| with(shared, run, |held| held.abandon(task, rest)));
+            }
+            Received::Message(WorkerToShard::Payload { format }) => {
+                if held(shared, run, |held| held.payload)? != PayloadRule::Auto {
+                    return Err(invalid("a format that this run does not use"));
+                }
+                link.outbox().use_payload(format);
             }
             Received::Values(None) => arriving = None,
             Received::Values(Some(piece)) => {

@@ -161,7 +161,7 @@ impl ExchangeState {
         while let Some(received) = self.connection.receive().map_err(|error| lost(&error))? {
             match received {
                 Received::Message(message) => self.messages.on_message(message, &mut self.connection)?,
-                Received::Values(region) => self.messages.on_values(region),
+                Received::Values(region) => self.messages.on_values(region, self.connection.outbox()),
                 Received::End => {
                     let error = self.send_error.take();
                     return Err(error.map_or(SessionEnd::Lost("connection closed".into()), |error| lost(&error)));

@@ -4,6 +4,7 @@ mod computer;
 mod emulation;
 mod exchange;
 mod link;
+mod payload_choice;
 mod server_messages;
 mod session;
 mod shard_links;

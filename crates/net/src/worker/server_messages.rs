@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
 
 use paceline_core::Version;
-use paceline_protocol::{PayloadFormat, Reaction, SessionEnd, SharedBuffer, SharedBuffers, ToServer, ToWorker};
+use paceline_protocol::{Reaction, SessionEnd, SharedBuffer, SharedBuffers, ToServer, ToWorker};
 use paceline_workload::Progress;
 
 use super::lost;
+use super::payload_choice::PayloadChoice;
 use super::shard_links::{ShardAccess, ShardLinks, ShardMap};
 use super::task_queue::{TaskModel, TaskQueue};
 use crate::connection::Connection;
@@ -22,8 +24,7 @@ pub(super) struct ServerMessages {
     /// The length of the parameter vector, once the workload is built.
     length: Arc<OnceLock<usize>>,
     mapping: ModelMapping,
-    /// The number format of updates that are sent.
-    payload: PayloadFormat,
+    payload: Arc<PayloadChoice>,
     shard_access: ShardAccess,
     /// The connections to the shards, once the server has named them.
     shard_links: Arc<OnceLock<ShardLinks>>,
@@ -45,7 +46,7 @@ impl ServerMessages {
         progress: Progress,
         length: Arc<OnceLock<usize>>,
         mapping: ModelMapping,
-        payload: PayloadFormat,
+        payload: Arc<PayloadChoice>,
         shard_access: ShardAccess,
     ) -> Self {
         ServerMessages {
@@ -91,8 +92,12 @@ impl ServerMessages {
     }
 
     /// A model is complete.
-    pub(super) fn on_values(&mut self, region: Option<Region>) {
+    pub(super) fn on_values(&mut self, region: Option<Region>, outbox: &Outbox) {
         if let (Some(region), Some(version)) = (region, self.arriving.take()) {
+            if let Some(format) = self.payload.model_arrived(Instant::now()) {
+                // If it fails, reading finds the connection ended.
+                let _ = outbox.send(&ToServer::Payload { format });
+            }
             let model = Arc::new(region);
             self.task_queue.add_model(version, model.clone());
             self.models.push(model);
@@ -116,7 +121,8 @@ impl ServerMessages {
             }
             ToWorker::Model { version } => return self.expect_model(*version, connection),
             ToWorker::Shards { places, run, session } => {
-                let map = ShardMap { places: places.clone(), run: *run, session: *session, payload: self.payload };
+                let map =
+                    ShardMap { places: places.clone(), run: *run, session: *session, payload: self.payload.clone() };
                 return self.reach_shards(map, connection);
             }
             _ => None,
@@ -173,9 +179,8 @@ impl ServerMessages {
     /// Models come from shards, and updates go to them.
     fn reach_shards(&mut self, map: ShardMap, connection: &Connection) -> Result<(), SessionEnd> {
         let (access, length) = (self.shard_access.clone(), self.length()?);
-        let (task_queue, progress, outbox) =
-            (self.task_queue.clone(), self.progress.clone(), connection.outbox().clone());
-        let links = ShardLinks::start(map, access, length, task_queue, progress, move || outbox.disconnect());
+        let (task_queue, progress) = (self.task_queue.clone(), self.progress.clone());
+        let links = ShardLinks::start(map, access, length, task_queue, progress, connection.outbox().clone());
         self.shard_links
             .set(links.map_err(|error| lost(&error))?)
             .map_err(|_| SessionEnd::Lost("the server has named its shards twice".into()))
@@ -188,6 +193,7 @@ impl ServerMessages {
         let free = free.and_then(|free| Arc::into_inner(self.models.swap_remove(free)));
         let region = free.map_or_else(|| Region::private(length), Ok).map_err(|error| lost(&error))?;
         self.arriving = Some(version);
+        self.payload.model_begins(Instant::now());
         connection.reader().expect(Some(region), length);
         Ok(())
     }

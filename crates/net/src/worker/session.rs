@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 
 use paceline_core::{Assignment, Span, Version};
 use paceline_protocol::{
-    Fingerprint, GradientLocation, HANDSHAKE_TIMEOUT, NextTask, PayloadFormat, Reaction, ResultStatus, SessionEnd,
-    TaskSettings, ToServer, Welcome, WireReport,
+    Fingerprint, GradientLocation, HANDSHAKE_TIMEOUT, NextTask, Reaction, ResultStatus, SessionEnd, TaskSettings,
+    ToServer, Welcome, WireReport,
 };
 use paceline_workload::Progress;
 
 use super::exchange::{DirectReader, Exchange};
 use super::link::WorkerLink;
+use super::payload_choice::PayloadChoice;
 use super::server_messages::ServerMessages;
 use super::shard_links::{ShardAccess, ShardLinks};
 use super::system_load::SystemLoad;
@@ -122,7 +123,7 @@ pub struct WorkerSession {
     exchange: Arc<Exchange>,
     /// Counts the steps of this worker, for the heartbeats.
     progress: Progress,
-    payload: PayloadFormat,
+    payload: Arc<PayloadChoice>,
     /// The connections to the shards, if the server has any.
     shard_links: Arc<OnceLock<ShardLinks>>,
     /// The length of the parameter vector, once it is known.
@@ -147,8 +148,9 @@ impl WorkerSession {
             return Ok(HelloAnswer::SendModel(link));
         };
         let (progress, length) = (Progress::default(), Arc::new(OnceLock::new()));
-        let (queue, payload) = (task_queue.clone(), welcome.payload);
-        let messages = ServerMessages::new(queue, progress.clone(), length.clone(), mapping, payload, shard_access);
+        let (queue, payload) = (task_queue.clone(), Arc::new(PayloadChoice::new(welcome.payload)));
+        let messages =
+            ServerMessages::new(queue, progress.clone(), length.clone(), mapping, payload.clone(), shard_access);
         let shard_links = messages.shard_links().clone();
         let exchange = Arc::new(Exchange::new(link, messages));
         let own = exchange.clone();
@@ -379,7 +381,7 @@ impl WorkerSession {
                 end
             }
             ResultStatus::Wanted => {
-                let (values, payload) = (Arc::new(values), self.payload);
+                let (values, payload) = (Arc::new(values), self.payload.format());
                 let (frame, announcement) = (frame::encode(&report)?, Vec::new());
                 let transfer = Transfer { number, frame, version: None, announcement, values: values.clone(), payload };
                 self.exchange.outbox().transfer(transfer, usize::MAX);

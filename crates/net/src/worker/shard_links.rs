@@ -10,9 +10,10 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use paceline_core::{TaskId, Version};
-use paceline_protocol::{FromShard, PayloadFormat, SessionEnd, ShardGreeting, ShardPlace, WorkerToShard};
+use paceline_protocol::{FromShard, SessionEnd, ShardGreeting, ShardPlace, ToServer, WorkerToShard};
 use paceline_workload::Progress;
 
+use super::payload_choice::PayloadChoice;
 use super::task_queue::TaskQueue;
 use crate::address::Address;
 use crate::connect::dial;
@@ -41,7 +42,7 @@ pub(super) struct ShardMap {
     pub(super) places: Vec<ShardPlace>,
     pub(super) run: u64,
     pub(super) session: u64,
-    pub(super) payload: PayloadFormat,
+    pub(super) payload: Arc<PayloadChoice>,
 }
 
 /// The connections to all shards, in the order of their parts.
@@ -49,7 +50,7 @@ pub(super) struct ShardLinks {
     ranges: Vec<Range<usize>>,
     /// Known once all are connected.
     outboxes: Arc<OnceLock<Vec<Arc<Outbox>>>>,
-    payload: PayloadFormat,
+    payload: Arc<PayloadChoice>,
     task_queue: Arc<TaskQueue>,
     waker: Waker,
     is_closed: Arc<AtomicBool>,
@@ -58,19 +59,19 @@ pub(super) struct ShardLinks {
 
 impl ShardLinks {
     /// Connects to the shards of a model of `length` values. Models go to `task_queue`. If a connection fails or ends, the
-    /// session does, and `on_end` is called.
+    /// session does, and with it the connection to the server, whose outbox is given.
     pub(super) fn start(
         map: ShardMap,
         access: ShardAccess,
         length: usize,
         task_queue: Arc<TaskQueue>,
         progress: Progress,
-        on_end: impl FnOnce() + Send + 'static,
+        server: Arc<Outbox>,
     ) -> io::Result<Self> {
         let ranges = ranges(&map.places, length)?;
         let poller = Poller::new()?;
         let (outboxes, is_closed) = (Arc::new(OnceLock::new()), Arc::new(AtomicBool::new(false)));
-        let (waker, payload, queue) = (poller.waker().clone(), map.payload, task_queue.clone());
+        let (waker, payload, queue) = (poller.waker().clone(), map.payload.clone(), task_queue.clone());
         let (own_ranges, own_outboxes, own_closed) = (ranges.clone(), outboxes.clone(), is_closed.clone());
         let run = move || {
             let mut receiver = PartReceiver {
@@ -80,6 +81,8 @@ impl ShardLinks {
                 ranges: own_ranges,
                 arriving: BTreeMap::new(),
                 models: Vec::new(),
+                payload: map.payload.clone(),
+                server: server.clone(),
             };
             let received = receiver.connect(&map, &access).and_then(|()| {
                 let all = receiver.connections.iter().map(|connection| connection.outbox().clone()).collect();
@@ -96,7 +99,7 @@ impl ShardLinks {
                 }
                 task_queue.end(SessionEnd::Lost(error.to_string()));
             }
-            on_end();
+            server.disconnect();
         };
         let thread = Some(thread::Builder::new().name("shards".into()).spawn(run)?);
         Ok(ShardLinks { ranges, outboxes, payload, task_queue: queue, waker, is_closed, thread })
@@ -113,7 +116,7 @@ impl ShardLinks {
     ) -> io::Result<(Option<Region>, TransferEnd)> {
         let outboxes = self.outboxes.get().ok_or(io::ErrorKind::NotConnected)?;
         let parts: Vec<Arc<Region>> = values.split(&self.ranges).into_iter().map(Arc::new).collect();
-        let (number, announcement, payload) = (task.number, Vec::new(), self.payload);
+        let (number, announcement, payload) = (task.number, Vec::new(), self.payload.format());
         for (outbox, part) in outboxes.iter().zip(&parts) {
             let frame = frame::encode(&WorkerToShard::Push { task, version })?;
             let (announcement, values) = (announcement.clone(), part.clone());
@@ -188,6 +191,8 @@ struct PartReceiver {
     expected: Vec<Option<Version>>,
     /// Buffers of models; one is used again when no task reads it.
     models: Vec<Arc<Region>>,
+    payload: Arc<PayloadChoice>,
+    server: Arc<Outbox>,
 }
 
 impl PartReceiver {
@@ -253,6 +258,7 @@ impl PartReceiver {
 
     /// A part of a model follows.
     fn expect(&mut self, index: usize, version: Version) -> io::Result<()> {
+        self.payload.model_begins(Instant::now());
         if !self.arriving.contains_key(&version) {
             let free = self.models.iter_mut().position(|model| Arc::get_mut(model).is_some());
             let free = free.and_then(|free| Arc::into_inner(self.models.swap_remove(free)));
@@ -276,6 +282,11 @@ impl PartReceiver {
         model.parts[index] = Some(part);
         model.left -= 1;
         if model.left == 0 {
+            if let Some(format) = self.payload.model_arrived(Instant::now()) {
+                self.server.send(&ToServer::Payload { format })?;
+                let connections = self.connections.iter();
+                connections.map(Connection::outbox).try_for_each(|one| one.send(&WorkerToShard::Payload { format }))?;
+            }
             let parts = self.arriving.remove(&version).map(|model| model.parts.into_iter().flatten().collect());
             let whole =
                 parts.and_then(Region::join).map(Arc::new).ok_or_else(|| invalid("parts of different models"))?;

@@ -16,7 +16,8 @@ use paceline_workload::Evaluation;
 
 use crate::Fingerprint;
 use crate::message::{GradientLocation, ToServer, ToWorker, Token, WireReport};
-use crate::payload::PayloadFormat;
+use crate::notice::Notice;
+use crate::payload::PayloadRule;
 use crate::tasks::{OpenTasks, ReportOutcome};
 use executor::{HostExecutor, send_next};
 pub use host::{PeerTrust, ReportedUpdate, ServerHost, SessionId};
@@ -40,7 +41,7 @@ pub struct ServerConfig {
     /// The seed of the initial parameters.
     pub seed: u64,
     /// The number format of values that are sent.
-    pub payload: PayloadFormat,
+    pub payload: PayloadRule,
     /// The optimizer of local iterations.
     pub optimizer: OptimizerSpec,
     /// The token that a peer on a network must have to join; `None` lets every peer join.
@@ -343,6 +344,7 @@ impl ServerProtocol {
                     false => self.violation(id, "an evaluation that was not asked for", host),
                 }
             }
+            (Stage::Evaluating, ToServer::Payload { .. }) => Ok(()),
             (Stage::Evaluating, _) => self.violation(id, "expected an evaluation", host),
             (Stage::Joined(worker), message) => {
                 progressed(session, self.now, &mut self.lateness);
@@ -355,6 +357,10 @@ impl ServerProtocol {
                         self.on_report(id, TaskId { worker, number }, report, update, host)
                     }
                     ToServer::Dropped { number } => self.on_dropped(id, TaskId { worker, number }, host),
+                    ToServer::Payload { format } => {
+                        host.notice(Notice::Payload { worker, format });
+                        Ok(())
+                    }
                     _ => Ok(()),
                 }
             }
