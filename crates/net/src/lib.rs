@@ -61,7 +61,8 @@ pub use frame::PROTOCOL_VERSION;
 pub use keys::{Keys, KeysError};
 pub use local_workers::{EXIT_TIMEOUT, LocalWorkers};
 pub use paceline_protocol::{
-    AfterIteration, OfferedTraining, PayloadFormat, RunPosition, SessionEnd, TaskSettings, Welcome, after_iteration,
+    AfterIteration, OfferedTraining, PayloadFormat, RunPosition, ServerSearch, SessionEnd, TaskSettings, Welcome,
+    after_iteration,
 };
 pub use server::{MAX_CONNECTIONS, RunOutcome, Server, ServerError, ShardCount, Stopper, TransportOptions};
 pub use shared_memory::{ModelMapping, ValueMemory};

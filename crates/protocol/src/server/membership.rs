@@ -109,7 +109,7 @@ impl ServerProtocol {
 
     /// Starts the run with these workers.
     pub(super) fn begin<H: ServerHost>(&mut self, ready: Vec<WorkerId>, host: &mut H) -> Handled<H> {
-        self.started = Some(self.now);
+        (self.started, self.gathering) = (Some(self.now), None);
         let departed = std::mem::take(&mut self.departed);
         departed.into_iter().try_for_each(|worker| self.feed(Event::Left { worker }, host))?;
         ready.into_iter().try_for_each(|worker| self.feed(Event::Joined { worker }, host))
