@@ -168,7 +168,7 @@ impl TortureArgs {
             ));
         };
         let (smallest, failure) = shrink(schedule, failure, &build);
-        let FaultSchedule { workers, batch, checkpoint_every, faults, .. } = &smallest;
+        let FaultSchedule { workers, batch, checkpoint_every, shards, servers, lease, faults, .. } = &smallest;
         let mut text = format!(
             "seed {seed}, scheme {scheme}: {failure}\n\nsmallest schedule found with this failure, {} of {} faults:",
             faults.len(),
@@ -176,6 +176,12 @@ impl TortureArgs {
         );
         text +=
             &format!("\n  {workers} workers with batches of {batch}, a checkpoint every {checkpoint_every} versions");
+        if *shards > 0 {
+            text += &format!("\n  the parameters in {}", counted(*shards, "shard"));
+        }
+        if *servers > 1 {
+            text += &format!("\n  {servers} servers, with leases of {lease}");
+        }
         for (at, fault) in faults {
             text += &format!("\n  {at}: {fault}");
         }

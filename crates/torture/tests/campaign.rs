@@ -125,7 +125,7 @@ fn first_failure(bug: Bug) -> (FaultSchedule, TortureFailure) {
 /// Whether a schedule has one or two faults, each of which can make a worker leave.
 fn only_departures(schedule: &FaultSchedule) -> bool {
     let can_lose_worker = |fault: &Fault| {
-        !matches!(fault, Fault::ClockJump(by) if *by < 0) && !matches!(fault, Fault::Start(_) | Fault::DiskFull(_))
+        !matches!(fault, Fault::ClockJump(_, by) if *by < 0) && !matches!(fault, Fault::Start(_) | Fault::DiskFull(_))
     };
     (1..=2).contains(&schedule.faults.len()) && schedule.faults.iter().all(|(_, fault)| can_lose_worker(fault))
 }

@@ -148,8 +148,10 @@ impl ServerProtocol {
             }
             Stage::Joined(worker) => {
                 host.discard_all(worker);
-                let lost = self.ledger.outstanding(worker);
+                let mut lost = 0;
+                // Before the start, a run that is resumed still has the tasks of the worker's last process.
                 if self.started.is_some() {
+                    lost = self.ledger.outstanding(worker);
                     self.feed(Event::Left { worker }, host)?;
                 }
                 let remaining = self.joined();
