@@ -196,7 +196,7 @@ impl FaultSchedule {
         let kind = random.random_range(0..8);
         let shards = if matches!(kind, 0..3) { random.random_range(1..=workers) } else { 0 };
         let servers = if matches!(kind, 2..5) { random.random_range(2..=MAX_SERVERS) } else { 1 };
-        let lease = Span::from_seconds(10.0_f64.powf(random.random()));
+        let lease = Span::from_seconds(10.0_f64.powf(random.random()) * (seconds / 4.0).max(1.0));
         let window = (100.0 * seconds).clamp(10.0, 30.0).max(3.0 * seconds);
         let mut faults: Vec<(Time, Fault)> = (0..random.random_range(0..=MAX_FAULTS))
             .map(|_| {

@@ -188,6 +188,8 @@ pub(crate) struct FaultSimulation<'a> {
     /// Until when a worker may be taken for gone or stuck: a fault that it can't hide from the server.
     excused_until: BTreeMap<WorkerId, Time>,
     numbers: u64,
+    /// When all faults are over.
+    pub(crate) faults_over: Time,
     /// The version at the end of the recovery time.
     recovered_at: Option<u64>,
 }
@@ -212,12 +214,12 @@ impl<'a> FaultSimulation<'a> {
             link_faults: Vec::new(),
             excused_until: BTreeMap::new(),
             numbers: 0,
+            faults_over: Time::START,
             recovered_at: None,
         }
     }
 
     fn run(mut self) -> Result<TortureReport, TortureFailure> {
-        self.start_servers()?;
         let mut faults_over = Time::START;
         for &(at, fault) in &self.schedule.faults {
             self.enqueue(at, ScheduledEvent::Fault(fault));
@@ -225,6 +227,8 @@ impl<'a> FaultSimulation<'a> {
         }
         // Workers that are dismissed because of the last faults are started again.
         faults_over = faults_over + self.schedule.aftermath();
+        self.faults_over = faults_over;
+        self.start_servers()?;
         for worker in 0..self.schedule.workers as u32 {
             self.start(WorkerId(worker));
         }
@@ -545,7 +549,9 @@ impl<'a> FaultSimulation<'a> {
                 server.stalled_until = server.stalled_until.max(over);
                 let until = server.stalled_until;
                 self.extend_excuses(until);
-                self.enqueue(until, ScheduledEvent::StallOver(index));
+                // Other threads of the process may be first.
+                let late = Span::from_seconds(0.02 * unit(self.random([10, self.queued, 0])));
+                self.enqueue(until + late, ScheduledEvent::StallOver(index));
             }
             Fault::ClockJump(index, by) => self.servers[index].jump_clock(by),
             Fault::DiskFull(_) => self.storage.full_until = over,

@@ -15,6 +15,9 @@ const RENEWALS: u64 = 4;
 /// How long to wait before storage that failed is tried again.
 const RETRY: Span = Span(100_000_000);
 
+/// Every so many steps with the storage, one is slow.
+const SLOW_STEPS: u64 = 6;
+
 /// When a server that has ended by itself is started again.
 pub(crate) const RESTART: Span = Span(5_000_000_000);
 
@@ -132,10 +135,12 @@ impl FaultSimulation<'_> {
         self.enqueue(self.now + after, ScheduledEvent::Lease(index, process, step));
     }
 
-    /// The next step, after the time that the storage takes.
+    /// The next step, after the time that the storage takes. As long as there are faults, that may be longer than a lease.
     fn continue_lease(&mut self, index: usize, step: LeaseStep) {
-        let latency = Span::from_seconds(0.001 + 0.02 * unit(self.random([8, self.queued, index as u64])));
-        self.enqueue_lease(index, latency, step);
+        let random = self.random([8, self.queued, index as u64]);
+        let is_slow = self.now < self.faults_over && random % SLOW_STEPS == 0;
+        let longest = if is_slow { 3.0 * self.schedule.lease.seconds() } else { 0.02 };
+        self.enqueue_lease(index, Span::from_seconds(0.001 + longest * unit(random)), step);
     }
 
     /// A server works on its lease, or on the one that it watches.
