@@ -57,7 +57,7 @@ pub mod fuzzing {
 }
 
 pub use address::{Address, AddressError, DEFAULT_PORT};
-pub use frame::PROTOCOL_VERSION;
+pub use frame::{FRAME_HEADER_BYTES, PROTOCOL_VERSION, frame_bytes};
 pub use keys::{Keys, KeysError};
 pub use local_workers::{EXIT_TIMEOUT, LocalWorkers};
 pub use paceline_protocol::{

@@ -510,7 +510,7 @@ pub(crate) fn clock_of_leases(now: Time) -> Duration {
     Duration::from_nanos(now.0)
 }
 
-fn config(workers: usize, epoch: u64, wants_shards: bool) -> ServerConfig {
+pub(crate) fn config(workers: usize, epoch: u64, wants_shards: bool) -> ServerConfig {
     ServerConfig {
         workers,
         workload_spec: String::new(),

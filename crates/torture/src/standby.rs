@@ -138,7 +138,7 @@ impl FaultSimulation<'_> {
     /// The next step, after the time that the storage takes. As long as there are faults, that may be longer than a lease.
     fn continue_lease(&mut self, index: usize, step: LeaseStep) {
         let random = self.random([8, self.queued, index as u64]);
-        let is_slow = self.now < self.faults_over && random % SLOW_STEPS == 0;
+        let is_slow = self.now < self.faults_over && random.is_multiple_of(SLOW_STEPS);
         let longest = if is_slow { 3.0 * self.schedule.lease.seconds() } else { 0.02 };
         self.enqueue_lease(index, Span::from_seconds(0.001 + longest * unit(random)), step);
     }
@@ -178,8 +178,8 @@ impl FaultSimulation<'_> {
                 None => {}
             },
             (LeaseStep::ReadBeforeRenewal(began), Some(lease), _) => {
-                if lease.on_newest(self.storage.newest()) {
-                    let epoch = lease.epoch();
+                let (is_newest, epoch) = (lease.on_newest(self.storage.newest()), lease.epoch());
+                if is_newest {
                     self.continue_lease(index, LeaseStep::WriteRenewal(began, epoch));
                 }
             }

@@ -1,34 +1,62 @@
-//! A hundred seeds for every scheme, and schemes with deliberate bugs that must be found.
+//! Seeds for every scheme, and schemes with deliberate bugs that must be found.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
 use paceline_core::{
     CommitRequest, Law, Reason, Scheme, SchemeSpec, Setup, Span, TaskId, Turn, Until, Update, WorkerId,
 };
 use paceline_torture::{Fault, FaultSchedule, TortureFailure, schemes, shrink, torture};
 
+/// The seeds of a search for a bug, those for every scheme, and those for a few of them.
 const SEEDS: u64 = 100;
+const SEEDS_OF_ALL: u64 = 24;
+const SEEDS_OF_FEW: u64 = 400;
+
+/// Runs seeds with the schemes that `chosen` gives for a number of workers, on all processors.
+fn run_seeds(seeds: u64, chosen: impl Fn(usize) -> Vec<SchemeSpec> + Sync) {
+    let next = AtomicU64::new(0);
+    let run = || {
+        while let Some(seed) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&seed| seed < seeds) {
+            let schedule = FaultSchedule::from_seed(seed);
+            for scheme in chosen(schedule.workers) {
+                let build = |setup: &Setup| scheme.build(setup).unwrap();
+                if let Err(failure) = torture(&schedule, &build) {
+                    let (schedule, failure) = shrink(&schedule, failure, &build);
+                    panic!("seed {seed}, {scheme}: {failure}\n{schedule:#?}");
+                }
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(run);
+        }
+    });
+}
 
 #[test]
 fn no_scheme_fails() {
-    for seed in 0..SEEDS {
-        let schedule = FaultSchedule::from_seed(seed);
-        for scheme in schemes(schedule.workers) {
-            let build = |setup: &Setup| scheme.build(setup).unwrap();
-            if let Err(failure) = torture(&schedule, &build) {
-                let (schedule, failure) = shrink(&schedule, failure, &build);
-                panic!("seed {seed}, {scheme}: {failure}\n{schedule:#?}");
-            }
-        }
-    }
+    run_seeds(SEEDS_OF_ALL, schemes);
+}
+
+#[test]
+fn shards_and_standbys_keep_the_laws() {
+    let schedules: Vec<FaultSchedule> = (0..SEEDS_OF_FEW).map(FaultSchedule::from_seed).collect();
+    let kinds = |shards: bool, standby: bool| {
+        schedules.iter().filter(|one| (one.shards > 0, one.servers > 1) == (shards, standby)).count()
+    };
+    assert!(kinds(true, false) > 50 && kinds(false, true) > 50 && kinds(true, true) > 25);
+    run_seeds(SEEDS_OF_FEW, |_| ["bsp", "dbw", "esync"].map(|text| text.parse().unwrap()).into());
 }
 
 #[test]
 fn a_seed_replays_exactly() {
     let scheme: SchemeSpec = "dbw".parse().unwrap();
     let build = |setup: &Setup| scheme.build(setup).unwrap();
-    for seed in [3, 14, 15] {
-        let schedule = FaultSchedule::from_seed(seed);
+    let schedules: Vec<FaultSchedule> = (0..40).map(FaultSchedule::from_seed).collect();
+    for schedule in schedules.into_iter().filter(|one| one.shards > 0 || one.servers > 1) {
         assert_eq!(torture(&schedule, &build), torture(&schedule, &build));
     }
 }
