@@ -12,7 +12,7 @@ use paceline_torture::{Fault, FaultSchedule, TortureFailure, schemes, shrink, to
 /// The seeds of a search for a bug, those for every scheme, and those for a few of them.
 const SEEDS: u64 = 100;
 const SEEDS_OF_ALL: u64 = 12;
-const SEEDS_OF_FEW: u64 = 400;
+const SEEDS_OF_FEW: u64 = 150;
 
 /// Runs seeds with the schemes that `chosen` gives for a schedule, on all processors.
 fn run_seeds(seeds: u64, chosen: impl Fn(&FaultSchedule) -> Vec<SchemeSpec> + Sync) {
@@ -49,7 +49,7 @@ fn shards_and_standbys_keep_the_laws() {
     let kinds = |shards: bool, standby: bool| {
         schedules.iter().filter(|one| (one.shards > 0, one.servers > 1) == (shards, standby)).count()
     };
-    assert!(kinds(true, false) > 50 && kinds(false, true) > 50 && kinds(true, true) > 25);
+    assert!(kinds(true, false) > 20 && kinds(false, true) > 20 && kinds(true, true) > 10);
     run_seeds(SEEDS_OF_FEW, |_| ["bsp", "dbw", "esync"].map(|text| text.parse().unwrap()).into());
 }
 
