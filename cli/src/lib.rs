@@ -101,6 +101,7 @@ enum Command {
     #[command(subcommand)]
     Data(commands::data::DataCommand),
     Torture(commands::torture::TortureArgs),
+    Scale(commands::scale::ScaleArgs),
     Keys(commands::keys::KeysArgs),
 }
 
@@ -150,6 +151,7 @@ fn run_command(arguments: Vec<OsString>) -> u8 {
         Command::Fit(command) => command.run(),
         Command::Data(command) => command.run(),
         Command::Torture(command) => command.run(),
+        Command::Scale(command) => command.run(),
         Command::Keys(command) => command.run(),
     });
     match outcome {

@@ -28,3 +28,21 @@ fn invalid_arguments_are_refused_in_one_line() {
     let help = paceline(&["torture", "--help"]);
     assert!(String::from_utf8(help.stdout).unwrap().contains("paceline torture --seeds 10000"));
 }
+
+#[test]
+fn bytes_at_scale_are_those_of_the_arithmetic() {
+    let arguments = ["scale", "--workers", "40", "--hosts", "4", "--parameters", "655360", "--rounds", "3", "--json"];
+    let report = json(&arguments).remove(0);
+    let counted = |name: &str| report["counted"][name].as_u64().unwrap();
+    assert_eq!((counted("commits"), counted("updates")), (3, 120));
+    let bytes = |link: &str| report["counted"][link]["bytes"].as_u64().unwrap();
+    // 40 blocks, each with a sum of squares for 40 updates and one for their mean.
+    let sums = 3 * 40 * 41 * 8;
+    assert!((sums..sums + 3 * 4 * 64).contains(&bytes("from_shards")), "{report}");
+    // Every worker gets and sends the three quarters of the model that are on other hosts.
+    let values = 3 * 2 * 40 * 655_360 * 4 / 4 * 3;
+    assert!((values..values + values / 500).contains(&bytes("values")), "{report}");
+    assert!(
+        refused(&["scale", "--workers", "2", "--hosts", "3"]).contains("--hosts 3: expected at most one for each of 2")
+    );
+}

@@ -75,7 +75,7 @@ impl JoinedSession {
     /// Joins again after the session was lost. An error if that is not possible; `None` if the run is over.
     fn after(&mut self, end: SessionEnd) -> Result<Option<()>, WorkerError> {
         self.task = None;
-        let address = self.worker.address.clone();
+        let address = self.worker.servers.first().clone();
         match end {
             SessionEnd::Finished(reason) => {
                 self.ended = Some(reason);

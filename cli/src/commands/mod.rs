@@ -10,6 +10,7 @@ pub mod race;
 pub mod replay;
 pub mod report;
 pub mod reproduce;
+pub mod scale;
 pub mod serve;
 pub mod simulate;
 pub mod torture;

@@ -111,7 +111,7 @@ fn stand_by(folder: &Path) -> anyhow::Result<Option<Lease>> {
         };
         if has_run_out {
             eprintln!("{holder} has let its lease run out: taking over");
-            match Lease::take(folder, length) {
+            match watch.take(length) {
                 Ok(lease) => return Ok(Some(lease)),
                 // Another standby was faster.
                 Err(RunFolderError::Io { error, .. }) if error.kind() == ErrorKind::AlreadyExists => {

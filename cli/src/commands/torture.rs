@@ -24,10 +24,12 @@ use paceline_runtime::is_interrupted;
 /// The largest number of workers that a scheme's settings may require.
 const MAX_WORKERS: usize = 64;
 
-/// Run the protocol with every scheme under random faults of workers, network and server, in virtual time
+/// Run the protocol with every scheme under random faults of workers, network, shards and servers, in virtual time
 #[derive(Args)]
 #[command(
-    after_help = "A seed gives a schedule of faults, and every scheme runs under it. A failure is printed with the smallest \
+    after_help = "A seed gives a schedule of faults, and every scheme runs under it. Workers crash, freeze, slow down and lie; \
+connections are cut, delayed and reset; servers are killed, stand still, and are cut off from workers or storage. In half of the \
+seeds the parameters are in shards beside the workers, or other servers stand by, or both. A failure is printed with the smallest \
 schedule found that reproduces it. --seed replays a seed exactly.
 
 Examples:
@@ -168,7 +170,7 @@ impl TortureArgs {
             ));
         };
         let (smallest, failure) = shrink(schedule, failure, &build);
-        let FaultSchedule { workers, batch, checkpoint_every, faults, .. } = &smallest;
+        let FaultSchedule { workers, batch, checkpoint_every, shards, servers, lease, faults, .. } = &smallest;
         let mut text = format!(
             "seed {seed}, scheme {scheme}: {failure}\n\nsmallest schedule found with this failure, {} of {} faults:",
             faults.len(),
@@ -176,6 +178,12 @@ impl TortureArgs {
         );
         text +=
             &format!("\n  {workers} workers with batches of {batch}, a checkpoint every {checkpoint_every} versions");
+        if *shards > 0 {
+            text += &format!("\n  the parameters in {}", counted(*shards, "shard"));
+        }
+        if *servers > 1 {
+            text += &format!("\n  {servers} servers, with leases of {lease}");
+        }
         for (at, fault) in faults {
             text += &format!("\n  {at}: {fault}");
         }

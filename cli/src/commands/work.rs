@@ -7,7 +7,7 @@ use anyhow::anyhow;
 use clap::Args;
 use paceline_config::{Failure, WorkloadSpec};
 use paceline_core::WorkerId;
-use paceline_net::{Address, DEFAULT_PORT, Keys, Worker, WorkerError, WorkerNotice};
+use paceline_net::{Address, DEFAULT_PORT, Keys, ServerSearch, Worker, WorkerError, WorkerNotice};
 use paceline_report::numbers::counted;
 use paceline_runtime::RunEnding;
 use serde_json::json;
@@ -107,8 +107,8 @@ impl WorkArgs {
             exit_with_parent(parent).map_err(Failure::run)?;
         }
         interrupt::listen(|| std::process::exit(RunEnding::Interrupted.exit_code().into()))?;
-        let (address, standbys, rank) = self
-            .addresses_and_rank(&LauncherEnvironment::read(|name| std::env::var(name).ok()))
+        let (servers, rank) = self
+            .servers_and_rank(&LauncherEnvironment::read(|name| std::env::var(name).ok()))
             .map_err(Failure::Input)?;
         let emulation = match &self.emulate {
             // Times are drawn by rank. Without one, the process number makes workers differ.
@@ -121,8 +121,9 @@ impl WorkArgs {
         if let (Some(emulation), false) = (&emulation, self.quiet) {
             eprintln!("emulating a straggler: {emulation}");
         }
+        let address = servers.first().clone();
         let worker = Worker {
-            standbys,
+            servers,
             rank,
             join_timeout: Duration::from_secs(u64::from(self.join_timeout)),
             emulation,
@@ -155,11 +156,11 @@ impl WorkArgs {
         Ok(())
     }
 
-    /// The address of the server, those of its standbys and the rank: by the flags, or else the environment.
-    fn addresses_and_rank(
+    /// Where the server and its standbys are, and the rank: by the flags, or else the environment.
+    fn servers_and_rank(
         &self,
         environment: &LauncherEnvironment,
-    ) -> anyhow::Result<(Address, Vec<Address>, Option<u32>)> {
+    ) -> anyhow::Result<(ServerSearch<Address>, Option<u32>)> {
         let (address, standbys) = match self.join.split_first() {
             Some((address, standbys)) => (Some(address.clone()), standbys.to_vec()),
             None => (environment.address()?, Vec::new()),
@@ -171,7 +172,7 @@ impl WorkArgs {
             Some(rank) => Some(rank),
             None => environment.rank()?,
         };
-        Ok((address, standbys, rank))
+        Ok((ServerSearch::new(address, standbys), rank))
     }
 }
 

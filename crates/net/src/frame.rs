@@ -20,6 +20,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
+/// The bytes of the header of every frame.
+pub const FRAME_HEADER_BYTES: usize = HEADER_LEN;
+
 /// The version of the wire protocol. Server and worker must have the same.
 pub const PROTOCOL_VERSION: u16 = 7;
 
@@ -208,8 +211,7 @@ fn head(kind: FrameKind, length: usize, body: &[u8]) -> [u8; HEADER_LEN] {
 /// # Errors
 /// [`FrameError::TooLong`] if the message exceeds [`MESSAGE_LIMIT`].
 pub fn encode<M: Serialize>(message: &M) -> Result<Vec<u8>, FrameError> {
-    let frame = postcard::to_extend(message, vec![0; HEADER_LEN]).map_err(|_| FrameError::UnknownMessage)?;
-    let mut frame: Vec<u8> = frame;
+    let mut frame = unchecked(message)?;
     let length = frame.len() - HEADER_LEN;
     if length > MESSAGE_LIMIT {
         return Err(FrameError::TooLong { length, limit: MESSAGE_LIMIT });
@@ -217,6 +219,16 @@ pub fn encode<M: Serialize>(message: &M) -> Result<Vec<u8>, FrameError> {
     let header = head(FrameKind::Message, length, &frame[HEADER_LEN..]);
     frame[..HEADER_LEN].copy_from_slice(&header);
     Ok(frame)
+}
+
+/// A frame without its header, of any length.
+fn unchecked<M: Serialize>(message: &M) -> Result<Vec<u8>, FrameError> {
+    postcard::to_extend(message, vec![0; HEADER_LEN]).map_err(|_| FrameError::UnknownMessage)
+}
+
+/// The bytes of the frame of a message, also of one that is too long to be sent; 0 if it can't be encoded.
+pub fn frame_bytes<M: Serialize>(message: &M) -> usize {
+    unchecked(message).map_or(0, |frame| frame.len())
 }
 
 #[cfg(test)]

@@ -57,12 +57,12 @@ pub mod fuzzing {
 }
 
 pub use address::{Address, AddressError, DEFAULT_PORT};
-pub use frame::PROTOCOL_VERSION;
+pub use frame::{FRAME_HEADER_BYTES, PROTOCOL_VERSION, frame_bytes};
 pub use keys::{Keys, KeysError};
 pub use local_workers::{EXIT_TIMEOUT, LocalWorkers};
 pub use paceline_protocol::{
-    AfterIteration, OfferedTraining, PayloadFormat, PayloadRule, RunPosition, SessionEnd, TaskSettings, Welcome,
-    after_iteration,
+    AfterIteration, OfferedTraining, PayloadFormat, PayloadRule, RunPosition, ServerSearch, SessionEnd, TaskSettings,
+    Welcome, after_iteration,
 };
 pub use server::{MAX_CONNECTIONS, RunOutcome, Server, ServerError, ShardCount, Stopper, TransportOptions};
 pub use shared_memory::{ModelMapping, ValueMemory};

@@ -3,7 +3,7 @@
 //! - [`ServerProtocol`]: the server's side. It takes connections, messages, closed connections and the time. It gives
 //!   messages, commits and closed connections through a [`ServerHost`]. Inside, a [`Ledger`](paceline_core::Ledger) runs
 //!   the scheme.
-//! - [`WorkerProtocol`]: the worker's side of one session.
+//! - [`WorkerProtocol`]: the worker's side of one session. [`ServerSearch`] says which server it joins.
 //! - [`ModelIntake`]: what a server does before, if the workers bring the model.
 //! - [`ToServer`], [`ToWorker`]: the messages; [`ToShard`], [`FromShard`]: those of processes that hold a part of the model.
 //!
@@ -23,6 +23,7 @@ mod model_offer;
 mod notice;
 mod payload;
 mod server;
+mod server_search;
 mod shard_message;
 mod tasks;
 mod worker;
@@ -42,6 +43,7 @@ pub use server::{
     HANDSHAKE_TIMEOUT, PeerTrust, ReportedUpdate, ServerConfig, ServerHost, ServerProtocol, SessionId, max_ranks,
     token_matches,
 };
+pub use server_search::ServerSearch;
 pub use shard_message::{FromShard, ShardGreeting, ShardPlace, ShardSum, ShardUpdate, ToShard, WorkerToShard};
 pub use worker::{
     AfterIteration, NextTask, Reaction, ResultStatus, SessionEnd, Welcome, WorkerProtocol, after_iteration,

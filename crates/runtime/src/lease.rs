@@ -3,18 +3,20 @@
 //! The folder `leases` of the run folder has a file for every lease there ever was, numbered from 1: its **epoch**. A file can
 //! be created only once, so an epoch has one holder. The holder writes to its file every now and then, and may decide for a
 //! while after the last time. A lease that ran out is not renewed: also its holder needs the next one. Whoever waits for a
-//! lease to run out waits twice as long as its holder may decide, by its own clock, and so no two may decide at a time.
+//! lease to run out waits twice as long as its holder may decide, by its own clock, and so no two may decide at a time. The
+//! rules are in `lease_rules`, for `paceline-torture` too.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use paceline_store::create_folder;
-use serde::{Deserialize, Serialize};
+use rustix::time::{ClockId, clock_gettime};
 
+use crate::lease_rules::{HeldLease, LeaseFile, LeaseLost, NewestLease, WatchedLease};
 use crate::run_folder::{RunFolderError, at};
 
 /// The folder of the leases in a run folder.
@@ -25,25 +27,6 @@ const RENEWALS: u32 = 4;
 
 /// How long to wait before storage that failed is tried again.
 const RETRY: Duration = Duration::from_millis(100);
-
-/// What the file of a lease says.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct LeaseFile {
-    /// How long its holder may decide after it has written.
-    pub(crate) seconds: f64,
-    /// The process that holds it, and its host.
-    pub(crate) holder: String,
-    /// Counts how often it was renewed.
-    renewals: u64,
-}
-
-/// Another coordinator holds the run's lease.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("another coordinator has taken over the run{}", by.as_ref().map_or(String::new(), |by| format!(": {by}")))]
-pub struct LeaseLost {
-    /// The process that holds it, if it is known.
-    pub by: Option<String>,
-}
 
 /// The lease of a run, held by this process. Clones are of the same lease.
 #[derive(Debug, Clone)]
@@ -62,10 +45,7 @@ struct SharedLease {
 
 #[derive(Debug)]
 struct LeaseState {
-    epoch: u64,
-    renewals: u64,
-    valid_until: Instant,
-    lost: Option<LeaseLost>,
+    held: HeldLease,
     has_ended: bool,
 }
 
@@ -86,9 +66,14 @@ impl Lease {
         let folder = folder.join(LEASES);
         create_folder(&folder).map_err(at(&folder))?;
         let epoch = newest(&folder).map_err(at(&folder))?.map_or(1, |(epoch, _)| epoch + 1);
-        let began = Instant::now();
+        Lease::create(folder, epoch, length)
+    }
+
+    /// Creates the lease of this epoch in the folder of the leases.
+    fn create(folder: PathBuf, epoch: u64, length: Duration) -> Result<Self, RunFolderError> {
+        let began = now();
         create(&folder, epoch, length).map_err(at(&folder.join(epoch.to_string())))?;
-        let state = LeaseState { epoch, renewals: 0, valid_until: began + length, lost: None, has_ended: false };
+        let state = LeaseState { held: HeldLease::new(epoch, length, began), has_ended: false };
         let shared = Arc::new(SharedLease { folder, length, state: Mutex::new(state), ended: Condvar::new() });
         let own = shared.clone();
         let thread = thread::Builder::new().name("lease".into()).spawn(move || own.renew_until_end());
@@ -98,7 +83,7 @@ impl Lease {
 
     /// The number of the lease. The next coordinator has a higher one.
     pub fn epoch(&self) -> u64 {
-        self.shared.lock().epoch
+        self.shared.lock().held.epoch()
     }
 
     /// Returns when this process may decide. If the lease has run out, because the process stood still or the folder could
@@ -109,18 +94,15 @@ impl Lease {
     pub fn hold(&self) -> Result<(), LeaseLost> {
         loop {
             let mut state = self.shared.lock();
-            if let Some(lost) = &state.lost {
-                return Err(lost.clone());
-            }
-            if Instant::now() < state.valid_until {
+            if state.held.may_decide(now())? {
                 return Ok(());
             }
-            self.shared.take_next(&mut state);
-            let is_settled = state.lost.is_some() || Instant::now() < state.valid_until;
-            drop(state);
-            if !is_settled {
-                thread::sleep(RETRY);
+            self.shared.take_next(&mut state.held);
+            if state.held.may_decide(now())? {
+                return Ok(());
             }
+            drop(state);
+            thread::sleep(RETRY);
         }
     }
 }
@@ -132,40 +114,33 @@ impl SharedLease {
 
     fn renew_until_end(&self) {
         let mut state = self.lock();
-        while !state.has_ended && state.lost.is_none() {
-            self.renew(&mut state);
+        while !state.has_ended && state.held.may_decide(now()).is_ok() {
+            self.renew(&mut state.held);
             let interval = self.length / RENEWALS;
             state = self.ended.wait_timeout(state, interval).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     /// Renews the lease, unless it has run out. If the file can't be written, the lease runs out later.
-    fn renew(&self, state: &mut LeaseState) {
-        let began = Instant::now();
-        if began >= state.valid_until {
+    fn renew(&self, held: &mut HeldLease) {
+        let began = now();
+        let Some(renewals) = held.next_renewal(began) else { return };
+        if newest(&self.folder).is_ok_and(|newest| !held.on_newest(newest)) {
             return;
         }
-        if let Ok(Some((epoch, file))) = newest(&self.folder)
-            && epoch > state.epoch
-        {
-            state.lost = Some(LeaseLost { by: file.map(|file| file.holder) });
-            return;
-        }
-        state.renewals += 1;
-        let file = LeaseFile { renewals: state.renewals, ..LeaseFile::new(self.length) };
-        if file.write(&self.folder.join(state.epoch.to_string()), |own, path| fs::rename(own, path)).is_ok() {
-            state.valid_until = began + self.length;
+        let file = LeaseFile { renewals, ..LeaseFile::new(self.length) };
+        if file.write(&self.folder.join(held.epoch().to_string()), |own, path| fs::rename(own, path)).is_ok() {
+            held.on_written(began);
         }
     }
 
     /// Takes the next lease after the own one has run out.
-    fn take_next(&self, state: &mut LeaseState) {
-        let began = Instant::now();
-        match create(&self.folder, state.epoch + 1, self.length) {
-            Ok(()) => (state.epoch, state.renewals, state.valid_until) = (state.epoch + 1, 0, began + self.length),
+    fn take_next(&self, held: &mut HeldLease) {
+        let began = now();
+        match create(&self.folder, held.epoch() + 1, self.length) {
+            Ok(()) => held.on_created(began),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                let newest = newest(&self.folder).ok().flatten();
-                state.lost = Some(LeaseLost { by: newest.and_then(|(_, file)| file).map(|file| file.holder) });
+                held.on_created_by_another(newest(&self.folder).ok().flatten());
             }
             // It is tried again.
             Err(_) => {}
@@ -196,6 +171,12 @@ impl LeaseFile {
     }
 }
 
+/// The time since the machine was started. It goes on while the machine sleeps, so a lease does not outlive a sleep.
+fn now() -> Duration {
+    let time = clock_gettime(ClockId::Boottime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}
+
 fn host() -> String {
     fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().into()
 }
@@ -212,7 +193,7 @@ fn create(folder: &Path, epoch: u64, length: Duration) -> io::Result<()> {
 }
 
 /// The epoch of the newest lease, and what its file says, if it can be read.
-fn newest(folder: &Path) -> io::Result<Option<(u64, Option<LeaseFile>)>> {
+fn newest(folder: &Path) -> io::Result<NewestLease> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         entries => entries?,
@@ -229,21 +210,18 @@ fn newest(folder: &Path) -> io::Result<Option<(u64, Option<LeaseFile>)>> {
 #[derive(Debug)]
 pub struct LeaseWatch {
     folder: PathBuf,
-    seen: Option<(u64, Option<LeaseFile>)>,
-    since: Instant,
+    watched: WatchedLease,
 }
 
 impl LeaseWatch {
     /// Watches the run in `folder`.
     pub fn new(folder: &Path) -> Self {
-        LeaseWatch { folder: folder.join(LEASES), seen: None, since: Instant::now() }
+        LeaseWatch { folder: folder.join(LEASES), watched: WatchedLease::default() }
     }
 
     /// The holder of the lease, and how long it may decide after every renewal; `None` if the run has none.
     pub fn holder(&self) -> Option<(&str, Duration)> {
-        let (_, file) = self.seen.as_ref()?;
-        let file = file.as_ref()?;
-        Some((&file.holder, Duration::try_from_secs_f64(file.seconds).ok()?))
+        self.watched.holder()
     }
 
     /// Whether the lease has run out: nothing was written for twice as long as its holder may decide. To be called often.
@@ -251,11 +229,17 @@ impl LeaseWatch {
     /// # Errors
     /// If the folder can't be read.
     pub fn has_run_out(&mut self) -> Result<bool, RunFolderError> {
-        let now = newest(&self.folder).map_err(at(&self.folder))?;
-        if now != self.seen {
-            (self.seen, self.since) = (now, Instant::now());
-        }
-        Ok(self.holder().is_some_and(|(_, length)| self.since.elapsed() > 2 * length))
+        let before = now();
+        let newest = newest(&self.folder).map_err(at(&self.folder))?;
+        Ok(self.watched.on_newest(newest, before, now()))
+    }
+
+    /// Takes the lease that follows the one that has run out. Its holder may decide for `length` after it was renewed.
+    ///
+    /// # Errors
+    /// If the folder can't be written, or another process is faster.
+    pub fn take(&self, length: Duration) -> Result<Lease, RunFolderError> {
+        Lease::create(self.folder.clone(), self.watched.next_epoch(), length)
     }
 }
 
@@ -274,8 +258,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let first = Lease::take(folder.path(), SHORT).unwrap();
         let mut watch = LeaseWatch::new(folder.path());
-        let began = Instant::now();
-        while began.elapsed() < 4 * SHORT {
+        let began = now();
+        while now() - began < 4 * SHORT {
             first.hold().unwrap();
             watch.has_run_out().unwrap();
             thread::sleep(SHORT / 10);
@@ -295,10 +279,11 @@ mod tests {
     fn a_lease_that_ran_out_is_replaced_by_the_next_unless_somebody_else_has_it() {
         let folder = tempfile::tempdir().unwrap();
         let lease = Lease::take(folder.path(), Duration::from_secs(600)).unwrap();
-        lease.shared.lock().valid_until = Instant::now();
+        let run_out = |epoch| lease.shared.lock().held = HeldLease::new(epoch, now() / 2, Duration::ZERO);
+        run_out(1);
         lease.hold().unwrap();
         assert_eq!((lease.epoch(), files(folder.path())), (2, 2));
-        lease.shared.lock().valid_until = Instant::now();
+        run_out(2);
         create(&folder.path().join(LEASES), 3, SHORT).unwrap();
         assert!(lease.hold().is_err());
         assert!(lease.hold().is_err(), "it is lost for good");
@@ -306,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_without_a_holder_runs_out_and_one_of_two_takes_it() {
+    fn a_lease_without_a_holder_runs_out_and_one_of_two_takes_the_next() {
         let folder = tempfile::tempdir().unwrap();
         let mut watch = LeaseWatch::new(folder.path());
         assert!(!watch.has_run_out().unwrap());
@@ -315,11 +300,7 @@ mod tests {
         while !watch.has_run_out().unwrap() {
             thread::sleep(SHORT / 10);
         }
-        let taken: Vec<_> = thread::scope(|scope| {
-            let take = || create(&folder.path().join(LEASES), 2, SHORT);
-            let threads = [scope.spawn(take), scope.spawn(take)];
-            threads.map(|thread| thread.join().unwrap().is_ok()).into()
-        });
-        assert_eq!(taken.iter().filter(|&&taken| taken).count(), 1);
+        let taken = [watch.take(SHORT), watch.take(SHORT)];
+        assert_eq!(taken.iter().filter(|taken| taken.is_ok()).count(), 1, "both have seen lease 1");
     }
 }

@@ -13,7 +13,7 @@
 //! What lasts:
 //! - [`EventLog`], [`open_events`], [`read_events`] and [`replay`]: the event log, and what follows from it.
 //! - [`RunFolder`]: the files of a run; [`FolderLock`]: who may write them; [`ScalarLog`]: the one for TensorBoard.
-//! - [`Lease`] and [`LeaseWatch`]: who may decide, if another coordinator stands by.
+//! - [`Lease`] and [`LeaseWatch`]: who may decide, if another coordinator stands by; [`HeldLease`] and [`WatchedLease`] are their rules.
 //! - [`StopReason`] and [`RunEnding`]: what ended a run, and what a shell is told.
 //! - [`Checkpointer`] and [`ResumePoint`]: checkpoints, and resuming from one.
 //!
@@ -34,6 +34,7 @@ mod interrupt;
 mod job;
 mod job_model;
 mod lease;
+mod lease_rules;
 mod metrics;
 mod monitor;
 mod part_stepper;
@@ -63,7 +64,8 @@ pub use http::StatusServer;
 pub use interrupt::{is_interrupted, request_interrupt, withdraw_interrupt};
 pub use job::Job;
 pub use job_model::{JobModel, OfferedModel};
-pub use lease::{Lease, LeaseLost, LeaseWatch};
+pub use lease::{Lease, LeaseWatch};
+pub use lease_rules::{HeldLease, LeaseFile, LeaseLost, NewestLease, WatchedLease};
 pub use metrics::{MetricsRow, read_metrics};
 pub use monitor::{Iteration, Monitor, Observer, RunInfo, Summary, WorkerTimes};
 pub use paceline_protocol::Notice;

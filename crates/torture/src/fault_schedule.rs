@@ -21,6 +21,12 @@ const AFTERMATH: Span = Span(5_000_000_000);
 /// The longest computation of a slowed worker, in seconds.
 const LONGEST_SLOWED: f64 = 3600.0;
 
+/// A connection that is cut for longer than this is lost, as over TCP.
+pub(crate) const CONNECTION_TIMEOUT: Span = Span(30_000_000_000);
+
+/// The largest number of servers in a run with a standby.
+const MAX_SERVERS: usize = 3;
+
 /// A fault of a worker's connection. What it holds up arrives later and in order, as over TCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkFault {
@@ -34,7 +40,18 @@ pub enum LinkFault {
     Delayed,
 }
 
-/// A fault, or a change of membership.
+/// What a server is cut off from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServerCut {
+    /// From all workers.
+    Workers,
+    /// From the storage of leases and checkpoints.
+    Storage,
+    /// From both: it is on the other side of a cut.
+    All,
+}
+
+/// A fault, or a change of membership. A server is named by its number: 0 serves first, the others stand by.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Fault {
     /// A process of this worker starts, unless one is running.
@@ -56,13 +73,15 @@ pub enum Fault {
     /// For this time, the worker sends a false message with each true one: absurd times and loads, wrong tasks.
     FalseReports(WorkerId, Span),
     /// The server's process is suspended for this time.
-    ServerStall(Span),
+    ServerStall(usize, Span),
     /// The server's clock jumps by this many nanoseconds.
-    ClockJump(i64),
-    /// Checkpoints can't be written for this time.
+    ClockJump(usize, i64),
+    /// Neither checkpoints nor leases can be written for this time.
     DiskFull(Span),
-    /// The server is killed, and resumes from its last checkpoint after this time.
-    ServerRestart(Span),
+    /// The server is killed. After this time it resumes from its last checkpoint; in a run with a standby, it stands by.
+    ServerRestart(usize, Span),
+    /// The server is cut off for this time.
+    ServerCut(usize, ServerCut, Span),
 }
 
 impl Fault {
@@ -74,12 +93,13 @@ impl Fault {
             | Fault::Stick(_, span)
             | Fault::Network(_, _, span)
             | Fault::FalseReports(_, span)
-            | Fault::ServerStall(span)
+            | Fault::ServerStall(_, span)
             | Fault::DiskFull(span)
-            | Fault::ServerRestart(span) => span,
+            | Fault::ServerRestart(_, span)
+            | Fault::ServerCut(_, _, span) => span,
             // The clock stands still until the true time has caught up.
-            Fault::ClockJump(by) if by < 0 => Span(by.unsigned_abs()),
-            Fault::Start(_) | Fault::Leave(_) | Fault::Slow(..) | Fault::Reset(_) | Fault::ClockJump(_) => Span::ZERO,
+            Fault::ClockJump(_, by) if by < 0 => Span(by.unsigned_abs()),
+            Fault::Start(_) | Fault::Leave(_) | Fault::Slow(..) | Fault::Reset(_) | Fault::ClockJump(..) => Span::ZERO,
         }
     }
 }
@@ -104,10 +124,20 @@ impl fmt::Display for Fault {
             }
             Fault::Reset(worker) => write!(f, "the connection of {worker} is reset"),
             Fault::FalseReports(worker, span) => write!(f, "{worker} sends false reports for {span}"),
-            Fault::ServerStall(span) => write!(f, "the server stands still for {span}"),
-            Fault::ClockJump(by) => write!(f, "the server's clock jumps by {:+.3} s", *by as f64 / 1e9),
+            Fault::ServerStall(server, span) => write!(f, "server {server} stands still for {span}"),
+            Fault::ClockJump(server, by) => {
+                write!(f, "the clock of server {server} jumps by {:+.3} s", *by as f64 / 1e9)
+            }
             Fault::DiskFull(span) => write!(f, "the disk is full for {span}"),
-            Fault::ServerRestart(span) => write!(f, "the server is killed, and resumes after {span}"),
+            Fault::ServerRestart(server, span) => write!(f, "server {server} is killed, and comes back after {span}"),
+            Fault::ServerCut(server, cut, span) => {
+                let from = match cut {
+                    ServerCut::Workers => "the workers",
+                    ServerCut::Storage => "the storage",
+                    ServerCut::All => "workers and storage",
+                };
+                write!(f, "server {server} is cut off from {from} for {span}")
+            }
         }
     }
 }
@@ -125,6 +155,12 @@ pub struct FaultSchedule {
     pub task: Span,
     /// Versions between two checkpoints of the server.
     pub checkpoint_every: u64,
+    /// Number of shards that hold the parameters; 0 if the server does.
+    pub shards: usize,
+    /// Number of servers: with more than one, they hold the run by leases, and all but one stand by.
+    pub servers: usize,
+    /// How long a server may decide after it has renewed its lease.
+    pub lease: Span,
     /// The faults, ordered by time.
     pub faults: Vec<(Time, Fault)>,
 }
@@ -156,22 +192,31 @@ impl FaultSchedule {
         let workers = random.random_range(1..=most);
         let batch = random.random_range(1..=8);
         let checkpoint_every = random.random_range(1..=8);
+        // Half of the runs are of one server that holds the parameters.
+        let kind = random.random_range(0..8);
+        let shards = if matches!(kind, 0..3) { random.random_range(1..=workers) } else { 0 };
+        let servers = if matches!(kind, 2..5) { random.random_range(2..=MAX_SERVERS) } else { 1 };
+        let lease = Span::from_seconds(10.0_f64.powf(random.random()) * (seconds / 4.0).max(1.0));
         let window = (100.0 * seconds).clamp(10.0, 30.0).max(3.0 * seconds);
         let mut faults: Vec<(Time, Fault)> = (0..random.random_range(0..=MAX_FAULTS))
             .map(|_| {
                 let at = Time::START + Span::from_seconds(window * random.random::<f64>());
-                (at, draw_fault(&mut random, workers, seconds))
+                (at, draw_fault(&mut random, workers, servers, seconds))
             })
             .collect();
         faults.sort_by_key(|&(at, _)| at);
-        FaultSchedule { seed, workers, batch, task: Span::from_seconds(seconds), checkpoint_every, faults }
+        let task = Span::from_seconds(seconds);
+        FaultSchedule { seed, workers, batch, task, checkpoint_every, shards, servers, lease, faults }
     }
 }
 
-fn draw_fault(random: &mut Xoshiro256PlusPlus, workers: usize, task: f64) -> Fault {
+fn draw_fault(random: &mut Xoshiro256PlusPlus, workers: usize, servers: usize, task: f64) -> Fault {
     // The two ranks beyond the initial workers join later.
     let worker = WorkerId(random.random_range(0..workers as u32 + 2));
-    let kind = random.random_range(0..23);
+    let server = random.random_range(0..servers);
+    let cut = [ServerCut::Workers, ServerCut::Storage, ServerCut::All][random.random_range(0..3)];
+    // With a standby, there are more faults of servers.
+    let kind = random.random_range(0..if servers > 1 { 32 } else { 23 });
     // Most faults are short; some last up to a minute.
     let mut span = |longest: f64| Span::from_seconds(longest * random.random::<f64>().powi(3));
     match kind {
@@ -188,13 +233,14 @@ fn draw_fault(random: &mut Xoshiro256PlusPlus, workers: usize, task: f64) -> Fau
         11 => Fault::Network(worker, LinkFault::ToWorkerCut, span(60.0)),
         12 => Fault::Network(worker, LinkFault::Delayed, span(60.0)),
         13 => Fault::FalseReports(worker, span(60.0)),
-        14 => Fault::ClockJump(span(3_600.0).0 as i64),
-        15 => Fault::ClockJump(-(span(60.0).0 as i64)),
+        14 => Fault::ClockJump(server, span(3_600.0).0 as i64),
+        15 => Fault::ClockJump(server, -(span(60.0).0 as i64)),
         16 => Fault::DiskFull(span(60.0)),
         17 => Fault::Reset(worker),
         18 => Fault::Stick(worker, span(400.0)),
-        19 | 20 => Fault::ServerStall(span(60.0)),
-        _ => Fault::ServerRestart(span(30.0)),
+        19 | 20 | 23 | 24 => Fault::ServerStall(server, span(60.0)),
+        25..=29 => Fault::ServerCut(server, cut, span(60.0)),
+        _ => Fault::ServerRestart(server, span(30.0)),
     }
 }
 
@@ -211,7 +257,7 @@ mod tests {
         let schedules: Vec<FaultSchedule> = (0..400).map(FaultSchedule::from_seed).collect();
         let faults = schedules.iter().flat_map(|schedule| &schedule.faults);
         let kinds: BTreeSet<String> = faults.map(|(_, fault)| format!("{:?}", discriminant(fault))).collect();
-        assert_eq!(kinds.len(), 13);
+        assert_eq!(kinds.len(), 14);
         let tasks = || schedules.iter().map(|schedule| schedule.task.seconds());
         assert!(tasks().any(|task| task < 0.005) && tasks().any(|task| 2.0 * SPEED_RANGE * task > 3600.0));
     }

@@ -1,14 +1,20 @@
 //! The simulation of a run under faults: server, workers and connections on a virtual clock.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use paceline_core::{LawBroken, Scheme, Setup, Span, Time, WorkerId};
-use paceline_protocol::{Fingerprint, HEARTBEAT_INTERVAL, Notice, PeerTrust, SessionId, ToServer, ToWorker};
+use paceline_core::{LawBroken, Scheme, Setup, Span, TaskId, Time, WorkerId};
+use paceline_protocol::{
+    GradientLocation, HANDSHAKE_TIMEOUT, HEARTBEAT_INTERVAL, Notice, PeerTrust, SessionId, ToServer, ToWorker,
+};
+use paceline_runtime::HeldLease;
 use thiserror::Error;
 
-use crate::fault_schedule::{Fault, FaultSchedule, LinkFault, SPEED_RANGE};
+use crate::fault_schedule::{CONNECTION_TIMEOUT, Fault, FaultSchedule, LinkFault, SPEED_RANGE, ServerCut};
+use crate::random::{mixed, unit};
 use crate::server::{Outgoing, TortureServer};
+use crate::standby::{LeaseStep, RESTART};
+use crate::storage::SharedStorage;
 use crate::timeout_rule::TimeoutRule;
 use crate::worker::{Effect, WorkerProcess, falsified};
 
@@ -21,8 +27,8 @@ const RECOVERY_TASKS: f64 = 4.0;
 const PROGRESS_VERSIONS: u64 = 3;
 const PROGRESS_TASKS: f64 = 40.0;
 
-/// A connection that is cut for longer than this is lost, as over TCP.
-const CONNECTION_TIMEOUT: Span = Span(30_000_000_000);
+/// How long a worker tries to connect to a server that it can't reach.
+const CONNECT_TIMEOUT: Span = Span(5_000_000_000);
 
 /// Why a scheme failed under a fault schedule.
 #[derive(Debug, Clone, PartialEq, Error)]
@@ -65,6 +71,14 @@ pub enum TortureFailure {
         version: u64,
         /// Time since the end of the last fault.
         since_last_fault: Span,
+    },
+    /// Two servers decide in one run.
+    #[error("{at}: {problem}")]
+    TwoDeciders {
+        /// Which.
+        problem: String,
+        /// When.
+        at: Time,
     },
     /// The scheme panicked.
     #[error("the scheme panicked: {0}")]
@@ -111,26 +125,32 @@ pub fn torture_with(
 
 /// An input of the server.
 #[derive(Debug, Clone)]
-enum ToServerEvent {
-    Connected(SessionId, PeerTrust),
+pub(crate) enum ToServerEvent {
+    Connected(SessionId, WorkerId, PeerTrust),
     Message(SessionId, ToServer),
     Closed(SessionId),
 }
 
 /// An event in the queue.
 #[derive(Debug, Clone)]
-enum ScheduledEvent {
+pub(crate) enum ScheduledEvent {
     Fault(Fault),
-    /// The server resumes after it was killed.
-    ServerBack,
+    /// A process of a server ends, because a shard is lost.
+    ServerEnds(usize, u64),
+    /// The server is started again after its last process, this one, has ended.
+    ServerBack(usize, u64),
+    /// A server's process works on a lease.
+    Lease(usize, u64, LeaseStep),
     /// The server continues after it stood still.
-    StallOver,
+    StallOver(usize),
     /// All faults are over.
     FaultsOver,
     /// The recovery time is over: progress is measured from here on.
     Recovered,
-    ToServer(ToServerEvent),
+    ToServer(usize, ToServerEvent),
     ToWorker(SessionId, ToWorker),
+    /// The time limit of a worker's handshake.
+    HandshakeTimeout(SessionId),
     /// The connection is closed on the worker's side.
     ClosedAtWorker(SessionId),
     /// A step of a worker's computation is done; this many follow.
@@ -141,8 +161,9 @@ enum ScheduledEvent {
 
 /// A connection, or what is left of it.
 #[derive(Debug)]
-struct SimulatedConnection {
+pub(crate) struct SimulatedConnection {
     worker: WorkerId,
+    pub(crate) server: usize,
     /// The process at the worker's end.
     process: u64,
     /// When the last message arrives at the server and at the worker: messages arrive in order.
@@ -150,17 +171,16 @@ struct SimulatedConnection {
     at_worker: Time,
 }
 
-struct FaultSimulation<'a> {
-    schedule: &'a FaultSchedule,
-    now: Time,
+pub(crate) struct FaultSimulation<'a> {
+    pub(crate) schedule: &'a FaultSchedule,
+    pub(crate) now: Time,
     queue: BTreeMap<(Time, u64), ScheduledEvent>,
     /// Number of events added to the queue, so that events at equal times keep their order.
-    queued: u64,
-    server: TortureServer<'a>,
-    /// What arrives while the server stands still.
-    inbox: VecDeque<ToServerEvent>,
+    pub(crate) queued: u64,
+    pub(crate) servers: Vec<TortureServer<'a>>,
+    pub(crate) storage: SharedStorage,
     processes: BTreeMap<WorkerId, WorkerProcess>,
-    connections: BTreeMap<SessionId, SimulatedConnection>,
+    pub(crate) connections: BTreeMap<SessionId, SimulatedConnection>,
     /// Slowdowns of the workers.
     factors: BTreeMap<WorkerId, f64>,
     /// Faults of the connections, and when they end.
@@ -168,6 +188,8 @@ struct FaultSimulation<'a> {
     /// Until when a worker may be taken for gone or stuck: a fault that it can't hide from the server.
     excused_until: BTreeMap<WorkerId, Time>,
     numbers: u64,
+    /// When all faults are over.
+    pub(crate) faults_over: Time,
     /// The version at the end of the recovery time.
     recovered_at: Option<u64>,
 }
@@ -176,21 +198,23 @@ impl<'a> FaultSimulation<'a> {
     fn new(
         schedule: &'a FaultSchedule,
         build: &'a dyn Fn(&Setup) -> Box<dyn Scheme>,
-        rule: Option<Box<dyn TimeoutRule>>,
+        mut rule: Option<Box<dyn TimeoutRule>>,
     ) -> Self {
+        let server = |index| TortureServer::new(index, schedule, build, rule.take());
         FaultSimulation {
             schedule,
             now: Time::START,
             queue: BTreeMap::new(),
             queued: 0,
-            server: TortureServer::new(schedule, build, rule),
-            inbox: VecDeque::new(),
+            servers: (0..schedule.servers).map(server).collect(),
+            storage: SharedStorage::default(),
             processes: BTreeMap::new(),
             connections: BTreeMap::new(),
             factors: BTreeMap::new(),
             link_faults: Vec::new(),
             excused_until: BTreeMap::new(),
             numbers: 0,
+            faults_over: Time::START,
             recovered_at: None,
         }
     }
@@ -203,6 +227,8 @@ impl<'a> FaultSimulation<'a> {
         }
         // Workers that are dismissed because of the last faults are started again.
         faults_over = faults_over + self.schedule.aftermath();
+        self.faults_over = faults_over;
+        self.start_servers()?;
         for worker in 0..self.schedule.workers as u32 {
             self.start(WorkerId(worker));
         }
@@ -213,56 +239,70 @@ impl<'a> FaultSimulation<'a> {
         self.enqueue(faults_over + recovery, ScheduledEvent::Recovered);
         let end = faults_over + since_last_fault;
         loop {
-            let version = self.server.host.checker.version;
+            let version = self.version();
             if self.recovered_at.is_some_and(|recovered| version >= recovered + PROGRESS_VERSIONS) {
-                let (joined, expected) = (self.server.joined(), self.processes.len());
+                let (joined, expected) = (self.serving().map_or(0, TortureServer::joined), self.processes.len());
                 if joined != expected {
                     return Err(TortureFailure::NotBack { joined, expected, since_last_fault: recovery });
                 }
-                return Ok(TortureReport { events: self.server.host.events, versions: version });
+                let events = self.servers.iter().map(|server| server.host.events).sum();
+                return Ok(TortureReport { events, versions: version });
             }
             let queued = self.queue.first_key_value().map(|(&(at, _), _)| at);
-            let due = self.server.next(self.now);
-            let Some(at) = [queued, due].into_iter().flatten().min().filter(|&at| at <= end) else { break };
+            let due =
+                self.servers.iter().enumerate().filter_map(|(index, one)| Some((one.next(self.now)?, index))).min();
+            let times = [queued, due.map(|(at, _)| at)];
+            let Some(at) = times.into_iter().flatten().min().filter(|&at| at <= end) else { break };
             self.now = at;
-            if due == Some(at) && queued != Some(at) {
-                self.server.on_timer(at)?;
-            } else if let Some((_, event)) = self.queue.pop_first() {
-                self.handle(event)?;
+            match due {
+                Some((due, index)) if due == at && queued != Some(at) => {
+                    if self.may_decide(index)? {
+                        self.servers[index].on_timer(at, &mut self.storage)?;
+                        self.after_server(index)?;
+                    }
+                }
+                _ => {
+                    if let Some((_, event)) = self.queue.pop_first() {
+                        self.handle(event)?;
+                    }
+                }
             }
-            self.after_server()?;
         }
-        Err(TortureFailure::Stalled { version: self.server.host.checker.version, since_last_fault })
+        Err(TortureFailure::Stalled { version: self.version(), since_last_fault })
     }
 
-    fn enqueue(&mut self, at: Time, event: ScheduledEvent) {
+    /// The server that serves the run, if one does.
+    fn serving(&self) -> Option<&TortureServer<'a>> {
+        let running = self.servers.iter().filter(|server| server.is_running());
+        running.max_by_key(|server| server.lease.as_ref().map_or(0, HeldLease::epoch))
+    }
+
+    fn version(&self) -> u64 {
+        self.serving().map_or(self.storage.checkpoint.mark.version, |server| server.host.checker.version)
+    }
+
+    pub(crate) fn enqueue(&mut self, at: Time, event: ScheduledEvent) {
         self.queue.insert((at, self.queued), event);
         self.queued += 1;
     }
 
-    fn number(&mut self) -> u64 {
+    pub(crate) fn number(&mut self) -> u64 {
         self.numbers += 1;
         self.numbers
     }
 
     /// A random number that depends only on the seed and `salt`.
-    fn random(&self, salt: [u64; 3]) -> u64 {
-        let mut mixed = self.schedule.seed;
-        for part in salt {
-            // SplitMix64's finalizer.
-            mixed = mixed.wrapping_add(part).wrapping_add(0x9e37_79b9_7f4a_7c15);
-            mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            mixed ^= mixed >> 31;
-        }
-        mixed
+    pub(crate) fn random(&self, salt: [u64; 3]) -> u64 {
+        mixed(self.schedule.seed, salt)
     }
 
     /// When the process of the event continues, if it does not run now.
     fn suspended_until(&self, event: &ScheduledEvent) -> Option<Time> {
         let process = |worker: &WorkerId| self.processes.get(worker);
         match event {
-            ScheduledEvent::ToWorker(session, _) | ScheduledEvent::ClosedAtWorker(session) => {
+            ScheduledEvent::ToWorker(session, _)
+            | ScheduledEvent::ClosedAtWorker(session)
+            | ScheduledEvent::HandshakeTimeout(session) => {
                 let connection = self.connections.get(session)?;
                 process(&connection.worker).filter(|process| process.number == connection.process)
             }
@@ -285,28 +325,30 @@ impl<'a> FaultSimulation<'a> {
         }
         match event {
             ScheduledEvent::Fault(fault) => self.apply(fault),
-            ScheduledEvent::ServerBack => {
-                if !self.server.is_running() {
-                    self.server.resume(now)?;
+            ScheduledEvent::ServerEnds(index, process) => {
+                if self.servers[index].process == process {
+                    self.end_server(index, RESTART);
                 }
             }
-            ScheduledEvent::StallOver => self.read_inbox()?,
+            ScheduledEvent::ServerBack(index, process) => self.on_server_back(index, process)?,
+            ScheduledEvent::Lease(index, process, step) => self.on_lease_step(index, process, step)?,
+            ScheduledEvent::StallOver(index) => self.read_inbox(index)?,
             ScheduledEvent::FaultsOver => {
                 self.link_faults.clear();
                 for worker in 0..self.schedule.workers as u32 {
                     self.start(WorkerId(worker));
                 }
             }
-            ScheduledEvent::Recovered => self.recovered_at = Some(self.server.host.checker.version),
-            ScheduledEvent::ToServer(event) => {
-                self.inbox.push_back(event);
-                if self.server.stalled_until <= now {
-                    self.read_inbox()?;
-                }
+            ScheduledEvent::Recovered => self.recovered_at = Some(self.version()),
+            ScheduledEvent::ToServer(index, event) => {
+                self.servers[index].inbox.push_back(event);
+                self.read_inbox(index)?;
             }
             ScheduledEvent::ToWorker(session, message) => {
-                let ready = ToServer::Ready { fingerprint: Fingerprint::default(), shard: None };
-                self.at_worker(session, |process, now| process.on_message(now, message, &ready));
+                self.at_worker(session, |process, now| process.on_message(now, message));
+            }
+            ScheduledEvent::HandshakeTimeout(session) => {
+                self.at_worker(session, |process, _| process.on_handshake_timeout());
             }
             ScheduledEvent::ClosedAtWorker(session) => {
                 self.at_worker(session, |process, _| process.on_closed());
@@ -342,26 +384,33 @@ impl<'a> FaultSimulation<'a> {
             return;
         }
         let number = self.number();
-        self.processes.insert(worker, WorkerProcess::new(worker, number));
+        let (servers, shards) = (self.schedule.servers, self.schedule.shards > 0);
+        self.processes.insert(worker, WorkerProcess::new(worker, number, servers, shards));
         self.enqueue(self.now, ScheduledEvent::Connect(worker, number));
         self.enqueue(self.now + HEARTBEAT_INTERVAL, ScheduledEvent::Heartbeat(worker, number));
     }
 
     fn connect(&mut self, worker: WorkerId, number: u64) {
         let session = SessionId(self.number());
-        let (now, is_running) = (self.now, self.server.is_running());
+        let now = self.now;
         let Some(process) = self.processes.get_mut(&worker).filter(|process| process.number == number) else { return };
         if process.session.is_some() {
             return;
         }
-        if !is_running {
+        let listening = process.servers.addresses().copied().find(|&index| self.servers[index].is_running());
+        let Some(index) = listening else {
             return self.enqueue(now + Span::from_seconds(1.0), ScheduledEvent::Connect(worker, number));
+        };
+        if self.servers[index].workers_cut_until > now {
+            process.servers.pass_on();
+            return self.enqueue(now + CONNECT_TIMEOUT, ScheduledEvent::Connect(worker, number));
         }
         let trust = process.trust;
         let effects = process.connect(session);
-        self.connections
-            .insert(session, SimulatedConnection { worker, process: number, at_server: now, at_worker: now });
-        self.transmit_to_server(session, ToServerEvent::Connected(session, trust));
+        let connection = SimulatedConnection { worker, server: index, process: number, at_server: now, at_worker: now };
+        self.connections.insert(session, connection);
+        self.transmit_to_server(session, ToServerEvent::Connected(session, worker, trust));
+        self.enqueue(now + HANDSHAKE_TIMEOUT, ScheduledEvent::HandshakeTimeout(session));
         self.carry_out(worker, effects);
     }
 
@@ -380,6 +429,10 @@ impl<'a> FaultSimulation<'a> {
         for effect in effects {
             match effect {
                 Effect::Send(message) => self.send(worker, message),
+                Effect::Close(session) => {
+                    self.transmit_to_server(session, ToServerEvent::Closed(session));
+                    self.connections.remove(&session);
+                }
                 Effect::Compute { computation, assignment } => {
                     let of_worker = self.random([2, u64::from(worker.0), 0]);
                     let of_task = self.random([1, u64::from(worker.0), computation]);
@@ -408,16 +461,23 @@ impl<'a> FaultSimulation<'a> {
 
     /// Ends the worker's process; the server notices after `noticed`.
     fn end(&mut self, worker: WorkerId, noticed: Span) {
-        if let Some(session) = self.processes.remove(&worker).and_then(|process| process.session) {
-            self.connections.remove(&session);
-            self.enqueue(self.now + noticed, ScheduledEvent::ToServer(ToServerEvent::Closed(session)));
+        let session = self.processes.remove(&worker).and_then(|process| process.session);
+        let connection = session.and_then(|session| Some((session, self.connections.remove(&session)?)));
+        if let Some((session, connection)) = connection {
+            let closed = ScheduledEvent::ToServer(connection.server, ToServerEvent::Closed(session));
+            self.enqueue(self.now + noticed, closed);
+        }
+        for shards in self.servers.iter_mut().filter_map(|server| server.host.shards.as_mut()) {
+            shards.lose(worker);
         }
     }
 
     /// Ends a worker's connection without a word on either side.
     fn reset(&mut self, worker: WorkerId, after: Span) {
-        if let Some(session) = self.processes.get(&worker).and_then(|process| process.session) {
-            self.enqueue(self.now + after, ScheduledEvent::ToServer(ToServerEvent::Closed(session)));
+        let Some(session) = self.processes.get(&worker).and_then(|process| process.session) else { return };
+        if let Some(connection) = self.connections.get(&session) {
+            let closed = ScheduledEvent::ToServer(connection.server, ToServerEvent::Closed(session));
+            self.enqueue(self.now + after, closed);
             self.enqueue(self.now + after, ScheduledEvent::ClosedAtWorker(session));
         }
     }
@@ -425,9 +485,17 @@ impl<'a> FaultSimulation<'a> {
     /// A fault of the worker is over at `until`. What it held up arrives a little later, and a server that stands still
     /// acts on it when it continues.
     fn excuse(&mut self, worker: WorkerId, until: Time) {
-        let until = until.max(self.server.stalled_until) + self.schedule.aftermath();
+        let busy = self.servers.iter().map(TortureServer::busy_until).max().unwrap_or_default();
+        let until = until.max(busy) + self.schedule.aftermath();
         let excused = self.excused_until.entry(worker).or_default();
         *excused = (*excused).max(until);
+    }
+
+    /// A server acts on faults only when it continues.
+    fn extend_excuses(&mut self, until: Time) {
+        let (now, until) = (self.now, until + self.schedule.aftermath());
+        let excuses = self.excused_until.values_mut().filter(|excused| **excused >= now);
+        excuses.for_each(|excused| *excused = until.max(*excused));
     }
 
     fn apply(&mut self, fault: Fault) {
@@ -476,25 +544,35 @@ impl<'a> FaultSimulation<'a> {
                     process.false_reports_until = now + span;
                 }
             }
-            Fault::ServerStall(span) => {
-                self.server.stalled_until = self.server.stalled_until.max(now + span);
-                let until = self.server.stalled_until + self.schedule.aftermath();
-                self.excused_until
-                    .values_mut()
-                    .filter(|excused| **excused >= now)
-                    .for_each(|excused| *excused = until.max(*excused));
-                self.enqueue(self.server.stalled_until, ScheduledEvent::StallOver);
+            Fault::ServerStall(index, _) => {
+                let server = &mut self.servers[index];
+                server.stalled_until = server.stalled_until.max(over);
+                let until = server.stalled_until;
+                self.extend_excuses(until);
+                // Other threads of the process may be first.
+                let late = Span::from_seconds(0.02 * unit(self.random([10, self.queued, 0])));
+                self.enqueue(until + late, ScheduledEvent::StallOver(index));
             }
-            Fault::ClockJump(by) => self.server.jump_clock(by),
-            Fault::DiskFull(span) => self.server.disk_full_until = now + span,
-            Fault::ServerRestart(span) => {
-                self.server.kill();
-                self.inbox.clear();
-                let sessions: Vec<SessionId> = self.connections.keys().copied().collect();
-                for session in sessions {
-                    self.enqueue(now + Span::from_seconds(0.001), ScheduledEvent::ClosedAtWorker(session));
+            Fault::ClockJump(index, by) => self.servers[index].jump_clock(by),
+            Fault::DiskFull(_) => self.storage.full_until = over,
+            Fault::ServerRestart(index, span) => self.end_server(index, span),
+            Fault::ServerCut(index, cut, span) => {
+                let server = &mut self.servers[index];
+                if cut != ServerCut::Workers {
+                    server.storage_cut_until = server.storage_cut_until.max(over);
                 }
-                self.enqueue(now + span, ScheduledEvent::ServerBack);
+                if cut != ServerCut::Storage {
+                    server.workers_cut_until = server.workers_cut_until.max(over);
+                    let workers: Vec<WorkerId> = self.processes.keys().copied().collect();
+                    for worker in workers {
+                        self.excuse(worker, over);
+                        let is_cut = |session| self.connections.get(&session).is_some_and(|one| one.server == index);
+                        let session = self.processes.get(&worker).and_then(|process| process.session);
+                        if span > CONNECTION_TIMEOUT && session.is_some_and(is_cut) {
+                            self.reset(worker, CONNECTION_TIMEOUT);
+                        }
+                    }
+                }
             }
         }
     }
@@ -504,6 +582,12 @@ impl<'a> FaultSimulation<'a> {
     fn send(&mut self, worker: WorkerId, message: ToServer) {
         let Some(process) = self.processes.get(&worker) else { return };
         let Some(session) = process.session else { return };
+        if let ToServer::Report { number, gradient: GradientLocation::InShards, .. } = message {
+            let index = self.connections.get(&session).map(|connection| connection.server);
+            if let Some(shards) = index.and_then(|index| self.servers[index].host.shards.as_mut()) {
+                shards.push(TaskId { worker, number }, self.now);
+            }
+        }
         if process.false_reports_until > self.now {
             let message = falsified(&message, self.random([3, self.queued, 0]));
             self.transmit_to_server(session, ToServerEvent::Message(session, message));
@@ -511,12 +595,13 @@ impl<'a> FaultSimulation<'a> {
         self.transmit_to_server(session, ToServerEvent::Message(session, message));
     }
 
-    /// When a message arrives that is sent now, with the connection's present faults.
-    fn arrival(&mut self, worker: WorkerId, to_server: bool) -> Time {
+    /// When a message arrives that is sent at a time, with the connection's present faults.
+    fn arrival(&mut self, worker: WorkerId, server: usize, to_server: bool, sent: Time) -> Time {
         let now = self.now;
         self.link_faults.retain(|&(_, _, until)| until > now);
         let random = self.random([4, self.queued, u64::from(worker.0)]);
-        let mut at = now + Span::from_seconds(0.001 + 0.004 * unit(random));
+        let mut at = sent + Span::from_seconds(0.001 + 0.004 * unit(random));
+        at = at.max(self.servers[server].workers_cut_until);
         for &(_, fault, until) in self.link_faults.iter().filter(|&&(faulty, ..)| faulty == worker) {
             match (fault, to_server) {
                 (LinkFault::Cut, _) | (LinkFault::ToServerCut, true) | (LinkFault::ToWorkerCut, false) => {
@@ -530,17 +615,17 @@ impl<'a> FaultSimulation<'a> {
     }
 
     fn transmit_to_server(&mut self, session: SessionId, event: ToServerEvent) {
-        let Some(worker) = self.connections.get(&session).map(|connection| connection.worker) else { return };
-        let at = self.arrival(worker, true);
+        let Some(&SimulatedConnection { worker, server, .. }) = self.connections.get(&session) else { return };
+        let at = self.arrival(worker, server, true, self.now);
         let Some(connection) = self.connections.get_mut(&session) else { return };
         connection.at_server = connection.at_server.max(at);
         let at = connection.at_server;
-        self.enqueue(at, ScheduledEvent::ToServer(event));
+        self.enqueue(at, ScheduledEvent::ToServer(server, event));
     }
 
-    fn transmit_to_worker(&mut self, session: SessionId, event: ScheduledEvent) {
-        let Some(worker) = self.connections.get(&session).map(|connection| connection.worker) else { return };
-        let at = self.arrival(worker, false);
+    fn transmit_to_worker(&mut self, session: SessionId, event: ScheduledEvent, sent: Time) {
+        let Some(&SimulatedConnection { worker, server, .. }) = self.connections.get(&session) else { return };
+        let at = self.arrival(worker, server, false, sent);
         let Some(connection) = self.connections.get_mut(&session) else { return };
         connection.at_worker = connection.at_worker.max(at);
         let at = connection.at_worker;
@@ -549,47 +634,67 @@ impl<'a> FaultSimulation<'a> {
 
     // --- the server ---
 
-    /// The server handles everything that has arrived.
-    fn read_inbox(&mut self) -> Result<(), TortureFailure> {
-        while let Some(event) = self.inbox.pop_front() {
-            match event {
-                ToServerEvent::Connected(session, trust) => self.server.on_connected(self.now, session, trust)?,
-                ToServerEvent::Closed(session) => self.server.on_closed(self.now, session)?,
-                ToServerEvent::Message(session, message) => {
+    /// A server handles everything that has arrived, unless it is busy.
+    fn read_inbox(&mut self, index: usize) -> Result<(), TortureFailure> {
+        let now = self.now;
+        while !self.servers[index].inbox.is_empty() && self.servers[index].busy_until() <= now {
+            if self.servers[index].is_running() && !self.may_decide(index)? {
+                return Ok(());
+            }
+            let (server, storage) = (&mut self.servers[index], &mut self.storage);
+            match server.inbox.pop_front() {
+                None => {}
+                Some(ToServerEvent::Connected(session, worker, trust)) => {
+                    server.on_connected(now, storage, session, (worker, trust))?;
+                }
+                Some(ToServerEvent::Closed(session)) => server.on_closed(now, storage, session)?,
+                Some(ToServerEvent::Message(session, message)) => {
                     if let Some(worker) = self.connections.get(&session).map(|connection| connection.worker) {
-                        self.server.is_dismissed(self.now, worker, &message)?;
+                        server.is_dismissed(now, storage, worker, &message)?;
                     }
-                    self.server.on_message(self.now, session, message)?;
+                    server.on_message(now, storage, session, message)?;
                 }
             }
-            self.after_server()?;
+            self.after_server(index)?;
         }
         Ok(())
     }
 
-    /// Sends what the server has to send, and judges whom it dismissed.
-    fn after_server(&mut self) -> Result<(), TortureFailure> {
-        for outgoing in std::mem::take(&mut self.server.host.outgoing) {
+    /// Sends what a server has to send, and judges whom it dismissed.
+    fn after_server(&mut self, index: usize) -> Result<(), TortureFailure> {
+        let server = &mut self.servers[index];
+        let (sent, process, ends_at) = (self.now.max(server.host.now), server.process, server.ends_at);
+        for outgoing in std::mem::take(&mut server.host.outgoing) {
             match outgoing {
                 Outgoing::Send(session, message) => {
-                    self.transmit_to_worker(session, ScheduledEvent::ToWorker(session, message));
+                    self.transmit_to_worker(session, ScheduledEvent::ToWorker(session, message), sent);
                 }
                 Outgoing::Close(session, last) => {
-                    self.transmit_to_worker(session, ScheduledEvent::ToWorker(session, last));
-                    self.transmit_to_worker(session, ScheduledEvent::ClosedAtWorker(session));
+                    self.transmit_to_worker(session, ScheduledEvent::ToWorker(session, last), sent);
+                    self.transmit_to_worker(session, ScheduledEvent::ClosedAtWorker(session), sent);
+                }
+                Outgoing::Model(session, version, at) => {
+                    self.enqueue(at, ScheduledEvent::ToWorker(session, ToWorker::Model { version }));
                 }
             }
         }
-        for notice in std::mem::take(&mut self.server.host.notices) {
-            self.judge(notice)?;
+        for notice in std::mem::take(&mut self.servers[index].host.notices) {
+            self.judge(index, notice)?;
+        }
+        if let Some(at) = ends_at {
+            self.enqueue(at.max(self.now), ScheduledEvent::ServerEnds(index, process));
+        } else if sent > self.now {
+            // The coordinator has waited for its shards.
+            self.extend_excuses(sent);
+            self.enqueue(sent, ScheduledEvent::StallOver(index));
         }
         Ok(())
     }
 
     /// A worker that is alive and makes progress is never dismissed, and what a dismissal costs is bounded and counted.
-    fn judge(&self, notice: Notice) -> Result<(), TortureFailure> {
+    fn judge(&self, index: usize, notice: Notice) -> Result<(), TortureFailure> {
         let Notice::Left { worker, reason, lost, .. } = notice else { return Ok(()) };
-        let most = self.server.host.checker.last_losses.get(&worker).copied().unwrap_or_default();
+        let most = self.servers[index].host.checker.last_losses.get(&worker).copied().unwrap_or_default();
         if lost > most {
             let problem = format!("{worker} left with {lost} samples: expected at most {most}");
             return Err(TortureFailure::Inconsistent { problem, events: Vec::new() });
@@ -601,9 +706,4 @@ impl<'a> FaultSimulation<'a> {
         }
         Err(TortureFailure::Dismissed { worker, at: self.now, reason })
     }
-}
-
-/// Maps a random number to [0, 1).
-fn unit(random: u64) -> f64 {
-    (random >> 11) as f64 / (1_u64 << 53) as f64
 }

@@ -14,6 +14,7 @@ use crate::fault_schedule::FaultSchedule;
 use crate::fault_simulation::TortureFailure;
 use crate::schemes::schemes;
 use crate::server::{Outgoing, TortureServer};
+use crate::storage::SharedStorage;
 
 /// The number of sessions that a sequence can refer to.
 const SESSIONS: u64 = 6;
@@ -126,9 +127,13 @@ pub fn fuzz_protocol(bytes: &[u8]) -> Result<u64, TortureFailure> {
         batch: 4,
         task: Span::from_seconds(1.0),
         checkpoint_every: 1,
+        shards: 0,
+        servers: 1,
+        lease: Span::ZERO,
         faults: Vec::new(),
     };
-    let mut server = TortureServer::new(&schedule, &build, None);
+    let (mut server, mut storage) = (TortureServer::new(0, &schedule, &build, None), SharedStorage::default());
+    server.resume(Time::START, &storage, Default::default())?;
     let mut peers: BTreeMap<SessionId, (WorkerProtocol<()>, VecDeque<ToWorker>)> = BTreeMap::new();
     let (mut now, mut connected) = (Time::START, 0);
     while choices.0.len() > 0 {
@@ -140,23 +145,21 @@ pub fn fuzz_protocol(bytes: &[u8]) -> Result<u64, TortureFailure> {
                 let session = SessionId(connected);
                 connected += 1;
                 peers.insert(session, Default::default());
-                server.on_connected(now, session, trust)?;
+                server.on_connected(now, &mut storage, session, (WorkerId(0), trust))?;
                 // Most peers say hello and are ready, so that sequences get further.
                 if !choices.flag() {
-                    server.on_message(now, session, ToServer::Hello { rank: None, emulated: None, token: None })?;
-                    server.on_message(
-                        now,
-                        session,
-                        ToServer::Ready { fingerprint: Fingerprint::default(), shard: None },
-                    )?;
+                    let hello = ToServer::Hello { rank: None, emulated: None, token: None };
+                    server.on_message(now, &mut storage, session, hello)?;
+                    let ready = ToServer::Ready { fingerprint: Fingerprint::default(), shard: None };
+                    server.on_message(now, &mut storage, session, ready)?;
                 }
             }
-            1..=3 => server.on_message(now, session, choices.message_to_server())?,
-            4 => server.on_closed(now, session)?,
+            1..=3 => server.on_message(now, &mut storage, session, choices.message_to_server())?,
+            4 => server.on_closed(now, &mut storage, session)?,
             5 => {
                 let steps = [1_000_000, 900_000_000, 3_000_000_000, 7_200_000_000_000];
                 now = now + Span(steps[choices.below(4) as usize]);
-                server.on_timer(now)?;
+                server.on_timer(now, &mut storage)?;
             }
             6 => {
                 if let Some((worker, inbox)) = peers.get_mut(&session) {
@@ -181,7 +184,7 @@ pub fn fuzz_protocol(bytes: &[u8]) -> Result<u64, TortureFailure> {
             }
         }
         for outgoing in std::mem::take(&mut server.host.outgoing) {
-            let (Outgoing::Send(session, message) | Outgoing::Close(session, message)) = outgoing;
+            let (Outgoing::Send(session, message) | Outgoing::Close(session, message)) = outgoing else { continue };
             if let Some((_, inbox)) = peers.get_mut(&session) {
                 inbox.push_back(message);
             }

@@ -2,8 +2,8 @@
 
 use paceline_core::{Assignment, Span, Time, Work, WorkerId};
 use paceline_protocol::{
-    AfterIteration, GradientLocation, PeerTrust, Reaction, ResultStatus, SessionEnd, SessionId, ToServer, ToWorker,
-    WireReport, WorkerProtocol, after_iteration,
+    AfterIteration, Fingerprint, GradientLocation, PeerTrust, Reaction, ResultStatus, ServerSearch, SessionEnd,
+    SessionId, ToServer, ToWorker, WireReport, WorkerProtocol, after_iteration,
 };
 
 /// An output of a worker process.
@@ -15,6 +15,8 @@ pub(crate) enum Effect {
         computation: u64,
         assignment: Assignment,
     },
+    /// Close the connection of a session.
+    Close(SessionId),
     /// Connect again after a while.
     Reconnect,
     /// The process ends.
@@ -41,6 +43,12 @@ pub(crate) struct WorkerProcess {
     pub(crate) number: u64,
     pub(crate) trust: PeerTrust,
     pub(crate) session: Option<SessionId>,
+    /// The servers by number.
+    pub(crate) servers: ServerSearch<usize>,
+    /// Whether the server has answered the hello.
+    is_welcome: bool,
+    /// Whether its updates go to shards, and it may have to hold one.
+    shards: bool,
     protocol: WorkerProtocol<()>,
     running: Option<TaskInProgress>,
     computations: u64,
@@ -54,12 +62,17 @@ pub(crate) struct WorkerProcess {
 }
 
 impl WorkerProcess {
-    pub(crate) fn new(worker: WorkerId, number: u64) -> Self {
+    /// A process of a worker of one of `servers` servers, which have the parameters in shards or not.
+    pub(crate) fn new(worker: WorkerId, number: u64, servers: usize, shards: bool) -> Self {
+        let is_local = worker.0.is_multiple_of(2) && !shards;
         WorkerProcess {
             worker,
             number,
-            trust: if worker.0.is_multiple_of(2) { PeerTrust::SameUser } else { PeerTrust::Network },
+            trust: if is_local { PeerTrust::SameUser } else { PeerTrust::Network },
             session: None,
+            servers: ServerSearch::new(0, 1..servers),
+            is_welcome: false,
+            shards,
             protocol: WorkerProtocol::default(),
             running: None,
             computations: 0,
@@ -73,7 +86,7 @@ impl WorkerProcess {
 
     /// Starts a session.
     pub(crate) fn connect(&mut self, session: SessionId) -> Vec<Effect> {
-        self.session = Some(session);
+        (self.session, self.is_welcome) = (Some(session), false);
         self.protocol = WorkerProtocol::default();
         self.running = None;
         self.computations += 1;
@@ -100,8 +113,23 @@ impl WorkerProcess {
         }
     }
 
+    /// The time limit of the handshake has come. A server that accepts connections may stand still all the same.
+    pub(crate) fn on_handshake_timeout(&mut self) -> Vec<Effect> {
+        if self.is_welcome {
+            return Vec::new();
+        }
+        self.servers.pass_on();
+        self.hang_up("no answer to the hello")
+    }
+
+    /// Ends the session.
+    fn hang_up(&mut self, reason: &str) -> Vec<Effect> {
+        let close = self.session.map(Effect::Close);
+        close.into_iter().chain(self.on_end(SessionEnd::Lost(reason.into()))).collect()
+    }
+
     /// Handles a message of the server.
-    pub(crate) fn on_message(&mut self, now: Time, message: ToWorker, fingerprint: &ToServer) -> Vec<Effect> {
+    pub(crate) fn on_message(&mut self, now: Time, message: ToWorker) -> Vec<Effect> {
         if let ToWorker::Model { version } = message {
             self.progress += 1;
             self.protocol.on_model(version, ());
@@ -110,7 +138,14 @@ impl WorkerProcess {
         let model = (self.trust == PeerTrust::SameUser).then_some(());
         let mut effects = match self.protocol.on_message(message, model) {
             Reaction::None | Reaction::SendModel => Vec::new(),
-            Reaction::Join(_) => vec![Effect::Send(fingerprint.clone())],
+            Reaction::Join(welcome) => {
+                self.is_welcome = true;
+                if !self.servers.on_welcome(welcome.epoch) {
+                    return self.hang_up("another server has taken over its run");
+                }
+                let shard = welcome.wants_shard.then_some(1);
+                vec![Effect::Send(ToServer::Ready { fingerprint: Fingerprint::default(), shard })]
+            }
             Reaction::Drop(messages) => messages.into_iter().map(Effect::Send).collect(),
             Reaction::End(end) => return self.on_end(end),
         };
@@ -188,6 +223,7 @@ impl WorkerProcess {
             (ResultStatus::Cancelled, _) => None,
             (_, PeerTrust::SameUser) => Some(GradientLocation::InPlace),
             (ResultStatus::Late, PeerTrust::Network) => Some(GradientLocation::Withheld),
+            (ResultStatus::Wanted, PeerTrust::Network) if self.shards => Some(GradientLocation::InShards),
             (ResultStatus::Wanted, PeerTrust::Network) => Some(GradientLocation::Follows),
         };
         let report = WireReport { compute: now.since(since), ..WireReport::default() };

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 
-use paceline_core::{DriveError, Ledger, Span, Time, WorkerId};
+use paceline_core::{DriveError, Ledger, Time, WorkerId};
 use paceline_protocol::{Notice, ServerConfig, ServerProtocol, ToServer};
 use paceline_runtime::{Goal, Job, Monitor, RateState, ResumePoint, ServerObserver, StepControl, Stepper, StopReason};
 use paceline_store::{Checkpoint, Optimizer};
@@ -21,9 +21,6 @@ use crate::keys::Keys;
 /// How long workers may take to disconnect after the end of the run.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a run in shards that resumes waits for all of its workers. Then it goes on with those that are there.
-const GATHERING_TIME: Span = Span(20_000_000_000);
-
 /// The coordinator of one run.
 pub(super) struct Coordinator<'a> {
     protocol: ServerProtocol,
@@ -33,8 +30,6 @@ pub(super) struct Coordinator<'a> {
     inputs: VecDeque<ServerInput>,
     /// Makes plans for the scheme, once it runs.
     planner: Option<PlanThread>,
-    /// Until when a run in shards that resumes waits for all of its workers.
-    gathering: Option<Time>,
     /// Where the run resumes: its time, and the workers that have to rejoin.
     resumed: Option<(Time, BTreeSet<WorkerId>)>,
 }
@@ -108,7 +103,6 @@ impl<'a> Coordinator<'a> {
             clock: Instant::now(),
             inputs: VecDeque::new(),
             planner: None,
-            gathering: None,
             resumed,
         })
     }
@@ -129,8 +123,7 @@ impl<'a> Coordinator<'a> {
             let now = self.now();
             if self.host.model.sharded().is_some() {
                 // All hosts that are there hold a part.
-                self.gathering = Some(now + GATHERING_TIME);
-                self.protocol.resume_with_all(at, departed);
+                self.protocol.resume_with_all(now, at, departed);
             } else {
                 self.protocol.resume(now, at, departed, &mut self.host).map_err(failure)?;
             }
@@ -173,7 +166,7 @@ impl<'a> Coordinator<'a> {
     fn turn(&mut self, event_source: &mut EventSource) -> Result<Option<StopReason>, ServerError> {
         let limit = self.host.job.goals.time_limit();
         let end = limit.and_then(|limit| self.protocol.clock_time(limit));
-        let due = [self.protocol.next_timer(), end, self.gathering].into_iter().flatten().min();
+        let due = [self.protocol.next_timer(), end].into_iter().flatten().min();
         self.inputs.extend(event_source.gather(due.map(|due| self.instant(due))).map_err(ServerError::System)?);
         self.host.observer.await_lease()?;
         while let Some(input) = self.inputs.pop_front() {
@@ -202,10 +195,6 @@ impl<'a> Coordinator<'a> {
         }
         if self.protocol.next_timer().is_some_and(|at| at <= now) {
             self.protocol.on_timer(now, &mut self.host).map_err(failure)?;
-        }
-        if self.gathering.take_if(|until| *until <= now).is_some() {
-            self.protocol.start(now, &mut self.host).map_err(failure)?;
-            self.gathering = (!self.protocol.has_started()).then(|| now + GATHERING_TIME);
         }
         Ok(self.host.tracker.take_stop())
     }

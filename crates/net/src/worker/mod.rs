@@ -19,7 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use paceline_core::WorkerId;
-use paceline_protocol::{Fingerprint, SessionEnd, ToServer, ToWorker, Welcome};
+use paceline_protocol::{Fingerprint, ServerSearch, SessionEnd, ToServer, ToWorker, Welcome};
 use paceline_runtime::OfferedModel;
 use paceline_workload::Workload;
 use thiserror::Error;
@@ -41,12 +41,8 @@ use shard_links::ShardAccess;
 /// A worker and how it joins its server.
 #[derive(Debug)]
 pub struct Worker {
-    /// The address of the server.
-    pub address: Address,
-    /// Where it may be found if it is not there: the addresses of its standbys.
-    pub standbys: Vec<Address>,
-    /// The highest number of a lease under which a server was joined. Servers with lower ones are not joined any more.
-    pub epoch: u64,
+    /// Where the server is found, or its standby.
+    pub servers: ServerSearch<Address>,
     /// The rank to ask for; `None` lets the server choose.
     pub rank: Option<u32>,
     /// How long to try to reach the server, when joining and when rejoining.
@@ -184,9 +180,7 @@ impl Worker {
     pub fn new(address: Address) -> Self {
         let join_timeout = Duration::from_secs(30);
         Worker {
-            address,
-            standbys: Vec::new(),
-            epoch: 0,
+            servers: ServerSearch::new(address, []),
             rank: None,
             join_timeout,
             emulation: None,
@@ -213,7 +207,7 @@ impl Worker {
         on_notice: &mut dyn FnMut(WorkerNotice<'_>),
     ) -> Result<WorkerOutcome, WorkerError> {
         set_batch_scheduling();
-        let address = self.address.clone();
+        let address = self.servers.first().clone();
         let mut state = RejoinState::default();
         let mut delay = MIN_RETRY_DELAY;
         let mut disconnected: Option<(Instant, String)> = None;
@@ -276,7 +270,7 @@ impl Worker {
                 },
                 Err(end) => end,
             };
-            let address = self.address.clone();
+            let address = self.servers.first().clone();
             let reason = match end {
                 SessionEnd::Refused(reason) => return Err(WorkerError::Refused { address, reason }),
                 SessionEnd::Finished(reason) => return Err(WorkerError::Finished { reason }),
@@ -296,11 +290,11 @@ impl Worker {
         on_notice: &mut dyn FnMut(WorkerNotice<'_>),
     ) -> Result<Result<HelloAnswer, SessionEnd>, WorkerError> {
         let mut on_waiting = |error: &io::Error| on_notice(WorkerNotice::Waiting { error });
-        let addresses: Vec<&Address> = std::iter::once(&self.address).chain(&self.standbys).collect();
+        let addresses: Vec<&Address> = self.servers.addresses().collect();
         let (congestion, keys) = (self.congestion.as_deref(), self.keys.as_ref());
         let (address, socket, tls) = connect(&addresses, congestion, keys, join_timeout, &mut on_waiting)?;
         let address = address.clone();
-        let no_link = |error| WorkerError::Connect { address: self.address.clone(), error, waited: None };
+        let no_link = |error| WorkerError::Connect { address: self.servers.first().clone(), error, waited: None };
         let link = WorkerLink::new(socket, tls).map_err(no_link)?;
         let emulated = self.emulation.as_ref().map(ToString::to_string);
         // The token is for a server on a network, and only readable for it: TLS is on with keys.
@@ -308,16 +302,15 @@ impl Worker {
         let hello = ToServer::Hello { rank: self.rank, emulated, token };
         let answer = WorkerSession::join(link, &hello, self.shard_access(), self.model_mapping);
         match &answer {
-            Ok(HelloAnswer::Welcome(_, welcome)) if welcome.epoch < self.epoch => {
-                self.pass_on();
+            Ok(HelloAnswer::Welcome(_, welcome)) if !self.servers.on_welcome(welcome.epoch) => {
                 return Ok(Err(SessionEnd::RetryLater("another server has taken over its run".into())));
             }
             Ok(HelloAnswer::Welcome(_, welcome)) => {
-                (self.rank, self.epoch) = (Some(welcome.rank), welcome.epoch);
+                self.rank = Some(welcome.rank);
                 on_notice(WorkerNotice::Joined { worker: WorkerId(welcome.rank), address: &address });
             }
             // A server that accepts connections may stand still all the same.
-            Err(SessionEnd::Lost(_)) => self.pass_on(),
+            Err(SessionEnd::Lost(_)) => self.servers.pass_on(),
             Ok(HelloAnswer::SendModel(_)) | Err(_) => {}
         }
         Ok(answer)
@@ -331,14 +324,6 @@ impl Worker {
     fn shard_port(&mut self, session: &WorkerSession, welcome: &Welcome) -> Option<u16> {
         let access = self.shard_access();
         welcome.wants_shard.then(|| self.shard.port(session.socket(), &access))?
-    }
-
-    /// Tries the next address first from now on.
-    fn pass_on(&mut self) {
-        if !self.standbys.is_empty() {
-            let next = self.standbys.remove(0);
-            self.standbys.push(std::mem::replace(&mut self.address, next));
-        }
     }
 
     /// Joins the server and works for it until the session ends.

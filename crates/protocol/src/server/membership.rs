@@ -109,7 +109,7 @@ impl ServerProtocol {
 
     /// Starts the run with these workers.
     pub(super) fn begin<H: ServerHost>(&mut self, ready: Vec<WorkerId>, host: &mut H) -> Handled<H> {
-        self.started = Some(self.now);
+        (self.started, self.gathering) = (Some(self.now), None);
         let departed = std::mem::take(&mut self.departed);
         departed.into_iter().try_for_each(|worker| self.feed(Event::Left { worker }, host))?;
         ready.into_iter().try_for_each(|worker| self.feed(Event::Joined { worker }, host))
@@ -148,8 +148,10 @@ impl ServerProtocol {
             }
             Stage::Joined(worker) => {
                 host.discard_all(worker);
-                let lost = self.ledger.outstanding(worker);
+                let mut lost = 0;
+                // Before the start, a run that is resumed still has the tasks of the worker's last process.
                 if self.started.is_some() {
+                    lost = self.ledger.outstanding(worker);
                     self.feed(Event::Left { worker }, host)?;
                 }
                 let remaining = self.joined();

@@ -29,6 +29,9 @@ pub use membership::{max_ranks, token_matches};
 /// The time limit of the handshake: from the connection, encryption included, to the complete hello.
 pub const HANDSHAKE_TIMEOUT: Span = Span(10_000_000_000);
 
+/// How long a run in shards that resumes waits for all of its workers. Then it goes on with those that are there.
+const GATHERING_TIME: Span = Span(20_000_000_000);
+
 /// What the server tells its workers, and asks of them.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
@@ -134,6 +137,8 @@ pub struct ServerProtocol {
     is_over: bool,
     /// The workers of a run that is resumed, until it starts.
     departed: Vec<WorkerId>,
+    /// Until when that waits for all of its workers.
+    gathering: Option<Time>,
 }
 
 type Handled<H> = Result<(), DriveError<<H as ServerHost>::Error>>;
@@ -155,6 +160,7 @@ impl ServerProtocol {
             start_time: Time::START,
             is_over: false,
             departed: Vec::new(),
+            gathering: None,
         }
     }
 
@@ -173,23 +179,11 @@ impl ServerProtocol {
         departed.into_iter().try_for_each(|worker| self.feed(Event::Left { worker }, host))
     }
 
-    /// Continues a run at its time `at` once as many workers are ready as for a new one, or when it is [started]. Its workers,
-    /// `departed`, have to rejoin.
-    ///
-    /// [started]: ServerProtocol::start
-    pub fn resume_with_all(&mut self, at: Time, departed: impl IntoIterator<Item = WorkerId>) {
-        self.start_time = at;
+    /// Continues a run at its time `at` once as many workers are ready as for a new one, or after [`GATHERING_TIME`] with those
+    /// that are ready then. Its workers, `departed`, have to rejoin.
+    pub fn resume_with_all(&mut self, now: Time, at: Time, departed: impl IntoIterator<Item = WorkerId>) {
+        (self.now, self.start_time, self.gathering) = (now, at, Some(now + GATHERING_TIME));
         self.departed.extend(departed);
-    }
-
-    /// Starts the run with the workers that are ready, if there are any and it has not started.
-    ///
-    /// # Errors
-    /// If the run can't continue.
-    pub fn start<H: ServerHost>(&mut self, now: Time, host: &mut H) -> Handled<H> {
-        self.advance(now, host);
-        let ready = self.ready();
-        if self.started.is_none() && !ready.is_empty() { self.begin(ready, host) } else { Ok(()) }
     }
 
     /// The ledger of the run.
@@ -215,7 +209,7 @@ impl ServerProtocol {
     /// When [`on_timer`](ServerProtocol::on_timer) is due.
     pub fn next_timer(&self) -> Option<Time> {
         let timer = self.scheme_timer();
-        [timer, self.next_check()].into_iter().flatten().min().map(|time| self.shown(time))
+        [timer, self.next_check(), self.gathering].into_iter().flatten().min().map(|time| self.shown(time))
     }
 
     /// When the scheme wants to be called, on the own clock.
@@ -386,6 +380,12 @@ impl ServerProtocol {
             && at <= self.now
         {
             self.check(id, host)?;
+        }
+        if self.gathering.is_some_and(|until| until <= self.now) {
+            match self.ready() {
+                ready if ready.is_empty() => self.gathering = Some(self.now + GATHERING_TIME),
+                ready => self.begin(ready, host)?,
+            }
         }
         if self.scheme_timer().is_some_and(|at| at <= self.now) {
             self.feed(Event::Timer, host)?;
