@@ -42,7 +42,9 @@ pub use server::{
     HANDSHAKE_TIMEOUT, PeerTrust, ReportedUpdate, ServerConfig, ServerHost, ServerProtocol, SessionId, max_ranks,
     token_matches,
 };
-pub use shard_message::{FromShard, ShardGreeting, ShardPlace, ShardSum, ShardUpdate, ToShard, WorkerToShard};
+pub use shard_message::{
+    FromShard, ShardGreeting, ShardPlace, ShardSave, ShardSum, ShardUpdate, ToShard, WorkerToShard,
+};
 pub use worker::{
     AfterIteration, NextTask, Reaction, ResultStatus, SessionEnd, Welcome, WorkerProtocol, after_iteration,
 };

@@ -1,23 +1,23 @@
 //! Who may decide in a run that several coordinators could serve: whoever holds the run's lease.
 //!
-//! The folder `leases` of the run folder has a file for every lease there ever was, numbered from 1: its **epoch**. A file can
-//! be created only once, so an epoch has one holder. The holder writes to its file every now and then, and may decide for a
-//! while after the last time. A lease that ran out is not renewed: also its holder needs the next one. Whoever waits for a
-//! lease to run out waits twice as long as its holder may decide, by its own clock, and so no two may decide at a time.
+//! The folder `leases` of the run folder, or of the run in object storage, has an object for every lease there ever was,
+//! numbered from 1: its **epoch**. An object can be created only once, so an epoch has one holder. The holder writes to its
+//! object every now and then, and may decide for a while after the last time. A lease that ran out is not renewed: also its
+//! holder needs the next one. Whoever waits for a lease to run out waits twice as long as its holder may decide, by its own
+//! clock, and so no two may decide at a time.
 
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use paceline_store::create_folder;
+use paceline_store::{FolderObjects, ObjectStorage, host_name};
 use serde::{Deserialize, Serialize};
 
 use crate::run_folder::{RunFolderError, at};
 
-/// The folder of the leases in a run folder.
+/// The folder of the leases.
 const LEASES: &str = "leases";
 
 /// How many times a lease is renewed before it would run out.
@@ -26,7 +26,7 @@ const RENEWALS: u32 = 4;
 /// How long to wait before storage that failed is tried again.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// What the file of a lease says.
+/// What the object of a lease says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct LeaseFile {
     /// How long its holder may decide after it has written.
@@ -35,6 +35,12 @@ pub(crate) struct LeaseFile {
     pub(crate) holder: String,
     /// Counts how often it was renewed.
     renewals: u64,
+}
+
+/// Where the leases of the run in a folder are.
+pub fn folder_leases(folder: &Path) -> Arc<dyn ObjectStorage> {
+    // A lease need not survive a power cut: its holder does not.
+    Arc::new(FolderObjects::unsynced(folder))
 }
 
 /// Another coordinator holds the run's lease.
@@ -54,7 +60,7 @@ pub struct Lease {
 
 #[derive(Debug)]
 struct SharedLease {
-    folder: PathBuf,
+    objects: Arc<dyn ObjectStorage>,
     length: Duration,
     state: Mutex<LeaseState>,
     ended: Condvar,
@@ -77,22 +83,22 @@ struct RenewalThread {
 }
 
 impl Lease {
-    /// Takes the next lease of the run in `folder`, whoever held the last one. Its holder may decide for `length` after it
-    /// was renewed.
+    /// Takes the next lease of a run whose leases are in `objects`, whoever held the last one. Its holder may decide for
+    /// `length` after it was renewed.
     ///
     /// # Errors
-    /// If the folder can't be written, or another process is faster.
-    pub fn take(folder: &Path, length: Duration) -> Result<Self, RunFolderError> {
-        let folder = folder.join(LEASES);
-        create_folder(&folder).map_err(at(&folder))?;
-        let epoch = newest(&folder).map_err(at(&folder))?.map_or(1, |(epoch, _)| epoch + 1);
+    /// If the storage can't be written, or another process is faster.
+    pub fn take(objects: &Arc<dyn ObjectStorage>, length: Duration) -> Result<Self, RunFolderError> {
+        let place = objects.path(LEASES);
+        let epoch = newest(&**objects).map_err(at(&place))?.map_or(1, |(epoch, _)| epoch + 1);
         let began = Instant::now();
-        create(&folder, epoch, length).map_err(at(&folder.join(epoch.to_string())))?;
+        create(&**objects, epoch, length).map_err(at(&objects.path(&object(epoch))))?;
         let state = LeaseState { epoch, renewals: 0, valid_until: began + length, lost: None, has_ended: false };
-        let shared = Arc::new(SharedLease { folder, length, state: Mutex::new(state), ended: Condvar::new() });
+        let (objects, state) = (objects.clone(), Mutex::new(state));
+        let shared = Arc::new(SharedLease { objects, length, state, ended: Condvar::new() });
         let own = shared.clone();
         let thread = thread::Builder::new().name("lease".into()).spawn(move || own.renew_until_end());
-        let thread = Some(thread.map_err(at(&shared.folder))?);
+        let thread = Some(thread.map_err(at(&place))?);
         Ok(Lease { shared: shared.clone(), _thread: Arc::new(RenewalThread { shared, thread }) })
     }
 
@@ -101,8 +107,8 @@ impl Lease {
         self.shared.lock().epoch
     }
 
-    /// Returns when this process may decide. If the lease has run out, because the process stood still or the folder could
-    /// not be written, that takes the next one.
+    /// Returns when this process may decide. If the lease has run out, because the process stood still or the storage
+    /// could not be written, that takes the next one.
     ///
     /// # Errors
     /// If another process has the next one.
@@ -133,38 +139,54 @@ impl SharedLease {
     fn renew_until_end(&self) {
         let mut state = self.lock();
         while !state.has_ended && state.lost.is_none() {
-            self.renew(&mut state);
+            drop(state);
+            self.renew();
             let interval = self.length / RENEWALS;
-            state = self.ended.wait_timeout(state, interval).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.lock();
+            if !state.has_ended {
+                state = self.ended.wait_timeout(state, interval).unwrap_or_else(PoisonError::into_inner).0;
+            }
         }
     }
 
-    /// Renews the lease, unless it has run out. If the file can't be written, the lease runs out later.
-    fn renew(&self, state: &mut LeaseState) {
+    /// Renews the lease, unless it has run out. If the object can't be written, the lease runs out later. The coordinator
+    /// does not wait for the storage.
+    fn renew(&self) {
         let began = Instant::now();
+        let mut state = self.lock();
         if began >= state.valid_until {
             return;
         }
-        if let Ok(Some((epoch, file))) = newest(&self.folder)
-            && epoch > state.epoch
+        state.renewals += 1;
+        let (epoch, renewals) = (state.epoch, state.renewals);
+        drop(state);
+        let found = newest(&*self.objects);
+        if let Ok(Some((next, file))) = found
+            && next > epoch
         {
-            state.lost = Some(LeaseLost { by: file.map(|file| file.holder) });
+            let mut state = self.lock();
+            if next > state.epoch {
+                state.lost = Some(LeaseLost { by: file.map(|file| file.holder) });
+            }
             return;
         }
-        state.renewals += 1;
-        let file = LeaseFile { renewals: state.renewals, ..LeaseFile::new(self.length) };
-        if file.write(&self.folder.join(state.epoch.to_string()), |own, path| fs::rename(own, path)).is_ok() {
-            state.valid_until = began + self.length;
+        let file = LeaseFile { renewals, ..LeaseFile::new(self.length) };
+        if file.bytes().and_then(|bytes| self.objects.put(&object(epoch), bytes)).is_ok() {
+            let mut state = self.lock();
+            // The coordinator may have the next lease by now.
+            if state.epoch == epoch {
+                state.valid_until = began + self.length;
+            }
         }
     }
 
     /// Takes the next lease after the own one has run out.
     fn take_next(&self, state: &mut LeaseState) {
         let began = Instant::now();
-        match create(&self.folder, state.epoch + 1, self.length) {
+        match create(&*self.objects, state.epoch + 1, self.length) {
             Ok(()) => (state.epoch, state.renewals, state.valid_until) = (state.epoch + 1, 0, began + self.length),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                let newest = newest(&self.folder).ok().flatten();
+                let newest = newest(&*self.objects).ok().flatten();
                 state.lost = Some(LeaseLost { by: newest.and_then(|(_, file)| file).map(|file| file.holder) });
             }
             // It is tried again.
@@ -184,59 +206,47 @@ impl Drop for RenewalThread {
 
 impl LeaseFile {
     fn new(length: Duration) -> Self {
-        let holder = format!("process {} on {}", std::process::id(), host());
+        let holder = format!("process {} on {}", std::process::id(), host_name());
         LeaseFile { seconds: length.as_secs_f64(), holder, renewals: 0 }
     }
 
-    /// Writes the file under a name of this process, from where it gets to its place whole: `place` is called with both names.
-    fn write(&self, path: &Path, place: impl FnOnce(&Path, &Path) -> io::Result<()>) -> io::Result<()> {
-        let own = path.with_file_name(format!(".{}-{}", host(), std::process::id()));
-        fs::write(&own, serde_json::to_string(self)?)?;
-        place(&own, path)
+    fn bytes(&self) -> io::Result<Vec<u8>> {
+        Ok(serde_json::to_vec(self)?)
     }
 }
 
-fn host() -> String {
-    fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().into()
+/// The object of a lease.
+fn object(epoch: u64) -> String {
+    format!("{LEASES}/{epoch}")
 }
 
-/// Creates the file of a lease. Fails if there is one.
-fn create(folder: &Path, epoch: u64, length: Duration) -> io::Result<()> {
-    let link = |own: &Path, path: &Path| {
-        let linked = fs::hard_link(own, path);
-        // It has the other name now, or is of no use.
-        let _ = fs::remove_file(own);
-        linked
-    };
-    LeaseFile::new(length).write(&folder.join(epoch.to_string()), link)
+/// Creates the object of a lease. Fails if there is one.
+fn create(objects: &dyn ObjectStorage, epoch: u64, length: Duration) -> io::Result<()> {
+    objects.create(&object(epoch), LeaseFile::new(length).bytes()?)
 }
 
-/// The epoch of the newest lease, and what its file says, if it can be read.
-fn newest(folder: &Path) -> io::Result<Option<(u64, Option<LeaseFile>)>> {
-    let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        entries => entries?,
-    };
-    let mut newest = None;
-    for entry in entries {
-        newest = newest.max(entry?.file_name().to_str().and_then(|name| name.parse::<u64>().ok()));
-    }
-    let file = |epoch: u64| serde_json::from_slice(&fs::read(folder.join(epoch.to_string())).ok()?).ok();
+/// The epoch of the newest lease, and what its object says, if it can be read.
+fn newest(objects: &dyn ObjectStorage) -> io::Result<Option<(u64, Option<LeaseFile>)>> {
+    let names = objects.list(LEASES)?;
+    let epoch = |name: &String| name.rsplit('/').next().and_then(|number| number.parse::<u64>().ok());
+    let newest = names.iter().filter_map(epoch).max();
+    let file = |epoch: u64| serde_json::from_slice(&objects.get(&object(epoch)).ok()?).ok();
     Ok(newest.map(|epoch| (epoch, file(epoch))))
 }
 
 /// Watches the lease of a run that another process serves.
 #[derive(Debug)]
 pub struct LeaseWatch {
-    folder: PathBuf,
+    objects: Arc<dyn ObjectStorage>,
     seen: Option<(u64, Option<LeaseFile>)>,
     since: Instant,
+    was_renewed: bool,
 }
 
 impl LeaseWatch {
-    /// Watches the run in `folder`.
-    pub fn new(folder: &Path) -> Self {
-        LeaseWatch { folder: folder.join(LEASES), seen: None, since: Instant::now() }
+    /// Watches the run whose leases are in `objects`.
+    pub fn new(objects: Arc<dyn ObjectStorage>) -> Self {
+        LeaseWatch { objects, seen: None, since: Instant::now(), was_renewed: false }
     }
 
     /// The holder of the lease, and how long it may decide after every renewal; `None` if the run has none.
@@ -246,13 +256,19 @@ impl LeaseWatch {
         Some((&file.holder, Duration::try_from_secs_f64(file.seconds).ok()?))
     }
 
+    /// Whether the lease was renewed, or taken, since the watch began.
+    pub fn was_renewed(&self) -> bool {
+        self.was_renewed
+    }
+
     /// Whether the lease has run out: nothing was written for twice as long as its holder may decide. To be called often.
     ///
     /// # Errors
-    /// If the folder can't be read.
+    /// If the storage can't be read.
     pub fn has_run_out(&mut self) -> Result<bool, RunFolderError> {
-        let now = newest(&self.folder).map_err(at(&self.folder))?;
+        let now = newest(&*self.objects).map_err(at(&self.objects.path(LEASES)))?;
         if now != self.seen {
+            self.was_renewed |= self.seen.is_some();
             (self.seen, self.since) = (now, Instant::now());
         }
         Ok(self.holder().is_some_and(|(_, length)| self.since.elapsed() > 2 * length))
@@ -265,22 +281,23 @@ mod tests {
 
     const SHORT: Duration = Duration::from_millis(50);
 
-    fn files(folder: &Path) -> usize {
-        fs::read_dir(folder.join(LEASES)).unwrap().count()
+    fn count(objects: &Arc<dyn ObjectStorage>) -> usize {
+        objects.list(LEASES).unwrap().len()
     }
 
     #[test]
     fn a_lease_is_renewed_until_another_process_takes_the_next() {
         let folder = tempfile::tempdir().unwrap();
-        let first = Lease::take(folder.path(), SHORT).unwrap();
-        let mut watch = LeaseWatch::new(folder.path());
+        let objects = folder_leases(folder.path());
+        let first = Lease::take(&objects, SHORT).unwrap();
+        let mut watch = LeaseWatch::new(objects.clone());
         let began = Instant::now();
         while began.elapsed() < 4 * SHORT {
             first.hold().unwrap();
             watch.has_run_out().unwrap();
             thread::sleep(SHORT / 10);
         }
-        let second = Lease::take(folder.path(), SHORT).unwrap();
+        let second = Lease::take(&objects, SHORT).unwrap();
         assert!(second.epoch() > first.epoch());
         let lost = loop {
             if let Err(lost) = first.hold() {
@@ -294,29 +311,31 @@ mod tests {
     #[test]
     fn a_lease_that_ran_out_is_replaced_by_the_next_unless_somebody_else_has_it() {
         let folder = tempfile::tempdir().unwrap();
-        let lease = Lease::take(folder.path(), Duration::from_secs(600)).unwrap();
+        let objects = folder_leases(folder.path());
+        let lease = Lease::take(&objects, Duration::from_secs(600)).unwrap();
         lease.shared.lock().valid_until = Instant::now();
         lease.hold().unwrap();
-        assert_eq!((lease.epoch(), files(folder.path())), (2, 2));
+        assert_eq!((lease.epoch(), count(&objects)), (2, 2));
         lease.shared.lock().valid_until = Instant::now();
-        create(&folder.path().join(LEASES), 3, SHORT).unwrap();
+        create(&*objects, 3, SHORT).unwrap();
         assert!(lease.hold().is_err());
         assert!(lease.hold().is_err(), "it is lost for good");
-        assert_eq!(files(folder.path()), 3);
+        assert_eq!(count(&objects), 3);
     }
 
     #[test]
     fn a_lease_without_a_holder_runs_out_and_one_of_two_takes_it() {
         let folder = tempfile::tempdir().unwrap();
-        let mut watch = LeaseWatch::new(folder.path());
+        let objects = folder_leases(folder.path());
+        let mut watch = LeaseWatch::new(objects.clone());
         assert!(!watch.has_run_out().unwrap());
         assert_eq!(watch.holder(), None, "the run has no lease");
-        drop(Lease::take(folder.path(), SHORT).unwrap());
+        drop(Lease::take(&objects, SHORT).unwrap());
         while !watch.has_run_out().unwrap() {
             thread::sleep(SHORT / 10);
         }
         let taken: Vec<_> = thread::scope(|scope| {
-            let take = || create(&folder.path().join(LEASES), 2, SHORT);
+            let take = || create(&*objects, 2, SHORT);
             let threads = [scope.spawn(take), scope.spawn(take)];
             threads.map(|thread| thread.join().unwrap().is_ok()).into()
         });

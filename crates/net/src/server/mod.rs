@@ -21,6 +21,7 @@ mod parameter_ring;
 mod planning;
 mod session;
 mod session_set;
+mod shard_writers;
 mod sharded_model;
 #[cfg(test)]
 mod tests;

@@ -16,13 +16,14 @@ use paceline_core::{Commit, CommitOutcome, CommitStep, TaskId, Version, WorkerId
 use paceline_protocol::{
     FromShard, PayloadFormat, SessionId, ShardGreeting, ShardPlace, ShardSum, ShardUpdate, ToShard, ToWorker,
 };
-use paceline_runtime::{StepControl, StepPlan, StepValues, Summands, UpdateInfo};
+use paceline_runtime::{PartWriters, StepControl, StepPlan, StepValues, Summands, UpdateInfo};
 use paceline_store::{BLOCK, Norms, Optimizer, ShardNorms, Shards};
 
 use super::ServerError;
 use super::error::no_memory;
 use super::model::{StoredGradient, UncommittedUpdate};
 use super::parameter_ring::{ParameterBuffer, ParameterRing};
+use super::shard_writers::ShardWriters;
 use crate::address::Address;
 use crate::blocking_link::BlockingLink;
 use crate::connect::dial;
@@ -317,6 +318,23 @@ impl ShardedModel {
             self.fetch()?;
         }
         Ok((self.ring.newest(), &self.optimizer))
+    }
+
+    /// Has the shards keep the newest version, to write it themselves; `None` if it is here.
+    pub(super) fn retain(&mut self) -> Result<Option<Arc<dyn PartWriters>>, ServerError> {
+        if self.fetched == self.version {
+            return Ok(None);
+        }
+        self.send_all(&ToShard::Retain)?;
+        let ShardOptions { keys, congestion, traffic, .. } = &self.options;
+        Ok(Some(Arc::new(ShardWriters {
+            shards: self.links.iter().map(|shard| (shard.address.clone(), shard.range.start)).collect(),
+            keys: keys.clone(),
+            congestion: congestion.clone(),
+            traffic: traffic.clone(),
+            run: self.run,
+            version: self.version,
+        })))
     }
 
     fn fetch(&mut self) -> Result<(), ServerError> {

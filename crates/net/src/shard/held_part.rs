@@ -7,7 +7,7 @@ use std::sync::Arc;
 use paceline_core::{TaskId, Version};
 use paceline_protocol::{FromShard, PayloadFormat, ShardSum, ShardUpdate};
 use paceline_runtime::{PartStepper, StepPlan, WeightedValues, compensate};
-use paceline_store::ShardNorms;
+use paceline_store::{Optimizer, ShardNorms};
 
 use crate::frame;
 use crate::outbox::{Outbox, Transfer};
@@ -43,6 +43,13 @@ struct PushingWorker {
     models: Vec<PartVersion>,
 }
 
+/// A version of the part that is to be written.
+pub(super) struct RetainedPart {
+    pub(super) version: Version,
+    pub(super) values: Arc<Region>,
+    pub(super) optimizer: Optimizer,
+}
+
 /// What a shard holds for one run.
 pub(super) struct HeldPart {
     /// Identifies the run.
@@ -62,6 +69,8 @@ pub(super) struct HeldPart {
     unwanted: HashSet<TaskId>,
     /// Buffers for updates.
     free: Vec<Region>,
+    /// The version that is to be written, until that begins.
+    pub(super) retained: Option<RetainedPart>,
 }
 
 impl HeldPart {
@@ -87,6 +96,7 @@ impl HeldPart {
             arrived: HashMap::new(),
             unwanted: HashSet::new(),
             free: Vec::new(),
+            retained: None,
         })
     }
 
@@ -236,6 +246,12 @@ impl HeldPart {
         self.next.values_mut().copy_from_slice(self.current.values());
         self.discard(tasks);
         self.advance()
+    }
+
+    /// Keeps the newest version until it is written.
+    pub(super) fn retain(&mut self) {
+        let (version, values) = (self.version, self.current.clone());
+        self.retained = Some(RetainedPart { version, values, optimizer: self.stepper.optimizer().clone() });
     }
 
     fn advance(&mut self) -> io::Result<()> {
