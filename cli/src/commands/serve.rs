@@ -85,11 +85,12 @@ impl ServeArgs {
         };
         self.output.check_folder("--standby", self.standby.as_deref()).map_err(Failure::Input)?;
         let elsewhere = |source| ServedElsewhere::new(source, run.storage.as_ref());
-        if let Some(source) = &self.output.resume {
-            elsewhere(source).check_unserved().map_err(Failure::Input)?;
-        }
+        let lease = match &self.output.resume {
+            Some(source) => elsewhere(source).resume(run.lease).map_err(Failure::Input)?,
+            None => None,
+        };
         let run = match &self.standby {
-            None => run,
+            None => ServedRun { taken: lease.map(|lease| (None, lease)), ..run },
             Some(source) => match elsewhere(source).stand_by().map_err(Failure::Input)? {
                 Some(lease) => {
                     let folder = Some(source.as_path()).filter(|path| Place::of(path).is_none());
@@ -162,7 +163,7 @@ impl<'a> ServedElsewhere<'a> {
             };
             if has_run_out {
                 eprintln!("{holder} has let its lease run out: taking over");
-                match Lease::take(&self.leases, length) {
+                match watch.take_next(length) {
                     Ok(lease) => return Ok(Some(lease)),
                     // Another standby was faster.
                     Err(RunFolderError::Io { error, .. }) if error.kind() == ErrorKind::AlreadyExists => {
@@ -180,11 +181,15 @@ impl<'a> ServedElsewhere<'a> {
         }
     }
 
-    /// Refuses a run at a place whose server renews its lease. A run folder has a lock for that.
-    fn check_unserved(&self) -> anyhow::Result<()> {
+    /// Refuses a run at a place whose server renews its lease, and takes the next one after it has run out, if `length` is
+    /// given. A run folder has a lock for that.
+    fn resume(&self, length: Option<Duration>) -> anyhow::Result<Option<Lease>> {
+        if self.stored.is_none() {
+            return Ok(None);
+        }
         let mut watch = LeaseWatch::new(self.leases.clone());
-        while self.stored.is_some() && !self.has_ended()? && !watch.has_run_out()? {
-            let Some((holder, length)) = watch.holder() else { return Ok(()) };
+        while !watch.has_run_out()? && !self.has_ended()? {
+            let Some((holder, length)) = watch.holder() else { break };
             if watch.was_renewed() {
                 let source = self.source.display();
                 anyhow::bail!(
@@ -193,7 +198,7 @@ impl<'a> ServedElsewhere<'a> {
             }
             thread::sleep(SHORTEST_LOOK.max(length / LOOKS));
         }
-        Ok(())
+        Ok(length.map(|length| watch.take_next(length)).transpose()?)
     }
 }
 

@@ -90,19 +90,18 @@ impl ObjectStorage for BucketObjects {
 
 /// The error in a few words: what the store says, or what the system says.
 fn failure(error: object_store::Error) -> io::Error {
-    let kind = match &error {
-        object_store::Error::NotFound { .. } => io::ErrorKind::NotFound,
-        object_store::Error::AlreadyExists { .. } => io::ErrorKind::AlreadyExists,
-        object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => {
-            io::ErrorKind::PermissionDenied
-        }
-        _ => io::ErrorKind::Other,
-    };
     let mut innermost: &dyn Error = &error;
     while let Some(source) = innermost.source() {
         innermost = source;
     }
     let text = innermost.to_string();
+    let kind = match &error {
+        object_store::Error::NotFound { .. } => io::ErrorKind::NotFound,
+        object_store::Error::AlreadyExists { .. } => io::ErrorKind::AlreadyExists,
+        // Also of a list, whose errors have no kind.
+        _ if text.contains("status code: 403") || text.contains("status code: 401") => io::ErrorKind::PermissionDenied,
+        _ => io::ErrorKind::Other,
+    };
     let words = match (element(&text, "Code"), element(&text, "Message")) {
         (Some(code), Some(message)) => format!("{} ({code})", message.trim_end_matches('.')),
         _ => text,

@@ -83,14 +83,17 @@ struct RenewalThread {
 }
 
 impl Lease {
-    /// Takes the next lease of a run whose leases are in `objects`, whoever held the last one. Its holder may decide for
+    /// Takes the next lease of a run whose leases are in `objects`, and which nobody else serves. Its holder may decide for
     /// `length` after it was renewed.
     ///
     /// # Errors
     /// If the storage can't be written, or another process is faster.
     pub fn take(objects: &Arc<dyn ObjectStorage>, length: Duration) -> Result<Self, RunFolderError> {
-        let place = objects.path(LEASES);
-        let epoch = newest(&**objects).map_err(at(&place))?.map_or(1, |(epoch, _)| epoch + 1);
+        let newest = newest(&**objects).map_err(at(&objects.path(LEASES)))?;
+        Lease::take_epoch(objects, newest.map_or(1, |(epoch, _)| epoch + 1), length)
+    }
+
+    fn take_epoch(objects: &Arc<dyn ObjectStorage>, epoch: u64, length: Duration) -> Result<Self, RunFolderError> {
         let began = Instant::now();
         create(&**objects, epoch, length).map_err(at(&objects.path(&object(epoch))))?;
         let state = LeaseState { epoch, renewals: 0, valid_until: began + length, lost: None, has_ended: false };
@@ -98,7 +101,7 @@ impl Lease {
         let shared = Arc::new(SharedLease { objects, length, state, ended: Condvar::new() });
         let own = shared.clone();
         let thread = thread::Builder::new().name("lease".into()).spawn(move || own.renew_until_end());
-        let thread = Some(thread.map_err(at(&place))?);
+        let thread = Some(thread.map_err(at(&shared.objects.path(LEASES)))?);
         Ok(Lease { shared: shared.clone(), _thread: Arc::new(RenewalThread { shared, thread }) })
     }
 
@@ -256,6 +259,14 @@ impl LeaseWatch {
         Some((&file.holder, Duration::try_from_secs_f64(file.seconds).ok()?))
     }
 
+    /// Takes the lease after the one that was seen last: whoever saw the same one run out is faster, or slower.
+    ///
+    /// # Errors
+    /// As [`Lease::take`]; also if somebody has taken that one.
+    pub fn take_next(&self, length: Duration) -> Result<Lease, RunFolderError> {
+        Lease::take_epoch(&self.objects, self.seen.as_ref().map_or(1, |(epoch, _)| epoch + 1), length)
+    }
+
     /// Whether the lease was renewed, or taken, since the watch began.
     pub fn was_renewed(&self) -> bool {
         self.was_renewed
@@ -334,11 +345,15 @@ mod tests {
         while !watch.has_run_out().unwrap() {
             thread::sleep(SHORT / 10);
         }
-        let taken: Vec<_> = thread::scope(|scope| {
-            let take = || create(&*objects, 2, SHORT);
-            let threads = [scope.spawn(take), scope.spawn(take)];
-            threads.map(|thread| thread.join().unwrap().is_ok()).into()
+        let mut other = LeaseWatch::new(objects.clone());
+        while !other.has_run_out().unwrap() {
+            thread::sleep(SHORT / 10);
+        }
+        let taken = thread::scope(|scope| {
+            let threads = [&watch, &other].map(|watch| scope.spawn(|| watch.take_next(SHORT)));
+            threads.map(|thread| thread.join().unwrap())
         });
-        assert_eq!(taken.iter().filter(|&&taken| taken).count(), 1);
+        assert_eq!(taken.iter().flatten().map(Lease::epoch).collect::<Vec<_>>(), [2]);
+        assert!(watch.take_next(SHORT).is_err(), "however late");
     }
 }
