@@ -161,8 +161,11 @@ impl CheckpointObjects {
 
     /// The names of all complete checkpoints, the newest last.
     fn names(&self) -> Result<Vec<String>, CheckpointError> {
-        let listed = self.objects.list(FOLDER).map_err(failure("list", &self.objects.path(FOLDER)))?;
-        Ok(listed.iter().filter_map(|object| manifest_name(object)).map(Into::into).collect())
+        Ok(self.list()?.iter().filter_map(|object| manifest_name(object)).map(Into::into).collect())
+    }
+
+    fn list(&self) -> Result<Vec<String>, CheckpointError> {
+        self.objects.list(FOLDER).map_err(failure("list", &self.objects.path(FOLDER)))
     }
 
     fn read(&self, object: &str, expected: u32) -> Result<Vec<u8>, CheckpointError> {
@@ -247,7 +250,8 @@ impl CheckpointObjects {
 
     /// Removes all but the newest checkpoints, and the objects of uploads that were interrupted.
     fn prune(&self) -> Result<(), CheckpointError> {
-        let names = self.names()?;
+        let listed = self.list()?;
+        let names: Vec<&str> = listed.iter().filter_map(|object| manifest_name(object)).collect();
         let (old, kept) = names.split_at(names.len().saturating_sub(self.keep));
         let newest = kept.last().map(|name| format!("{FOLDER}/{name}/"));
         let mut needed = BTreeSet::new();
@@ -262,7 +266,6 @@ impl CheckpointObjects {
             |object: &String| self.objects.remove(object).map_err(failure("remove", &self.objects.path(object)));
         // Without its manifest, a checkpoint is none.
         old.iter().map(|name| manifest_object(name)).try_for_each(|object| remove(&object))?;
-        let listed = self.objects.list(FOLDER).map_err(failure("list", &self.objects.path(FOLDER)))?;
         // What follows the newest may belong to a checkpoint that another process is writing.
         let is_past = |object: &&String| newest.as_ref().is_some_and(|newest| *object < newest);
         listed.iter().filter(is_past).filter(|object| !needed.contains(*object)).try_for_each(remove)
