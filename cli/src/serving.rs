@@ -13,6 +13,7 @@ use paceline_config::file::Configuration;
 use paceline_config::{Failure, ForceOption};
 use paceline_core::WorkerId;
 use paceline_net::{Address, LocalWorkers, Server, ServerError, TransportOptions, WorkerOutput};
+use paceline_objects::{Place, open_place};
 use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::{table, workers_table};
 use paceline_run::{EndedRun, PreparedRun, RunBuilder, RunError};
@@ -20,6 +21,7 @@ use paceline_runtime::{
     CONFIGURATION, Job, KeepEvents, Lease, OfferedModel, RunEnding, StopReason, Summary, WORKER_LOGS, check_free,
     next_free,
 };
+use paceline_store::ObjectStorage;
 use serde::Serialize;
 use serde_json::json;
 
@@ -40,9 +42,16 @@ pub struct ServingOutput {
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 
-    /// Resume the run in this folder from its last checkpoint; options not given keep their values
-    #[arg(long, value_name = "DIR", conflicts_with = "out")]
+    /// Resume the run in this folder, or with its checkpoints at this place, from its last checkpoint; options not given
+    /// keep their values
+    #[arg(long, value_name = "DIR|PLACE")]
     pub resume: Option<PathBuf>,
+
+    /// Write checkpoints to this place in place of the run folder, with all that another machine needs to resume the run:
+    /// s3://BUCKET/PREFIX, or file:///FOLDER for a folder that the machines share. AWS_ENDPOINT_URL, AWS_REGION,
+    /// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are read from the environment. Shards write their parts themselves
+    #[arg(long, value_name = "PLACE")]
+    pub checkpoints: Option<Place>,
 
     /// Interval between checkpoints, in seconds; 0: only at the end
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = not_negative)]
@@ -70,6 +79,17 @@ pub struct ServingOutput {
 }
 
 impl ServingOutput {
+    /// Refuses `--out` for a run that goes on in its own folder; `flag` names that.
+    pub fn check_folder(&self, flag: &str, source: Option<&Path>) -> anyhow::Result<()> {
+        match (&self.out, source.filter(|source| Place::of(source).is_none())) {
+            (Some(out), Some(folder)) => {
+                let (out, folder) = (out.display(), folder.display());
+                bail!("--out {out} cannot be used with {flag} {folder}: the run goes on in its own folder")
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Checks that `--record` can be written and is none of the `inputs`, and that `--http` is not readable from other
     /// machines unless `--open` allows it.
     fn check(&self, inputs: &[&Path], open: bool) -> anyhow::Result<()> {
@@ -86,11 +106,21 @@ impl ServingOutput {
         }
     }
 
+    /// The run folder that the run goes on in, if it has one already.
+    fn resumed_folder(&self) -> Option<&Path> {
+        self.resume.as_deref().filter(|path| Place::of(path).is_none())
+    }
+
+    /// The storage of the checkpoints, if it is not the run folder.
+    pub fn storage(&self) -> anyhow::Result<Option<Arc<dyn ObjectStorage>>> {
+        self.checkpoints.as_ref().map(open_place).transpose().context("--checkpoints")
+    }
+
     /// A run with all that these options ask for.
     fn parts<'a>(&self, run: RunBuilder<'a>, new_folder: PathBuf, http: Option<TcpListener>) -> RunBuilder<'a> {
-        let mut run = match &self.resume {
-            None => run.folder(new_folder),
-            Some(folder) => run.resume(folder),
+        let mut run = match (&self.resume, self.resumed_folder()) {
+            (None, _) => run.folder(new_folder),
+            (Some(_), folder) => run.resume(folder.map_or(new_folder, Path::to_path_buf)),
         };
         run = run.checkpoint_every(Duration::from_secs_f64(self.checkpoint_every)).keep_events(self.keep_events);
         if let Some(listener) = http {
@@ -149,8 +179,10 @@ pub struct ServedRun<'a> {
     pub open: bool,
     /// How long the run goes on after its lease was last renewed; `None` without a lease.
     pub lease: Option<Duration>,
-    /// The folder of a run that is taken over, and its next lease.
-    pub taken: Option<(&'a Path, Lease)>,
+    /// The folder of a run that is taken over, if it has one, and its next lease.
+    pub taken: Option<(Option<&'a Path>, Lease)>,
+    /// The storage of the checkpoints, if it is not the run folder.
+    pub storage: Option<Arc<dyn ObjectStorage>>,
 }
 
 /// Worker processes that bring the model.
@@ -180,7 +212,10 @@ impl ServedRun<'_> {
             run = run.lease(length);
         }
         if let Some((folder, lease)) = self.taken {
-            run = run.take_over(folder, lease);
+            run = run.take_over(folder.map_or_else(|| self.output.new_folder(), Path::to_path_buf), lease);
+        }
+        if let Some(objects) = self.storage {
+            run = run.checkpoints(objects);
         }
         let run = run.configuration(self.configuration.to_string()).observer(&mut progress);
         let run = run.prepare().map_err(Failure::input)?;
@@ -232,9 +267,10 @@ impl ServedRun<'_> {
 
     /// Checks the output, and begins to show what happens.
     fn begin(&self) -> Result<MultiProgress, Failure> {
-        let resumed_config = self.output.resume.as_ref().map(|folder| folder.join(CONFIGURATION));
+        let resumed_config = self.output.resumed_folder().map(|folder| folder.join(CONFIGURATION));
         let config = self.output.config.path().or(resumed_config.as_ref()).map(PathBuf::as_path);
         let inputs: Vec<&Path> = self.inputs.iter().copied().chain(config).collect();
+        self.output.check_folder("--resume", self.output.resume.as_deref()).map_err(Failure::Input)?;
         self.output.check(&inputs, self.open).map_err(Failure::Input)?;
         let bars = bars();
         logs::install(&bars);

@@ -106,6 +106,7 @@ impl TrainArgs {
             open: false,
             lease: None,
             taken: None,
+            storage: self.output.storage().map_err(Failure::Input)?,
         };
         run.run(&job, |run, bars| {
             run.run_with_processes(self.job.workers, command, logs::worker_output(bars, self.output.json))
@@ -119,6 +120,11 @@ impl TrainArgs {
             return Err(Failure::Input(anyhow!(
                 "--{option} can't be given with a script: {} decides it itself",
                 script.display()
+            )));
+        }
+        if let Some(place) = &self.output.checkpoints {
+            return Err(Failure::Input(anyhow!(
+                "--checkpoints {place} can't be given with a script: the state that it saves stays in the run folder"
             )));
         }
         self.check_emulation().map_err(Failure::Input)?;
@@ -143,6 +149,7 @@ impl TrainArgs {
             open: false,
             lease: None,
             taken: None,
+            storage: None,
         };
         let command = |server: &Address, folder: &Path, worker| self.script(server, folder, worker);
         let (count, has_evaluator) = (self.job.workers, evaluate_every > 0);

@@ -11,6 +11,8 @@ use anyhow::{Context, anyhow, bail};
 use clap::error::ContextKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command};
+use paceline_objects::{Place, open_place};
+use paceline_runtime::{CONFIGURATION, StoredRun};
 use paceline_spec::read_text;
 
 use crate::failure::Failure;
@@ -24,26 +26,35 @@ pub fn matches(command: Command, arguments: Vec<OsString>) -> Result<ArgMatches,
     let given = command.clone().try_get_matches_from(&arguments)?;
     let Some((name, subcommand)) = given.subcommand() else { return Ok(given) };
     let path_of = |id: &str| subcommand.try_get_one::<PathBuf>(id).ok().flatten();
-    let resume_config = || path_of("resume").or(path_of("standby")).map(|folder| folder.join("config.toml"));
+    let resumed = path_of("resume").or(path_of("standby"));
+    let place = resumed.and_then(|path| Place::of(path));
+    let resume_config = || resumed.map(|folder| folder.join(CONFIGURATION));
     let Some(path) = &path_of("config").cloned().or_else(resume_config) else { return Ok(given) };
-    let place = arguments.iter().position(|argument| *argument == *name).unwrap_or(0);
-    let (before, after) = arguments.split_at(place + 1);
+    let text = match &place {
+        Some(place) if path_of("config").is_none() => ConfigText::stored(place),
+        _ => ConfigText::read(path),
+    };
+    let text = text.map_err(Failure::Input)?;
+    let command_name = arguments.iter().position(|argument| *argument == *name).unwrap_or(0);
+    let (before, after) = arguments.split_at(command_name + 1);
     let known: Vec<&Arg> = command.find_subcommand(name).map(Command::get_arguments).into_iter().flatten().collect();
     // The files that a scenario of a suite names are beside it.
     let beside = path_of("suite").and(path.parent());
-    let from_file = ConfigText::read(path).and_then(|text| text.arguments(&known, beside)).map_err(Failure::Input)?;
+    let from_file = text.arguments(&known, beside).map_err(Failure::Input)?;
     // The file is parsed alone first, so that its errors name it.
     let alone = before.iter().cloned().chain(from_file.iter().map(|(_, argument)| argument.into()));
     if let Err(error) = command.clone().try_get_matches_from(alone) {
-        let place = ConfigText::read(path).map(|text| text.place_of(&error)).map_err(Failure::Input)?;
+        let place = text.place_of(&error);
         let Failure::Input(error) = Failure::from(error) else { return Ok(given) };
         return Err(Failure::Input(error.context(place)));
     }
     let typed = |id: &str| subcommand.value_source(id) == Some(ValueSource::CommandLine);
     // A learning rate for all comes before those for single schemes in a file.
-    let replaced = |id: &str| typed(id) || (id == "lr_of" && typed("lr"));
+    let replaced = |id: &str| typed(id) || (id == "lr_of" && typed("lr")) || (id == "checkpoints" && place.is_some());
     let not_typed = from_file.iter().filter(|(id, _)| !replaced(id)).map(|(_, argument)| argument.into());
-    let all = before.iter().cloned().chain(not_typed).chain(after.iter().cloned());
+    // A run goes on where it is, wherever it began.
+    let checkpoints = place.iter().map(|place| format!("--checkpoints={place}").into());
+    let all = before.iter().cloned().chain(not_typed).chain(checkpoints).chain(after.iter().cloned());
     Ok(command.clone().try_get_matches_from(all)?)
 }
 
@@ -77,6 +88,12 @@ impl ConfigText {
         let name = path.display().to_string();
         let text = read_text(path).with_context(|| name.clone())?;
         Ok(ConfigText { name, text })
+    }
+
+    /// The configuration of a run at a place.
+    fn stored(place: &Place) -> anyhow::Result<Self> {
+        let run = StoredRun::new(open_place(place)?);
+        Ok(ConfigText { name: format!("{place}/{CONFIGURATION}"), text: run.configuration()? })
     }
 
     /// The settings, each as the flag's id and the argument. Relative paths are taken to be `beside` a folder, if one is

@@ -57,7 +57,7 @@ fn run_in(path: &Path, job: &Job, folder: RunFolder, point: Option<ResumePoint>)
         None => server.run(job, &mut follower),
         Some(point) => server.resume(job, point, &mut follower),
     });
-    let FolderFollower { folder, checkpointer } = follower;
+    let FolderFollower { folder, mut checkpointer } = follower;
     assert_eq!(checkpointer.finish(), None);
     folder.finish(&outcome.summary, None).unwrap();
     outcome

@@ -44,7 +44,9 @@ pub use server::{
     token_matches,
 };
 pub use server_search::ServerSearch;
-pub use shard_message::{FromShard, ShardGreeting, ShardPlace, ShardSum, ShardUpdate, ToShard, WorkerToShard};
+pub use shard_message::{
+    FromShard, ShardGreeting, ShardPlace, ShardSave, ShardSum, ShardUpdate, ToShard, WorkerToShard,
+};
 pub use worker::{
     AfterIteration, NextTask, Reaction, ResultStatus, SessionEnd, Welcome, WorkerProtocol, after_iteration,
 };

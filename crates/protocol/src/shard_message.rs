@@ -13,6 +13,11 @@
 //!   Discard, Forget ─────────────▶            updates that are not needed, a worker's connection that has ended
 //!   Fetch ───────────────────────▶
 //!         ◀─────────────────────── Held       with parameters and state
+//!   Retain ──────────────────────▶            keep the newest version until it is saved
+//!
+//! coordinator, another connection shard
+//!   Save ────────────────────────▶            write the version that is retained
+//!         ◀─────────────────────── Saved
 //!
 //! worker                          shard
 //!   Work ────────────────────────▶
@@ -22,7 +27,7 @@
 //! ```
 
 use paceline_core::{TaskId, Version};
-use paceline_store::OptimizerRules;
+use paceline_store::{OptimizerRules, WrittenParts};
 use serde::{Deserialize, Serialize};
 
 use crate::message::Token;
@@ -37,6 +42,21 @@ pub struct ShardPlace {
     pub start: u64,
     /// How many values it has.
     pub length: u64,
+}
+
+/// What a shard writes, and where.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardSave {
+    /// The run.
+    pub run: u64,
+    /// The version that the shard retains.
+    pub version: Version,
+    /// Where its part starts.
+    pub start: u64,
+    /// The place, as a user writes it. Credentials are the shard's own.
+    pub place: String,
+    /// The name of the checkpoint.
+    pub checkpoint: String,
 }
 
 /// The first message on a connection to a shard.
@@ -80,6 +100,13 @@ pub enum ShardGreeting {
         session: u64,
         /// How many shards the run has.
         shards: u32,
+    },
+    /// The coordinator of a run: write a part of a checkpoint. It has another connection.
+    Save {
+        /// The token of the keys, if there are keys.
+        token: Option<Token>,
+        /// What is written.
+        save: ShardSave,
     },
 }
 
@@ -140,6 +167,8 @@ pub enum ToShard<P> {
     },
     /// Send parameters and state.
     Fetch,
+    /// Keep the newest version with its state until it is saved, in place of one that was kept before.
+    Retain,
 }
 
 /// A message of a worker to a shard.
@@ -180,6 +209,8 @@ pub enum FromShard {
         /// The steps that the optimizer has taken.
         steps: u64,
     },
+    /// To the coordinator: the parts of a checkpoint that were written, or why they could not be.
+    Saved(Result<WrittenParts, String>),
     /// To a worker: the shard's part of a model follows.
     Model {
         /// Its version.

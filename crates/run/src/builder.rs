@@ -9,8 +9,9 @@ use std::time::Duration;
 use paceline_net::{Address, Server, TransportOptions};
 use paceline_runtime::{
     Checkpointer, EventLogHeader, FolderLock, Job, KeepEvents, Lease, Observer, ResumePoint, RunFolder, RunFolderError,
-    SharedStatus, StatusServer, check_unfinished,
+    SharedStatus, StatusServer, StoredRun, check_free, check_unfinished, folder_leases,
 };
+use paceline_store::{ObjectStorage, create_folder};
 use paceline_trace::Recorder;
 
 use crate::follower::RunFollower;
@@ -43,6 +44,7 @@ pub struct RunBuilder<'a> {
     server: Option<Server>,
     started: Arc<AtomicBool>,
     lease: Option<Duration>,
+    stored: Option<StoredRun>,
 }
 
 impl<'a> RunBuilder<'a> {
@@ -62,6 +64,7 @@ impl<'a> RunBuilder<'a> {
             server: None,
             started: Arc::default(),
             lease: None,
+            stored: None,
         }
     }
 
@@ -90,6 +93,14 @@ impl<'a> RunBuilder<'a> {
         self
     }
 
+    /// Writes checkpoints to this storage in place of the run folder, with all that another machine needs to go on with
+    /// the run; its lease is there too. A run that resumes gets its folder's files from there. Shards write their parts
+    /// themselves.
+    pub fn checkpoints(mut self, objects: Arc<dyn ObjectStorage>) -> Self {
+        self.stored = Some(StoredRun::new(objects));
+        self
+    }
+
     /// Goes on with the run in this folder, from its last checkpoint.
     pub fn resume(mut self, path: impl Into<PathBuf>) -> Self {
         self.folder = FolderChoice::Resumed(path.into());
@@ -104,7 +115,7 @@ impl<'a> RunBuilder<'a> {
         self
     }
 
-    /// Serves the run under a lease in its folder, so that another process can take it over. The run stops when that
+    /// Serves the run under a lease beside its checkpoints, so that another process can take it over. The run stops when that
     /// happens. It may go on for `length` after the lease was last renewed.
     pub fn lease(mut self, length: Duration) -> Self {
         self.lease = Some(length);
@@ -153,10 +164,13 @@ impl<'a> RunBuilder<'a> {
     /// If the folder is in use, is not empty, or is that of another run or of one that is over; if it can't be written; if
     /// the server can't listen; or if the status can't be served. Nothing is changed then.
     pub fn prepare(mut self) -> Result<PreparedRun<'a>, RunError> {
-        let resumed = match &self.folder {
-            FolderChoice::Resumed(path) => Some(load(path, self.job, FolderLock::acquire)?),
-            FolderChoice::TakenOver(path, _) => Some(load(path, self.job, FolderLock::take_over)?),
-            FolderChoice::None | FolderChoice::New(_) => None,
+        let resumed = match (&self.folder, &mut self.stored) {
+            (FolderChoice::Resumed(path) | FolderChoice::TakenOver(path, _), Some(stored)) => {
+                Some(restore(path, self.job, stored)?)
+            }
+            (FolderChoice::Resumed(path), None) => Some(load(path, self.job, FolderLock::acquire)?),
+            (FolderChoice::TakenOver(path, _), None) => Some(load(path, self.job, FolderLock::take_over)?),
+            (FolderChoice::None | FolderChoice::New(_), _) => None,
         };
         let server = match self.server.take() {
             Some(server) => server,
@@ -167,10 +181,13 @@ impl<'a> RunBuilder<'a> {
         let start = |listener| StatusServer::start(listener, status.clone(), |warning| tracing::warn!("{warning}"));
         let status_server = self.http.take().map(start).transpose().map_err(RunError::Http)?;
         // Last, since only this leaves something behind.
+        let leases = self.stored.as_ref().map(|stored| stored.objects().clone());
         let (mut folder, resume_point) = self.open_folder(resumed)?;
         let lease = match (&mut folder, self.folder, self.lease) {
             (Some(_), FolderChoice::TakenOver(_, lease), _) => Some(lease),
-            (Some((folder, _)), _, Some(length)) => Some(Lease::take(folder.path(), length)?),
+            (Some((folder, _)), _, Some(length)) => {
+                Some(Lease::take(&leases.unwrap_or_else(|| folder_leases(folder.path())), length)?)
+            }
             _ => None,
         };
         if let Some((_, checkpointer)) = &mut folder {
@@ -192,14 +209,17 @@ impl<'a> RunBuilder<'a> {
     }
 
     /// Creates the folder, or continues it, and takes its checkpoints.
-    fn open_folder(&self, resumed: Option<(FolderLock, ResumePoint)>) -> Result<OpenFolder, RunError> {
+    fn open_folder(&mut self, resumed: Option<(FolderLock, ResumePoint)>) -> Result<OpenFolder, RunError> {
         let (job, layout) = (self.job, self.job.model.layout());
         let header = EventLogHeader::new(job.scheme.clone(), &job.setup);
         let (mut folder, point) = match (&self.folder, resumed) {
             (FolderChoice::New(path), _) => {
+                check_free(path)?;
+                self.stored.iter().try_for_each(|stored| stored.begin(&self.configuration))?;
                 (RunFolder::create(path, &self.configuration, &header, Some(layout))?, None)
             }
             (_, Some((lock, point))) => {
+                self.stored.iter().try_for_each(|stored| stored.resume(&self.configuration))?;
                 let (folder, lost) = RunFolder::resume(lock, &self.configuration, &header, &point, layout)?;
                 point.skipped.iter().for_each(|problem| tracing::warn!("{problem}; using an older checkpoint"));
                 if let Some(problem) = &point.afresh {
@@ -212,7 +232,11 @@ impl<'a> RunBuilder<'a> {
             (_, None) => return Ok((None, None)),
         };
         folder.keep_events(self.keep_events);
-        let mut checkpointer = Checkpointer::new(folder.path(), Arc::new(layout.clone()), self.checkpoint_every)?;
+        let (layout, interval) = (Arc::new(layout.clone()), self.checkpoint_every);
+        let mut checkpointer = match self.stored.take() {
+            None => Checkpointer::new(folder.path(), layout, interval)?,
+            Some(stored) => Checkpointer::stored(stored, layout, interval)?,
+        };
         if let Some(point) = &point {
             checkpointer.resumed(point.checkpoint.version);
         }
@@ -232,6 +256,17 @@ fn load(
     check_unfinished(path, &job.goals)?;
     let lock = lock(path)?;
     let point = ResumePoint::load(&lock, job)?;
+    Ok((lock, point))
+}
+
+/// The same from storage, which the folder is made a copy of.
+fn restore(path: &Path, job: &Job, stored: &mut StoredRun) -> Result<(FolderLock, ResumePoint), RunError> {
+    stored.check_unfinished(&job.goals)?;
+    create_folder(path).map_err(|error| RunFolderError::Io { path: path.into(), error })?;
+    let lock = FolderLock::acquire(path)?;
+    let header = EventLogHeader::new(job.scheme.clone(), &job.setup);
+    let latest = stored.restore(path, job.model.layout(), &header)?;
+    let point = ResumePoint::new(&lock, job, latest)?;
     Ok((lock, point))
 }
 

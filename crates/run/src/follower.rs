@@ -73,6 +73,10 @@ impl ServerObserver for RunFollower<'_> {
         self.folder.as_ref().is_some_and(|(_, checkpointer)| checkpointer.is_due())
     }
 
+    fn takes_parts(&self) -> bool {
+        self.folder.as_ref().is_some_and(|(_, checkpointer)| checkpointer.takes_parts())
+    }
+
     fn on_checkpoint(&mut self, state: &RunState<'_>) {
         if let Some((folder, checkpointer)) = &mut self.folder {
             checkpointer.save(state, folder);

@@ -103,12 +103,13 @@ impl EndedRun {
     pub fn save(self) -> Result<RunOutcome, RunError> {
         let EndedRun { outcome, folder, record, _status_server } = self;
         let mut saved = Ok(());
-        if let Some((folder, checkpointer)) = folder {
+        if let Some((folder, mut checkpointer)) = folder {
             if let Some(warning) = checkpointer.finish() {
                 tracing::warn!("{warning}");
             }
             saved =
                 page::finish_run_folder(folder, &outcome.summary, Some(&outcome.parameters)).map_err(RunError::from);
+            saved = saved.and(checkpointer.end(&outcome.summary).map_err(RunError::from));
         }
         if let Some((path, recorder)) = record {
             saved = saved.and(recorder.finish().write(&path).map_err(RunError::from));

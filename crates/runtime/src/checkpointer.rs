@@ -7,18 +7,25 @@ use std::time::{Duration, Instant};
 
 use paceline_store::{CheckpointFolder, Layout};
 
-use crate::folder_writer::PendingCheckpoint;
-use crate::{Lease, RunFolder, RunFolderError, RunState};
+use crate::checkpoint_upload::UploadThread;
+use crate::folder_writer::{PendingCheckpoint, PendingTarget, PendingValues};
+use crate::{Lease, ModelValues, RunFolder, RunFolderError, RunState, StoredRun, Summary};
 
 /// How many checkpoints are kept.
-const KEPT: usize = 3;
+pub(crate) const KEPT: usize = 3;
 
 /// The folder of the checkpoints in a run folder.
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
 
-/// Takes the checkpoints of one run. The thread of the run folder writes them.
+/// Where checkpoints go.
+enum CheckpointTarget {
+    Folder(CheckpointFolder),
+    Stored(UploadThread),
+}
+
+/// Takes the checkpoints of one run. The thread of the run folder writes them, or one for object storage.
 pub struct Checkpointer {
-    folder: CheckpointFolder,
+    target: CheckpointTarget,
     layout: Arc<Layout>,
     interval: Duration,
     last: Instant,
@@ -40,9 +47,21 @@ impl Checkpointer {
     /// If the folder can't be written.
     pub fn new(path: &Path, layout: Arc<Layout>, interval: Duration) -> Result<Self, RunFolderError> {
         let folder = CheckpointFolder::create(path.join(CHECKPOINTS), KEPT)?;
+        Ok(Checkpointer::to(CheckpointTarget::Folder(folder), layout, interval))
+    }
+
+    /// The same in object storage, with the other files of the run.
+    ///
+    /// # Errors
+    /// If the system has no thread.
+    pub fn stored(run: StoredRun, layout: Arc<Layout>, interval: Duration) -> Result<Self, RunFolderError> {
+        Ok(Checkpointer::to(CheckpointTarget::Stored(UploadThread::start(run)?), layout, interval))
+    }
+
+    fn to(target: CheckpointTarget, layout: Arc<Layout>, interval: Duration) -> Self {
         let (report, outcomes) = channel();
-        Ok(Checkpointer {
-            folder,
+        Checkpointer {
+            target,
             layout,
             interval,
             last: Instant::now(),
@@ -53,7 +72,12 @@ impl Checkpointer {
             failing: false,
             saved: None,
             lease: None,
-        })
+        }
+    }
+
+    /// Whether shards can write their parts themselves.
+    pub fn takes_parts(&self) -> bool {
+        matches!(self.target, CheckpointTarget::Stored(_))
     }
 
     /// Writes checkpoints only while this lease is held, if there is one.
@@ -83,11 +107,18 @@ impl Checkpointer {
             return;
         }
         folder.checkpoint(PendingCheckpoint {
-            folder: self.folder.clone(),
+            target: match &self.target {
+                CheckpointTarget::Folder(folder) => PendingTarget::Folder(folder.clone()),
+                CheckpointTarget::Stored(uploads) => PendingTarget::Stored(uploads.queue()),
+            },
             layout: self.layout.clone(),
             version: state.version,
-            parameters: state.parameters.to_vec(),
-            optimizer: state.optimizer.clone(),
+            values: match state.values {
+                ModelValues::Here { parameters, optimizer } => {
+                    PendingValues::Here { parameters: parameters.to_vec(), optimizer: optimizer.clone() }
+                }
+                ModelValues::InShards(shards) => PendingValues::InShards(shards.clone()),
+            },
             rate: state.rate,
             ledger: state.ledger.save(),
             monitor: state.monitor.clone(),
@@ -126,7 +157,7 @@ impl Checkpointer {
     }
 
     /// Waits until all checkpoints are written. Returns a warning if one failed.
-    pub fn finish(mut self) -> Option<String> {
+    pub fn finish(&mut self) -> Option<String> {
         let mut warning = None;
         while self.under_way > 0
             && let Ok(outcome) = self.outcomes.recv()
@@ -134,6 +165,17 @@ impl Checkpointer {
             warning = self.on_written(outcome).or(warning);
         }
         warning
+    }
+
+    /// Tells others who have the checkpoints only that the run has ended.
+    ///
+    /// # Errors
+    /// If that can't be written.
+    pub fn end(&self, summary: &Summary) -> Result<(), RunFolderError> {
+        match &self.target {
+            CheckpointTarget::Folder(_) => Ok(()),
+            CheckpointTarget::Stored(uploads) => StoredRun::end(uploads.objects(), summary),
+        }
     }
 }
 
@@ -161,8 +203,7 @@ mod tests {
         for version in 1..=20 {
             let state = RunState {
                 version,
-                parameters: &parameters,
-                optimizer: &optimizer,
+                values: ModelValues::Here { parameters: &parameters, optimizer: &optimizer },
                 rate: RateState::default(),
                 ledger: &ledger,
                 monitor: &Monitor::default(),

@@ -116,8 +116,12 @@ pub fn has_ended(folder: &Path) -> bool {
 /// If the run is over.
 pub fn check_unfinished(folder: &Path, goals: &Goals) -> Result<(), RunFolderError> {
     // A run that was killed, or goes on, has no summary.
-    let Ok(text) = std::fs::read(folder.join(SUMMARY)) else { return Ok(()) };
-    let Ok(summary) = serde_json::from_slice::<Summary>(&text) else { return Ok(()) };
+    std::fs::read(folder.join(SUMMARY)).map_or(Ok(()), |text| check_summary(folder, &text, goals))
+}
+
+/// The same for a summary that was read from `path`.
+pub(crate) fn check_summary(path: &Path, text: &[u8], goals: &Goals) -> Result<(), RunFolderError> {
+    let Ok(summary) = serde_json::from_slice::<Summary>(text) else { return Ok(()) };
     let Ok(ended_by) = summary.stopped_by.parse::<Goal>() else { return Ok(()) };
     let progress = GoalProgress {
         iterations: summary.iterations,
@@ -129,7 +133,7 @@ pub fn check_unfinished(folder: &Path, goals: &Goals) -> Result<(), RunFolderErr
     let met = goals.iter().find(|&goal| goal == ended_by).or_else(|| goals.met(&progress));
     match met {
         Some(goal) => {
-            Err(RunFolderError::Finished { path: folder.into(), ended_by, iterations: summary.iterations, goal })
+            Err(RunFolderError::Finished { path: path.into(), ended_by, iterations: summary.iterations, goal })
         }
         None => Ok(()),
     }

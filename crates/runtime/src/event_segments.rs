@@ -40,7 +40,7 @@ pub const EVENTS: &str = "events.jsonl";
 const OLDER: &str = "events";
 
 /// How the name of an older segment ends.
-const COMPRESSED: &str = ".jsonl.gz";
+pub(crate) const COMPRESSED: &str = ".jsonl.gz";
 
 /// A segment is cut at the first checkpoint after it has got this many bytes.
 const CUT_AFTER: u64 = 4 * 1024 * 1024;
@@ -248,6 +248,12 @@ impl EventSegments {
         self.flush()
     }
 
+    /// The older segments that are kept, by their paths in the run folder.
+    pub(crate) fn older(&self) -> io::Result<Vec<(String, PathBuf)>> {
+        let older = older_segments(&self.folder)?.into_iter().filter(|&(number, _)| number < self.segment);
+        Ok(older.map(|(number, path)| (format!("{OLDER}/{number:08}{COMPRESSED}"), path)).collect())
+    }
+
     /// Ends the segment if it is large enough, and begins the next one in this state, which a checkpoint on disk holds.
     ///
     /// # Errors
@@ -282,7 +288,7 @@ impl EventSegments {
 }
 
 /// Removes the older segments from this number on.
-fn remove_from(folder: &Path, segment: u64) -> io::Result<()> {
+pub(crate) fn remove_from(folder: &Path, segment: u64) -> io::Result<()> {
     let later = older_segments(folder)?.into_iter().filter(|&(number, _)| number >= segment);
     later.into_iter().try_for_each(|(_, path)| fs::remove_file(path))
 }

@@ -14,12 +14,14 @@ use paceline_core::SavedLedger;
 use paceline_store::{CheckpointFolder, CheckpointView, Layout, Optimizer};
 
 use crate::byte_queue::ByteQueue;
+use crate::checkpoint_upload::CheckpointUpload;
 use crate::event_segments::{EVENTS, EventSegments, KeepEvents};
 use crate::metrics::METRICS;
 use crate::resume::SavedRun;
 use crate::retrying_file::RetryingFile;
 use crate::run_folder::{RunFolderError, SCALARS, at};
-use crate::{Lease, Monitor, RateState};
+use crate::stored_run::compressed;
+use crate::{Lease, Monitor, PartWriters, RateState};
 
 /// The limit of what waits to be written, in bytes. A checkpoint does not count: only one waits at a time.
 const LIMIT: usize = 64 * 1024 * 1024;
@@ -32,13 +34,24 @@ pub(crate) enum FolderFile {
     Scalars,
 }
 
+/// The model of a checkpoint.
+pub(crate) enum PendingValues {
+    Here { parameters: Vec<f32>, optimizer: Optimizer },
+    InShards(Arc<dyn PartWriters>),
+}
+
+/// Where a checkpoint goes.
+pub(crate) enum PendingTarget {
+    Folder(CheckpointFolder),
+    Stored(Sender<CheckpointUpload>),
+}
+
 /// A copy of a run's state, to be written to disk.
 pub(crate) struct PendingCheckpoint {
-    pub(crate) folder: CheckpointFolder,
+    pub(crate) target: PendingTarget,
     pub(crate) layout: Arc<Layout>,
     pub(crate) version: u64,
-    pub(crate) parameters: Vec<f32>,
-    pub(crate) optimizer: Optimizer,
+    pub(crate) values: PendingValues,
     pub(crate) rate: RateState,
     pub(crate) ledger: SavedLedger,
     pub(crate) monitor: Monitor,
@@ -87,6 +100,9 @@ impl Write for QueuedFile {
     }
 }
 
+/// Files with their contents, and files with their paths, each by name.
+type CheckpointFiles = (Vec<(&'static str, Vec<u8>)>, Vec<(String, PathBuf)>);
+
 /// The files of a run folder, as the thread has them.
 pub(crate) struct FolderFiles {
     /// The run folder.
@@ -109,13 +125,16 @@ impl FolderFiles {
                     }
                 }
                 WriteJob::Checkpoint(copy) => {
+                    let report = copy.outcome.clone();
                     let outcome = if lost[FolderFile::Events as usize].is_none() {
-                        self.checkpoint(&copy)
+                        self.checkpoint(*copy)
                     } else {
                         Err("the event log can't be written".into())
                     };
-                    // Nobody may be interested any more.
-                    let _ = copy.outcome.send(outcome);
+                    if let Some(outcome) = outcome.transpose() {
+                        // Nobody may be interested any more.
+                        let _ = report.send(outcome);
+                    }
                 }
                 WriteJob::KeepEvents(keep) => self.events.keep(keep),
             }
@@ -135,19 +154,46 @@ impl FolderFiles {
         }
     }
 
-    fn checkpoint(&mut self, copy: &PendingCheckpoint) -> Result<u64, String> {
-        copy.lease.as_ref().map_or(Ok(()), Lease::hold).map_err(|lost| lost.to_string())?;
-        let PendingCheckpoint { folder, layout, version, parameters, optimizer, rate, ledger, monitor, .. } = copy;
+    /// Writes a checkpoint, and returns its version; `None` if another thread goes on with it, and reports.
+    fn checkpoint(&mut self, copy: PendingCheckpoint) -> Result<Option<u64>, String> {
+        let PendingCheckpoint { target, layout, version, values, rate, ledger, monitor, lease, outcome } = copy;
+        lease.as_ref().map_or(Ok(()), Lease::hold).map_err(|lost| lost.to_string())?;
         let position = self.events.sync().map_err(|error| format!("the event log can't be written: {error}"))?;
-        let run = SavedRun { ledger: ledger.clone(), monitor: monitor.clone(), position };
-        let run = serde_json::to_string(&run).map_err(|error| error.to_string())?;
-        let rate = serde_json::to_string(rate).map_err(|error| error.to_string())?;
-        let view =
-            CheckpointView { version: *version, layout, parameters, optimizer, run_state: &run, rate_state: &rate };
-        folder.save(&view).map_err(|error| error.to_string())?;
+        let run = SavedRun { ledger: ledger.clone(), monitor, position };
+        let run_state = serde_json::to_string(&run).map_err(|error| error.to_string())?;
+        let rate_state = serde_json::to_string(&rate).map_err(|error| error.to_string())?;
+        let written = match (target, values) {
+            (PendingTarget::Folder(folder), PendingValues::Here { parameters, optimizer }) => {
+                let (parameters, optimizer) = (&parameters[..], &optimizer);
+                let (layout, run_state, rate_state) = (&layout, &run_state, &rate_state);
+                let view = CheckpointView { version, layout, parameters, optimizer, run_state, rate_state };
+                folder.save(&view).map_err(|error| error.to_string())?;
+                Some(version)
+            }
+            (PendingTarget::Folder(_), PendingValues::InShards(_)) => {
+                return Err("shards do not write to a run folder".into());
+            }
+            (PendingTarget::Stored(uploads), values) => {
+                let (files, older) = self.files(position.bytes).map_err(|error| error.to_string())?;
+                let upload =
+                    CheckpointUpload { layout, version, values, run_state, rate_state, files, older, lease, outcome };
+                // It ends after this thread.
+                let _ = uploads.send(upload);
+                None
+            }
+        };
         // If the segment can't be cut now, it is at a later checkpoint.
-        let _ = self.events.cut_if_large(ledger);
-        Ok(*version)
+        let _ = self.events.cut_if_large(&ledger);
+        Ok(written)
+    }
+
+    /// What goes with a checkpoint: the event log, up to this many bytes, and the metrics as they are now; and older
+    /// segments.
+    fn files(&mut self, events: u64) -> io::Result<CheckpointFiles> {
+        self.metrics.flush()?;
+        let events = compressed(&self.path.join(EVENTS), events)?;
+        let metrics = compressed(&self.path.join(METRICS), self.metrics.written())?;
+        Ok((vec![(EVENTS, events), (METRICS, metrics)], self.events.older()?))
     }
 }
 

@@ -1,25 +1,24 @@
 //! Who may decide in a run that several coordinators could serve: whoever holds the run's lease.
 //!
-//! The folder `leases` of the run folder has a file for every lease there ever was, numbered from 1: its **epoch**. A file can
-//! be created only once, so an epoch has one holder. The holder writes to its file every now and then, and may decide for a
-//! while after the last time. A lease that ran out is not renewed: also its holder needs the next one. Whoever waits for a
-//! lease to run out waits twice as long as its holder may decide, by its own clock, and so no two may decide at a time. The
-//! rules are in `lease_rules`, for `paceline-torture` too.
+//! The folder `leases` of the run folder, or of the run in object storage, has an object for every lease there ever was,
+//! numbered from 1: its **epoch**. An object can be created only once, so an epoch has one holder. The holder writes to its
+//! object every now and then, and may decide for a while after the last time. A lease that ran out is not renewed: also its
+//! holder needs the next one. Whoever waits for a lease to run out waits twice as long as its holder may decide, by its own
+//! clock, and so no two may decide at a time. The rules are in `lease_rules`, for `paceline-torture` too.
 
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use paceline_store::create_folder;
+use paceline_store::{FolderObjects, ObjectStorage, host_name};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::lease_rules::{HeldLease, LeaseFile, LeaseLost, NewestLease, WatchedLease};
 use crate::run_folder::{RunFolderError, at};
 
-/// The folder of the leases in a run folder.
+/// The folder of the leases.
 const LEASES: &str = "leases";
 
 /// How many times a lease is renewed before it would run out.
@@ -27,6 +26,12 @@ const RENEWALS: u32 = 4;
 
 /// How long to wait before storage that failed is tried again.
 const RETRY: Duration = Duration::from_millis(100);
+
+/// Where the leases of the run in a folder are.
+pub fn folder_leases(folder: &Path) -> Arc<dyn ObjectStorage> {
+    // A lease need not survive a power cut: its holder does not.
+    Arc::new(FolderObjects::unsynced(folder))
+}
 
 /// The lease of a run, held by this process. Clones are of the same lease.
 #[derive(Debug, Clone)]
@@ -37,7 +42,7 @@ pub struct Lease {
 
 #[derive(Debug)]
 struct SharedLease {
-    folder: PathBuf,
+    objects: Arc<dyn ObjectStorage>,
     length: Duration,
     state: Mutex<LeaseState>,
     ended: Condvar,
@@ -57,27 +62,25 @@ struct RenewalThread {
 }
 
 impl Lease {
-    /// Takes the next lease of the run in `folder`, whoever held the last one. Its holder may decide for `length` after it
-    /// was renewed.
+    /// Takes the next lease of a run whose leases are in `objects`, and which nobody else serves. Its holder may decide for
+    /// `length` after it was renewed.
     ///
     /// # Errors
-    /// If the folder can't be written, or another process is faster.
-    pub fn take(folder: &Path, length: Duration) -> Result<Self, RunFolderError> {
-        let folder = folder.join(LEASES);
-        create_folder(&folder).map_err(at(&folder))?;
-        let epoch = newest(&folder).map_err(at(&folder))?.map_or(1, |(epoch, _)| epoch + 1);
-        Lease::create(folder, epoch, length)
+    /// If the storage can't be written, or another process is faster.
+    pub fn take(objects: &Arc<dyn ObjectStorage>, length: Duration) -> Result<Self, RunFolderError> {
+        let newest = newest(&**objects).map_err(at(&objects.path(LEASES)))?;
+        Lease::take_epoch(objects, newest.map_or(1, |(epoch, _)| epoch + 1), length)
     }
 
-    /// Creates the lease of this epoch in the folder of the leases.
-    fn create(folder: PathBuf, epoch: u64, length: Duration) -> Result<Self, RunFolderError> {
+    fn take_epoch(objects: &Arc<dyn ObjectStorage>, epoch: u64, length: Duration) -> Result<Self, RunFolderError> {
         let began = now();
-        create(&folder, epoch, length).map_err(at(&folder.join(epoch.to_string())))?;
+        create(&**objects, epoch, length).map_err(at(&objects.path(&object(epoch))))?;
         let state = LeaseState { held: HeldLease::new(epoch, length, began), has_ended: false };
-        let shared = Arc::new(SharedLease { folder, length, state: Mutex::new(state), ended: Condvar::new() });
+        let (objects, state) = (objects.clone(), Mutex::new(state));
+        let shared = Arc::new(SharedLease { objects, length, state, ended: Condvar::new() });
         let own = shared.clone();
         let thread = thread::Builder::new().name("lease".into()).spawn(move || own.renew_until_end());
-        let thread = Some(thread.map_err(at(&shared.folder))?);
+        let thread = Some(thread.map_err(at(&shared.objects.path(LEASES)))?);
         Ok(Lease { shared: shared.clone(), _thread: Arc::new(RenewalThread { shared, thread }) })
     }
 
@@ -86,8 +89,8 @@ impl Lease {
         self.shared.lock().held.epoch()
     }
 
-    /// Returns when this process may decide. If the lease has run out, because the process stood still or the folder could
-    /// not be written, that takes the next one.
+    /// Returns when this process may decide. If the lease has run out, because the process stood still or the storage
+    /// could not be written, that takes the next one.
     ///
     /// # Errors
     /// If another process has the next one.
@@ -115,32 +118,42 @@ impl SharedLease {
     fn renew_until_end(&self) {
         let mut state = self.lock();
         while !state.has_ended && state.held.may_decide(now()).is_ok() {
-            self.renew(&mut state.held);
+            drop(state);
+            self.renew();
             let interval = self.length / RENEWALS;
-            state = self.ended.wait_timeout(state, interval).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.lock();
+            if !state.has_ended {
+                state = self.ended.wait_timeout(state, interval).unwrap_or_else(PoisonError::into_inner).0;
+            }
         }
     }
 
-    /// Renews the lease, unless it has run out. If the file can't be written, the lease runs out later.
-    fn renew(&self, held: &mut HeldLease) {
+    /// Renews the lease, unless it has run out. If the object can't be written, the lease runs out later. The coordinator
+    /// does not wait for the storage.
+    fn renew(&self) {
         let began = now();
+        let held = self.lock().held.clone();
         let Some(renewals) = held.next_renewal(began) else { return };
-        if newest(&self.folder).is_ok_and(|newest| !held.on_newest(newest)) {
+        if newest(&*self.objects).is_ok_and(|newest| !self.lock().held.on_newest(newest)) {
             return;
         }
         let file = LeaseFile { renewals, ..LeaseFile::new(self.length) };
-        if file.write(&self.folder.join(held.epoch().to_string()), |own, path| fs::rename(own, path)).is_ok() {
-            held.on_written(began);
+        if bytes(&file).and_then(|bytes| self.objects.put(&object(held.epoch()), bytes)).is_ok() {
+            let mut state = self.lock();
+            // The coordinator may have the next lease by now.
+            if state.held.epoch() == held.epoch() {
+                state.held.on_written(began);
+            }
         }
     }
 
     /// Takes the next lease after the own one has run out.
     fn take_next(&self, held: &mut HeldLease) {
         let began = now();
-        match create(&self.folder, held.epoch() + 1, self.length) {
+        match create(&*self.objects, held.epoch() + 1, self.length) {
             Ok(()) => held.on_created(began),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                held.on_created_by_another(newest(&self.folder).ok().flatten());
+                held.on_created_by_another(newest(&*self.objects).ok().flatten());
             }
             // It is tried again.
             Err(_) => {}
@@ -159,16 +172,13 @@ impl Drop for RenewalThread {
 
 impl LeaseFile {
     fn new(length: Duration) -> Self {
-        let holder = format!("process {} on {}", std::process::id(), host());
+        let holder = format!("process {} on {}", std::process::id(), host_name());
         LeaseFile { seconds: length.as_secs_f64(), holder, renewals: 0 }
     }
+}
 
-    /// Writes the file under a name of this process, from where it gets to its place whole: `place` is called with both names.
-    fn write(&self, path: &Path, place: impl FnOnce(&Path, &Path) -> io::Result<()>) -> io::Result<()> {
-        let own = path.with_file_name(format!(".{}-{}", host(), std::process::id()));
-        fs::write(&own, serde_json::to_string(self)?)?;
-        place(&own, path)
-    }
+fn bytes(file: &LeaseFile) -> io::Result<Vec<u8>> {
+    Ok(serde_json::to_vec(file)?)
 }
 
 /// The time since the machine was started. It goes on while the machine sleeps, so a lease does not outlive a sleep.
@@ -177,46 +187,36 @@ fn now() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
-fn host() -> String {
-    fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().into()
+/// The object of a lease.
+fn object(epoch: u64) -> String {
+    format!("{LEASES}/{epoch}")
 }
 
-/// Creates the file of a lease. Fails if there is one.
-fn create(folder: &Path, epoch: u64, length: Duration) -> io::Result<()> {
-    let link = |own: &Path, path: &Path| {
-        let linked = fs::hard_link(own, path);
-        // It has the other name now, or is of no use.
-        let _ = fs::remove_file(own);
-        linked
-    };
-    LeaseFile::new(length).write(&folder.join(epoch.to_string()), link)
+/// Creates the object of a lease. Fails if there is one.
+fn create(objects: &dyn ObjectStorage, epoch: u64, length: Duration) -> io::Result<()> {
+    objects.create(&object(epoch), bytes(&LeaseFile::new(length))?)
 }
 
-/// The epoch of the newest lease, and what its file says, if it can be read.
-fn newest(folder: &Path) -> io::Result<NewestLease> {
-    let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        entries => entries?,
-    };
-    let mut newest = None;
-    for entry in entries {
-        newest = newest.max(entry?.file_name().to_str().and_then(|name| name.parse::<u64>().ok()));
-    }
-    let file = |epoch: u64| serde_json::from_slice(&fs::read(folder.join(epoch.to_string())).ok()?).ok();
+/// The epoch of the newest lease, and what its object says, if it can be read.
+fn newest(objects: &dyn ObjectStorage) -> io::Result<NewestLease> {
+    let names = objects.list(LEASES)?;
+    let epoch = |name: &String| name.rsplit('/').next().and_then(|number| number.parse::<u64>().ok());
+    let newest = names.iter().filter_map(epoch).max();
+    let file = |epoch: u64| serde_json::from_slice(&objects.get(&object(epoch)).ok()?).ok();
     Ok(newest.map(|epoch| (epoch, file(epoch))))
 }
 
 /// Watches the lease of a run that another process serves.
 #[derive(Debug)]
 pub struct LeaseWatch {
-    folder: PathBuf,
+    objects: Arc<dyn ObjectStorage>,
     watched: WatchedLease,
 }
 
 impl LeaseWatch {
-    /// Watches the run in `folder`.
-    pub fn new(folder: &Path) -> Self {
-        LeaseWatch { folder: folder.join(LEASES), watched: WatchedLease::default() }
+    /// Watches the run whose leases are in `objects`.
+    pub fn new(objects: Arc<dyn ObjectStorage>) -> Self {
+        LeaseWatch { objects, watched: WatchedLease::default() }
     }
 
     /// The holder of the lease, and how long it may decide after every renewal; `None` if the run has none.
@@ -224,22 +224,27 @@ impl LeaseWatch {
         self.watched.holder()
     }
 
+    /// Whether the lease was renewed, or taken, since the watch began.
+    pub fn was_renewed(&self) -> bool {
+        self.watched.was_renewed()
+    }
+
     /// Whether the lease has run out: nothing was written for twice as long as its holder may decide. To be called often.
     ///
     /// # Errors
-    /// If the folder can't be read.
+    /// If the storage can't be read.
     pub fn has_run_out(&mut self) -> Result<bool, RunFolderError> {
         let before = now();
-        let newest = newest(&self.folder).map_err(at(&self.folder))?;
+        let newest = newest(&*self.objects).map_err(at(&self.objects.path(LEASES)))?;
         Ok(self.watched.on_newest(newest, before, now()))
     }
 
-    /// Takes the lease that follows the one that has run out. Its holder may decide for `length` after it was renewed.
+    /// Takes the lease that follows the one that was seen last. Its holder may decide for `length` after it was renewed.
     ///
     /// # Errors
-    /// If the folder can't be written, or another process is faster.
-    pub fn take(&self, length: Duration) -> Result<Lease, RunFolderError> {
-        Lease::create(self.folder.clone(), self.watched.next_epoch(), length)
+    /// If the storage can't be written, or another process is faster.
+    pub fn take_next(&self, length: Duration) -> Result<Lease, RunFolderError> {
+        Lease::take_epoch(&self.objects, self.watched.next_epoch(), length)
     }
 }
 
@@ -249,22 +254,23 @@ mod tests {
 
     const SHORT: Duration = Duration::from_millis(50);
 
-    fn files(folder: &Path) -> usize {
-        fs::read_dir(folder.join(LEASES)).unwrap().count()
+    fn count(objects: &Arc<dyn ObjectStorage>) -> usize {
+        objects.list(LEASES).unwrap().len()
     }
 
     #[test]
     fn a_lease_is_renewed_until_another_process_takes_the_next() {
         let folder = tempfile::tempdir().unwrap();
-        let first = Lease::take(folder.path(), SHORT).unwrap();
-        let mut watch = LeaseWatch::new(folder.path());
+        let objects = folder_leases(folder.path());
+        let first = Lease::take(&objects, SHORT).unwrap();
+        let mut watch = LeaseWatch::new(objects.clone());
         let began = now();
         while now() - began < 4 * SHORT {
             first.hold().unwrap();
             watch.has_run_out().unwrap();
             thread::sleep(SHORT / 10);
         }
-        let second = Lease::take(folder.path(), SHORT).unwrap();
+        let second = Lease::take(&objects, SHORT).unwrap();
         assert!(second.epoch() > first.epoch());
         let lost = loop {
             if let Err(lost) = first.hold() {
@@ -278,29 +284,39 @@ mod tests {
     #[test]
     fn a_lease_that_ran_out_is_replaced_by_the_next_unless_somebody_else_has_it() {
         let folder = tempfile::tempdir().unwrap();
-        let lease = Lease::take(folder.path(), Duration::from_secs(600)).unwrap();
+        let objects = folder_leases(folder.path());
+        let lease = Lease::take(&objects, Duration::from_secs(600)).unwrap();
         let run_out = |epoch| lease.shared.lock().held = HeldLease::new(epoch, now() / 2, Duration::ZERO);
         run_out(1);
         lease.hold().unwrap();
-        assert_eq!((lease.epoch(), files(folder.path())), (2, 2));
+        assert_eq!((lease.epoch(), count(&objects)), (2, 2));
         run_out(2);
-        create(&folder.path().join(LEASES), 3, SHORT).unwrap();
+        create(&*objects, 3, SHORT).unwrap();
         assert!(lease.hold().is_err());
         assert!(lease.hold().is_err(), "it is lost for good");
-        assert_eq!(files(folder.path()), 3);
+        assert_eq!(count(&objects), 3);
     }
 
     #[test]
-    fn a_lease_without_a_holder_runs_out_and_one_of_two_takes_the_next() {
+    fn a_lease_without_a_holder_runs_out_and_one_of_two_takes_it() {
         let folder = tempfile::tempdir().unwrap();
-        let mut watch = LeaseWatch::new(folder.path());
+        let objects = folder_leases(folder.path());
+        let mut watch = LeaseWatch::new(objects.clone());
         assert!(!watch.has_run_out().unwrap());
         assert_eq!(watch.holder(), None, "the run has no lease");
-        drop(Lease::take(folder.path(), SHORT).unwrap());
+        drop(Lease::take(&objects, SHORT).unwrap());
         while !watch.has_run_out().unwrap() {
             thread::sleep(SHORT / 10);
         }
-        let taken = [watch.take(SHORT), watch.take(SHORT)];
-        assert_eq!(taken.iter().filter(|taken| taken.is_ok()).count(), 1, "both have seen lease 1");
+        let mut other = LeaseWatch::new(objects.clone());
+        while !other.has_run_out().unwrap() {
+            thread::sleep(SHORT / 10);
+        }
+        let taken = thread::scope(|scope| {
+            let threads = [&watch, &other].map(|watch| scope.spawn(|| watch.take_next(SHORT)));
+            threads.map(|thread| thread.join().unwrap())
+        });
+        assert_eq!(taken.iter().flatten().map(Lease::epoch).collect::<Vec<_>>(), [2]);
+        assert!(watch.take_next(SHORT).is_err(), "however late");
     }
 }

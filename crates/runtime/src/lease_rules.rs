@@ -100,6 +100,7 @@ impl HeldLease {
 pub struct WatchedLease {
     seen: NewestLease,
     since: Duration,
+    was_renewed: bool,
 }
 
 impl WatchedLease {
@@ -109,10 +110,16 @@ impl WatchedLease {
         Some((&file.holder, Duration::try_from_secs_f64(file.seconds).ok()?))
     }
 
+    /// Whether the lease was renewed, or the next one taken, since it was seen first.
+    pub fn was_renewed(&self) -> bool {
+        self.was_renewed
+    }
+
     /// The newest lease was read between the times `before` and `after`. Returns whether it has run out: nothing was written
     /// for twice as long as its holder may decide.
     pub fn on_newest(&mut self, newest: NewestLease, before: Duration, after: Duration) -> bool {
         if newest != self.seen {
+            self.was_renewed |= self.seen.is_some();
             (self.seen, self.since) = (newest, after);
             return false;
         }
@@ -151,7 +158,9 @@ mod tests {
         let mut watch = WatchedLease::default();
         assert!(!watch.on_newest(file(0), Duration::ZERO, SECOND));
         assert!(!watch.on_newest(file(0), SECOND * 2, SECOND * 9), "it was read a second after it was seen first");
+        assert!(!watch.was_renewed());
         assert!(!watch.on_newest(file(1), SECOND * 3, SECOND * 12));
+        assert!(watch.was_renewed());
         assert!(!watch.on_newest(file(1), SECOND * 13, SECOND * 13), "it was seen at 12 s");
         assert!(watch.on_newest(file(1), SECOND * 15, SECOND * 15));
         assert_eq!(watch.next_epoch(), 2);

@@ -13,6 +13,7 @@
 //! What lasts:
 //! - [`EventLog`], [`open_events`], [`read_events`] and [`replay`]: the event log, and what follows from it.
 //! - [`RunFolder`]: the files of a run; [`FolderLock`]: who may write them; [`ScalarLog`]: the one for TensorBoard.
+//! - [`StoredRun`]: a run in object storage.
 //! - [`Lease`] and [`LeaseWatch`]: who may decide, if another coordinator stands by; [`HeldLease`] and [`WatchedLease`] are their rules.
 //! - [`StopReason`] and [`RunEnding`]: what ended a run, and what a shell is told.
 //! - [`Checkpointer`] and [`ResumePoint`]: checkpoints, and resuming from one.
@@ -21,6 +22,7 @@
 
 mod broken_updates;
 mod byte_queue;
+mod checkpoint_upload;
 mod checkpointer;
 mod commit_watch;
 mod ending;
@@ -50,6 +52,7 @@ mod server_observer;
 mod status;
 mod step_control;
 mod step_threads;
+mod stored_run;
 mod tensorboard;
 mod trained_model;
 mod trainer;
@@ -64,7 +67,7 @@ pub use http::StatusServer;
 pub use interrupt::{is_interrupted, request_interrupt, withdraw_interrupt};
 pub use job::Job;
 pub use job_model::{JobModel, OfferedModel};
-pub use lease::{Lease, LeaseWatch};
+pub use lease::{Lease, LeaseWatch, folder_leases};
 pub use lease_rules::{HeldLease, LeaseFile, LeaseLost, NewestLease, WatchedLease};
 pub use metrics::{MetricsRow, read_metrics};
 pub use monitor::{Iteration, Monitor, Observer, RunInfo, Summary, WorkerTimes};
@@ -76,10 +79,11 @@ pub use replica::{LocalReplica, local_optimizer, pulled_replica, replica_at};
 pub use resume::ResumePoint;
 pub use run_folder::{CONFIGURATION, REPORT, RunFolder, RunFolderError, WORKER_LOGS, check_free, next_free, set_aside};
 pub use run_tracker::RunTracker;
-pub use server_observer::{RunState, ServerObserver};
+pub use server_observer::{ModelValues, PartWriters, RunState, ServerObserver};
 pub use status::{Health, SharedStatus, Status, WorkerStatus};
 pub use step_control::{StepControl, StepPlan, StepValues, Summands, UpdateInfo};
 pub use step_threads::StepThreads;
+pub use stored_run::StoredRun;
 pub use tensorboard::ScalarLog;
 pub use trained_model::TrainedModel;
 pub use trainer::{Contribution, Stepper, Trainer, compensate, server_optimizer};

@@ -51,16 +51,23 @@ impl ResumePoint {
     /// # Errors
     /// If no checkpoint can be read although there are some, or if the folder is of another job.
     pub fn load(lock: &FolderLock, job: &Job) -> Result<Self, RunFolderError> {
-        let folder = lock.folder();
-        let path = folder.join(EVENTS);
+        let checkpoints = CheckpointFolder::create(lock.folder().join(CHECKPOINTS), 1)?;
+        ResumePoint::new(lock, job, checkpoints.latest(job.model.layout())?)
+    }
+
+    /// The same with the last checkpoint from elsewhere. The locked run folder has the event log.
+    ///
+    /// # Errors
+    /// As [`load`](ResumePoint::load).
+    pub fn new(lock: &FolderLock, job: &Job, latest: LatestCheckpoint) -> Result<Self, RunFolderError> {
+        let path = lock.folder().join(EVENTS);
         let header = File::open(&path).map_err(at(&path)).and_then(|log| {
             read_header(log).map_err(|error| RunFolderError::Events { path: path.clone(), error: error.into() })
         })?;
         if header.of_run() != EventLogHeader::new(job.scheme.clone(), &job.setup) {
             return Err(RunFolderError::OtherRun { path, header: header.into() });
         }
-        let LatestCheckpoint { checkpoint, skipped } =
-            CheckpointFolder::create(folder.join(CHECKPOINTS), 1)?.latest(job.model.layout())?;
+        let LatestCheckpoint { checkpoint, skipped } = latest;
         let skipped: Vec<String> = skipped.iter().map(ToString::to_string).collect();
         if checkpoint.is_none() && !skipped.is_empty() {
             return Err(RunFolderError::NoGoodCheckpoint { problems: skipped.join("; ") });

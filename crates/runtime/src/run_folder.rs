@@ -53,6 +53,18 @@ pub enum RunFolderError {
         /// The folder.
         path: PathBuf,
     },
+    /// A place has a run.
+    #[error("{place} has a run already; choose another place with --checkpoints, or continue that run with --resume")]
+    Stored {
+        /// The place.
+        place: String,
+    },
+    /// A place has no run.
+    #[error("{place} has no run; expected the place that was given to --checkpoints")]
+    NotStored {
+        /// The place.
+        place: String,
+    },
     /// Another process writes the folder.
     #[error("{} is in use: {} writes it; wait until that ends", path.display(), named(*process))]
     InUse {

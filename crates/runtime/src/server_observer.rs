@@ -1,9 +1,34 @@
 //! What follows a run on a server: membership, and states that can be checkpointed.
 
+use std::sync::Arc;
+
 use paceline_core::Ledger;
-use paceline_store::Optimizer;
+use paceline_store::{Optimizer, WrittenParts};
 
 use crate::{LeaseLost, Monitor, Observer, RateState};
+
+/// Processes that each hold a part of a model, and keep this version of it until it is written.
+pub trait PartWriters: Send + Sync {
+    /// Has all of them write their parts as this checkpoint at a place. Takes as long as that.
+    ///
+    /// # Errors
+    /// Why one of them can't.
+    fn write(&self, place: &str, checkpoint: &str) -> Result<WrittenParts, String>;
+}
+
+/// The model of a [`RunState`].
+#[derive(Clone, Copy)]
+pub enum ModelValues<'a> {
+    /// In this process.
+    Here {
+        /// The parameters.
+        parameters: &'a [f32],
+        /// The optimizer with its state.
+        optimizer: &'a Optimizer,
+    },
+    /// In shards, which can write it themselves.
+    InShards(&'a Arc<dyn PartWriters>),
+}
 
 /// The state of a run at a moment at which no update is pending. The run can resume from it.
 #[derive(Clone, Copy)]
@@ -11,9 +36,7 @@ pub struct RunState<'a> {
     /// How many times the model has been stepped.
     pub version: u64,
     /// The model.
-    pub parameters: &'a [f32],
-    /// The optimizer with its state.
-    pub optimizer: &'a Optimizer,
+    pub values: ModelValues<'a>,
     /// What the learning rate depends on.
     pub rate: RateState,
     /// The ledger with its scheme.
@@ -34,6 +57,11 @@ pub trait ServerObserver: Observer {
 
     /// Whether a checkpoint is due.
     fn wants_checkpoint(&self) -> bool {
+        false
+    }
+
+    /// Whether shards can write their parts of a checkpoint themselves.
+    fn takes_parts(&self) -> bool {
         false
     }
 

@@ -140,7 +140,9 @@ impl CheckpointFolder {
             version: view.version,
             optimizer: view.optimizer.spec().to_string(),
             optimizer_steps: view.optimizer.steps(),
-            tensors_crc32,
+            tensors_crc32: Some(tensors_crc32),
+            parts: Vec::new(),
+            files: Vec::new(),
             trainable: view.layout.trainable(),
             tensors: manifest::tensors(view.layout),
             run_state: view.run_state.to_string(),
@@ -236,7 +238,8 @@ pub fn load_checkpoint(path: &Path, layout: &Layout) -> Result<Checkpoint, Check
     let path = path.with_extension(TENSORS);
     let found = read_vectors(&path, layout, &mut vectors, "checkpoint")?;
     let expected = manifest.tensors_crc32;
-    if found != expected {
+    if expected != Some(found) {
+        let expected = expected.map_or("none".into(), |checksum| checksum.to_string());
         return Err(invalid(&path, format!("checksum {found}; expected {expected}, as in its manifest")));
     }
 
@@ -376,7 +379,7 @@ fn write_tensors(path: &Path, layout: &Layout, vectors: &[FlatVector<&[f32]>]) -
     atomic::write_file(path, |file| flat_tensors::write(file, &header, vectors)).map_err(failure("write", path))
 }
 
-fn failure(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
+pub(crate) fn failure(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
     let path = path.to_path_buf();
     move |source| CheckpointError::Io { action, path, source }
 }

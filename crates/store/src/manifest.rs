@@ -15,11 +15,43 @@ pub(crate) struct Manifest {
     pub version: u64,
     pub optimizer: String,
     pub optimizer_steps: u64,
-    pub tensors_crc32: u32,
+    /// Of the tensors in a file of their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tensors_crc32: Option<u32>,
+    /// The tensors as parts of flat vectors, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<CheckpointPart>,
+    /// What the checkpoint has beside the tensors.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<CheckpointFile>,
     pub trainable: usize,
     pub tensors: Vec<TensorShape>,
     pub run_state: String,
     pub rate_state: String,
+}
+
+/// A part of a checkpoint's values: parameters, then the optimizer's state vectors of the trainable ones among them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckpointPart {
+    /// The first parameter.
+    pub start: u64,
+    /// How many parameters.
+    pub length: u64,
+    /// The checksum of the object.
+    pub crc32: u32,
+}
+
+/// A file of the run folder that belongs to a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckpointFile {
+    /// Its path in the run folder.
+    pub name: String,
+    /// The object that holds it.
+    pub object: String,
+    /// The checksum of the object.
+    pub crc32: u32,
 }
 
 /// Name and shape of one tensor.

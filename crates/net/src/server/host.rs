@@ -12,7 +12,7 @@ use paceline_core::{
 use paceline_protocol::{
     Evaluation, GradientLocation, Notice, ReportedUpdate, RunPosition, ServerHost, SessionId, TaskSettings, ToWorker,
 };
-use paceline_runtime::{Job, Monitor, RunInfo, RunState, RunTracker, ServerObserver, StopReason};
+use paceline_runtime::{Job, ModelValues, Monitor, RunInfo, RunState, RunTracker, ServerObserver, StopReason};
 
 use super::error::no_memory;
 use super::evaluation::{Evaluator, EvaluatorProcess};
@@ -175,11 +175,18 @@ impl<'a> NetHost<'a> {
     pub(super) fn offer_checkpoint(&mut self, ledger: &Ledger) -> Result<(), ServerError> {
         if !self.tracker.suspect_model(ledger.live()) && ledger.is_settled() {
             let rate = self.model.rate_state();
-            let (parameters, optimizer) = self.model.newest()?;
+            let shards = self.model.sharded().filter(|_| self.observer.takes_parts());
+            let shards = shards.map(ShardedModel::retain).transpose()?.flatten();
+            let values = match &shards {
+                Some(shards) => ModelValues::InShards(shards),
+                None => {
+                    let (parameters, optimizer) = self.model.newest()?;
+                    ModelValues::Here { parameters: parameters.region.values(), optimizer }
+                }
+            };
             self.observer.on_checkpoint(&RunState {
                 version: ledger.version().0,
-                parameters: parameters.region.values(),
-                optimizer,
+                values,
                 rate,
                 ledger,
                 monitor: self.tracker.monitor(),

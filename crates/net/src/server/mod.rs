@@ -22,6 +22,7 @@ mod planning;
 mod session;
 mod session_set;
 mod shard_sizes;
+mod shard_writers;
 mod sharded_model;
 #[cfg(test)]
 mod tests;

@@ -17,7 +17,7 @@ use paceline_protocol::{
     FromShard, Notice, PayloadRule, SessionId, ShardGreeting, ShardPlace, ShardSum, ShardUpdate, ToShard, ToWorker,
     Token,
 };
-use paceline_runtime::{StepControl, StepPlan, StepValues, Summands, UpdateInfo};
+use paceline_runtime::{PartWriters, StepControl, StepPlan, StepValues, Summands, UpdateInfo};
 use paceline_store::{BLOCK, Norms, Optimizer, ShardNorms, Shards};
 
 use super::ServerError;
@@ -25,6 +25,7 @@ use super::error::no_memory;
 use super::model::{StoredGradient, UncommittedUpdate};
 use super::parameter_ring::{ParameterBuffer, ParameterRing};
 use super::shard_sizes::{ShardHost, shares_by_speed, shares_by_workers};
+use super::shard_writers::ShardWriters;
 use crate::address::Address;
 use crate::blocking_link::BlockingLink;
 use crate::connect::dial;
@@ -385,6 +386,23 @@ impl ShardedModel {
             self.fetch()?;
         }
         Ok((self.ring.newest(), &self.optimizer))
+    }
+
+    /// Has the shards keep the newest version, to write it themselves; `None` if it is here.
+    pub(super) fn retain(&mut self) -> Result<Option<Arc<dyn PartWriters>>, ServerError> {
+        if self.fetched == self.version {
+            return Ok(None);
+        }
+        self.send_all(&ToShard::Retain)?;
+        let ShardOptions { keys, congestion, traffic, .. } = &self.options;
+        Ok(Some(Arc::new(ShardWriters {
+            shards: self.links.iter().map(|shard| (shard.place.to_string(), shard.range.start)).collect(),
+            keys: keys.clone(),
+            congestion: congestion.clone(),
+            traffic: traffic.clone(),
+            run: self.run,
+            version: self.version,
+        })))
     }
 
     fn fetch(&mut self) -> Result<(), ServerError> {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use paceline_core::{TaskId, Version};
 use paceline_protocol::{FromShard, PayloadFormat, PayloadRule, ShardSum, ShardUpdate};
 use paceline_runtime::{PartStepper, StepPiece, StepPlan, WeightedValues, compensate};
-use paceline_store::ShardNorms;
+use paceline_store::{Optimizer, ShardNorms};
 
 use super::early_step::{EarlyStep, Member};
 use crate::frame;
@@ -53,6 +53,13 @@ struct PushingWorker {
     models: Vec<PartVersion>,
 }
 
+/// A version of the part that is to be written.
+pub(super) struct RetainedPart {
+    pub(super) version: Version,
+    pub(super) values: Arc<Region>,
+    pub(super) optimizer: Optimizer,
+}
+
 /// What a shard holds for one run.
 pub(super) struct HeldPart {
     /// Identifies the run.
@@ -81,6 +88,8 @@ pub(super) struct HeldPart {
     accepted: Vec<Member>,
     /// Whether the last two steps summed updates of the same workers.
     is_steady: bool,
+    /// The version that is to be written, until that begins.
+    pub(super) retained: Option<RetainedPart>,
 }
 
 impl HeldPart {
@@ -112,6 +121,7 @@ impl HeldPart {
             attempted: Vec::new(),
             accepted: Vec::new(),
             is_steady: false,
+            retained: None,
         })
     }
 
@@ -328,6 +338,12 @@ impl HeldPart {
         self.next.values_mut().copy_from_slice(self.current.values());
         self.discard(tasks);
         self.advance()
+    }
+
+    /// Keeps the newest version until it is written.
+    pub(super) fn retain(&mut self) {
+        let (version, values) = (self.version, self.current.clone());
+        self.retained = Some(RetainedPart { version, values, optimizer: self.stepper.optimizer().clone() });
     }
 
     fn advance(&mut self) -> io::Result<()> {

@@ -2,10 +2,12 @@
 //!
 //! Workers send their updates to the shards and get the model from them, each shard its part, so that no link carries more
 //! than two models a step. The coordinator decides: it says which updates are summed, how the part is stepped, and whether
-//! the step counts. A `held_part` is what there is for one run. A thread per connection, its `session`, moves the values.
+//! the step counts. A `held_part` is what there is for one run. A thread per connection, its `session`, moves the values,
+//! or writes them to storage (`saving`).
 
 mod early_step;
 mod held_part;
+mod saving;
 mod session;
 
 use std::io;

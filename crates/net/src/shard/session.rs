@@ -14,6 +14,7 @@ use paceline_store::{Optimizer, OptimizerRules, ShardNorms};
 
 use super::Shared;
 use super::held_part::HeldPart;
+use super::saving::save;
 use crate::blocking_link::BlockingLink;
 use crate::frame;
 use crate::frame_reader::{Received, invalid};
@@ -21,7 +22,7 @@ use crate::outbox::{Transfer, Values};
 use crate::shared_memory::Region;
 
 /// How long a worker waits for the coordinator to bring the part.
-const BEGIN_TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const BEGIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long all values of a part may take to be received or sent.
 pub(crate) const PART_TIMEOUT: Duration = Duration::from_secs(600);
@@ -44,7 +45,8 @@ fn greet(link: &mut BlockingLink, shared: &Shared) -> io::Result<()> {
         };
         let (ShardGreeting::Measure { token, .. }
         | ShardGreeting::Coordinate { token, .. }
-        | ShardGreeting::Work { token, .. }) = &greeting;
+        | ShardGreeting::Work { token, .. }
+        | ShardGreeting::Save { token, .. }) = &greeting;
         if !token_matches(shared.token.as_ref(), token.as_ref()) {
             return Err(invalid("wrong token"));
         }
@@ -82,6 +84,10 @@ fn greet(link: &mut BlockingLink, shared: &Shared) -> io::Result<()> {
             with(shared, run, |held| held.disconnect(session));
             shared.changed.notify_all();
             served
+        }
+        ShardGreeting::Save { save: part, .. } => {
+            link.send(&FromShard::Saved(save(shared, &part)))?;
+            link.flush(Instant::now() + PART_TIMEOUT)
         }
     }
 }
@@ -156,6 +162,10 @@ fn coordinate(link: &mut BlockingLink, run: u64, shared: &Shared) -> io::Result<
             ToShard::Discard(tasks) => held(shared, run, |held| held.discard(&tasks))?,
             ToShard::Forget { session } => held(shared, run, |held| held.forget(session))?,
             ToShard::Fetch => held(shared, run, |held| send_part(link, held))??,
+            ToShard::Retain => {
+                held(shared, run, HeldPart::retain)?;
+                shared.changed.notify_all();
+            }
         }
     }
 }
