@@ -157,9 +157,9 @@ fn the_commands_between_machines_run() {
 fn the_arguments_of_blocks_that_are_not_run_are_valid() {
     let folder = tempdir().unwrap();
     let mut checked = 0;
-    for block in pages().iter().flat_map(|page| blocks(page)).filter(|block| !block.runs()) {
+    for block in pages().iter().flat_map(|page| blocks(page)).filter(|block| !block.runs() && block.mark != "hosts") {
         assert!(
-            ["hosts", "elsewhere", "long"].contains(&block.mark.as_str()),
+            ["elsewhere", "long"].contains(&block.mark.as_str()),
             "{}: unknown mark '{}'",
             block.name(),
             block.mark

@@ -100,6 +100,7 @@ fn every_scheme_resumes_with_its_state_and_its_whole_log_replays() {
     for entry in catalogue().into_iter().filter(own) {
         assert_eq!(resume(&entry.example("", 2)), None, "{}", entry.name);
     }
+    assert_eq!(resume("local-sgd:tau=2,outer=nesterov,momentum=0.8,rate=0.7"), None);
 }
 
 /// A scheme from outside that applies updates on arrival.

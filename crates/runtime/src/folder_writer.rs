@@ -167,7 +167,8 @@ impl FolderFiles {
                 let (parameters, optimizer) = (&parameters[..], &optimizer);
                 let (layout, run_state, rate_state) = (&layout, &run_state, &rate_state);
                 let view = CheckpointView { version, layout, parameters, optimizer, run_state, rate_state };
-                folder.save(&view).map_err(|error| error.to_string())?;
+                let epoch = lease.as_ref().map_or(0, Lease::epoch);
+                folder.save_in_epoch(epoch, &view).map_err(|error| error.to_string())?;
                 Some(version)
             }
             (PendingTarget::Folder(_), PendingValues::InShards(_)) => {

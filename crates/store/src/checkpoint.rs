@@ -14,6 +14,9 @@ use crate::flat_tensors::{self, AmbiguousName, FlatVector};
 use crate::manifest::{self, FORMAT, Manifest};
 use crate::{Layout, Optimizer, OptimizerRules, OptimizerSpec};
 
+/// The numbers that checkpoints of an epoch can have.
+const NUMBERS_PER_EPOCH: u64 = 1_000_000;
+
 const PREFIX: &str = "checkpoint-";
 const MANIFEST: &str = "json";
 const TENSORS: &str = "safetensors";
@@ -132,8 +135,20 @@ impl CheckpointFolder {
     /// # Panics
     /// If the parameters or the optimizer do not fit the layout.
     pub fn save(&self, view: &CheckpointView<'_>) -> Result<PathBuf, CheckpointError> {
+        self.save_in_epoch(0, view)
+    }
+
+    /// The same for a coordinator that holds the lease of this epoch. One of an earlier epoch, which stood still while it
+    /// saved, uses none of its numbers, and is behind all of them.
+    ///
+    /// # Errors
+    /// If it can't be written.
+    ///
+    /// # Panics
+    /// As [`save`](CheckpointFolder::save).
+    pub fn save_in_epoch(&self, epoch: u64, view: &CheckpointView<'_>) -> Result<PathBuf, CheckpointError> {
         let numbers = self.numbers()?;
-        let number = numbers.last().map_or(1, |last| last + 1);
+        let number = numbers.last().map_or(1, |last| last + 1).max(epoch * NUMBERS_PER_EPOCH);
         let tensors_crc32 = write_tensors(&self.file(number, TENSORS), view.layout, &vectors(view))?;
         let manifest = Manifest {
             format: FORMAT,
@@ -422,14 +437,19 @@ mod tests {
         }
 
         fn save(&self, version: u64) -> Result<PathBuf, CheckpointError> {
-            self.folder.save(&CheckpointView {
+            self.save_in_epoch(0, version)
+        }
+
+        fn save_in_epoch(&self, epoch: u64, version: u64) -> Result<PathBuf, CheckpointError> {
+            let view = CheckpointView {
                 version,
                 layout: &self.layout,
                 parameters: &self.parameters,
                 optimizer: &self.optimizer,
                 run_state: "k = 3",
                 rate_state: "\"quoted\"\n",
-            })
+            };
+            self.folder.save_in_epoch(epoch, &view)
         }
 
         fn latest(&self) -> (Option<u64>, Vec<String>) {
@@ -442,6 +462,21 @@ mod tests {
             names.sort();
             names
         }
+    }
+
+    #[test]
+    fn a_later_epoch_has_numbers_of_its_own() {
+        let run = TestRun::new("sgd", 2, 9);
+        run.save_in_epoch(2, 3).expect("saved");
+        run.save_in_epoch(2, 4).expect("saved");
+        let names = run.names();
+        assert!(names.contains(&"checkpoint-02000000.json".to_string()), "{names:?}");
+        assert!(names.contains(&"checkpoint-02000001.json".to_string()), "{names:?}");
+        // What a coordinator of the first epoch writes late has number 3, and is not the newest.
+        for extension in [MANIFEST, TENSORS] {
+            fs::copy(run.folder.file(2, extension), run.folder.file(3, extension)).expect("copied");
+        }
+        assert_eq!(run.latest(), (Some(4), Vec::new()));
     }
 
     #[test]

@@ -211,7 +211,8 @@ impl ServerHost for ScaleHost {
         };
         self.sent.push(Sent::Shards(ToShard::Attempt { plan: plan.clone(), sum }));
         self.sent.push(Sent::Norms(tasks.len()));
-        self.sent.push(Sent::Shards(ToShard::Accept { plan, tasks }));
+        self.sent.push(Sent::Shards(ToShard::Accept { plan: plan.clone(), tasks }));
+        self.sent.push(Sent::Shards(ToShard::Forecast(plan)));
         Ok(CommitOutcome { aggregate: Some(aggregate), broken: Vec::new() })
     }
 
