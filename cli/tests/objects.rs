@@ -12,9 +12,9 @@ use std::thread;
 use serde_json::Value;
 use tempfile::{TempDir, tempdir};
 
-use common::json;
 use common::local_s3::{LocalS3, TestPlace};
 use common::process::PacelineProcess;
+use common::{get, json};
 
 const SMALL: [&str; 8] = ["--model", "softmax", "--data", "digits:600,200", "--batch", "16", "--lr", "0.05"];
 
@@ -44,14 +44,6 @@ fn await_checkpoint(server: &mut PacelineProcess, http: &str) {
         let status: Value = serde_json::from_str(get(http, "/status").rsplit("\r\n\r\n").next().unwrap()).unwrap();
         status["checkpoint"].as_u64() > Some(0)
     });
-}
-
-fn get(address: &str, path: &str) -> String {
-    let mut stream = std::net::TcpStream::connect(address).unwrap();
-    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    text
 }
 
 /// The run reached its target, with one row per iteration and a log that replays.

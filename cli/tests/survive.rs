@@ -2,7 +2,6 @@
 
 mod common;
 
-use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -12,7 +11,7 @@ use serde_json::Value;
 use tempfile::tempdir;
 
 use common::process::PacelineProcess;
-use common::{json, refused};
+use common::{get, json, refused};
 
 fn await_file(path: &Path, server: &mut PacelineProcess, is_ready: impl Fn(&Path) -> bool) {
     while !is_ready(path) {
@@ -83,15 +82,6 @@ fn dbw_and_elastic_bsp_survive_faults() {
 #[test]
 fn esync_and_lb_bsp_survive_faults() {
     ["esync", "lb-bsp"].into_iter().for_each(check_faults);
-}
-
-/// The response of a server's HTTP port.
-fn get(address: &str, path: &str) -> String {
-    let mut stream = std::net::TcpStream::connect(address).unwrap();
-    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    text
 }
 
 #[test]

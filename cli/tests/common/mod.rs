@@ -4,6 +4,8 @@
 pub mod local_s3;
 pub mod process;
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
@@ -34,4 +36,13 @@ pub fn refused(arguments: &[&str]) -> String {
     assert!(output.stdout.is_empty(), "{arguments:?}");
     assert!(message.starts_with("error: ") && message.trim_end().lines().count() == 1, "{arguments:?}: {message}");
     message
+}
+
+/// The response of a server's HTTP port.
+pub fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
 }
