@@ -179,7 +179,7 @@ impl ServerProtocol {
         departed.into_iter().try_for_each(|worker| self.feed(Event::Left { worker }, host))
     }
 
-    /// Continues a run at its time `at` once as many workers are ready as for a new one, or after [`GATHERING_TIME`] with those
+    /// Continues a run at its time `at` once as many workers are ready as for a new one, or after 20 seconds with those
     /// that are ready then. Its workers, `departed`, have to rejoin.
     pub fn resume_with_all(&mut self, now: Time, at: Time, departed: impl IntoIterator<Item = WorkerId>) {
         (self.now, self.start_time, self.gathering) = (now, at, Some(now + GATHERING_TIME));
