@@ -34,7 +34,7 @@ pub struct WorkArgs {
     #[arg(long, value_name = "RANK")]
     rank: Option<u32>,
 
-    /// Folder with the server's certificate and the token, as `paceline keys` creates it
+    /// Folder with the server's certificate and the token, as `paceline keys` creates it; for shards also the key
     #[arg(long, value_name = "DIR")]
     keys: Option<PathBuf>,
 

@@ -1,14 +1,18 @@
 //! A connection whose thread has nothing else to do than to wait for it.
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::address::Address;
+use crate::connect::dial;
 use crate::connection::{Connection, Side};
 use crate::frame_reader::{Received, invalid};
+use crate::keys::Keys;
 use crate::outbox::Outbox;
 use crate::poller::{Interest, Lookout, Poller};
 use crate::socket::{Socket, Traffic};
@@ -30,6 +34,18 @@ impl BlockingLink {
         let poller = Poller::new()?;
         let connection = Connection::new(side, socket, tls, traffic, poller.waker(), TOKEN);
         Ok(BlockingLink { poller, connection, lookout: Lookout::default() })
+    }
+
+    /// Connects to the shard at a place. With keys, the connection is encrypted.
+    pub(crate) fn to_shard(
+        place: SocketAddr,
+        congestion: Option<&str>,
+        keys: Option<&Keys>,
+        traffic: &Traffic,
+    ) -> io::Result<Self> {
+        let address = Address::Tcp { host: place.ip().to_string(), port: place.port() };
+        let (socket, tls) = dial(&address, congestion, keys)?;
+        BlockingLink::new(Side::Server, socket, tls, traffic)
     }
 
     pub(crate) fn outbox(&self) -> &Arc<Outbox> {

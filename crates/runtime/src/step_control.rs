@@ -144,7 +144,7 @@ impl StepControl {
         Ok(CommitOutcome { aggregate, broken })
     }
 
-    /// How a step is made that scales the sum of its updates by `scale`, and the rate by the schedule alone.
+    /// How a step is made whose sum of updates is multiplied by `scale`; and the learning rate that the schedule gives.
     fn plan(&self, commit: &Commit, updates: &[UpdateInfo<'_>], workers: usize, scale: f32) -> (StepPlan, f32) {
         let mut plan = StepPlan { uses_optimizer: true, rate: 0.0, group_rates: None, scale };
         let (scheduled_rate, rate) = match commit.step {

@@ -10,10 +10,7 @@ use paceline_protocol::{FromShard, ShardGreeting, ShardSave};
 use paceline_runtime::PartWriters;
 use paceline_store::WrittenParts;
 
-use crate::address::Address;
 use crate::blocking_link::BlockingLink;
-use crate::connect::dial;
-use crate::connection::Side;
 use crate::frame_reader::{Received, invalid};
 use crate::keys::Keys;
 use crate::shard::PART_TIMEOUT;
@@ -22,7 +19,7 @@ use crate::socket::Traffic;
 /// Shards that retain a version of the model. They are asked over connections of their own, so that steps go on.
 pub(super) struct ShardWriters {
     /// Where each shard is, and where its part starts.
-    pub(super) shards: Vec<(String, usize)>,
+    pub(super) shards: Vec<(SocketAddr, usize)>,
     pub(super) keys: Option<Keys>,
     pub(super) congestion: Option<String>,
     pub(super) traffic: Traffic,
@@ -31,11 +28,9 @@ pub(super) struct ShardWriters {
 }
 
 impl ShardWriters {
-    fn ask(&self, (address, start): &(String, usize), place: &str, name: &str) -> io::Result<WrittenParts> {
-        let shard: SocketAddr = address.parse().map_err(io::Error::other)?;
-        let address = Address::Tcp { host: shard.ip().to_string(), port: shard.port() };
-        let (socket, tls) = dial(&address, self.congestion.as_deref(), self.keys.as_ref())?;
-        let mut link = BlockingLink::new(Side::Server, socket, tls, &self.traffic)?;
+    fn ask(&self, (shard, start): &(SocketAddr, usize), place: &str, name: &str) -> io::Result<WrittenParts> {
+        let (congestion, keys) = (self.congestion.as_deref(), self.keys.as_ref());
+        let mut link = BlockingLink::to_shard(*shard, congestion, keys, &self.traffic)?;
         let (run, version, start) = (self.run, self.version, *start as u64);
         let save = ShardSave { run, version, start, place: place.into(), checkpoint: name.into() };
         link.send(&ShardGreeting::Save { token: self.keys.as_ref().map(Keys::token), save })?;
@@ -53,8 +48,8 @@ impl PartWriters for ShardWriters {
             let threads: Vec<_> = self.shards.iter().map(ask).collect();
             threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect()
         });
-        let named = |((address, _), answer): (&(String, usize), io::Result<WrittenParts>)| {
-            answer.map_err(|error| format!("the shard at {address}: {error}"))
+        let named = |((shard, _), answer): (&(SocketAddr, usize), io::Result<WrittenParts>)| {
+            answer.map_err(|error| format!("the shard at {shard}: {error}"))
         };
         let mut answers = self.shards.iter().zip(answers).map(named);
         let mut all = answers.next().ok_or("no shard holds the model")??;

@@ -26,10 +26,7 @@ use super::model::{StoredGradient, UncommittedUpdate};
 use super::parameter_ring::{ParameterBuffer, ParameterRing};
 use super::shard_sizes::{ShardHost, shares_by_speed, shares_by_workers};
 use super::shard_writers::ShardWriters;
-use crate::address::Address;
 use crate::blocking_link::BlockingLink;
-use crate::connect::dial;
-use crate::connection::Side;
 use crate::frame;
 use crate::frame_reader::{Received, invalid};
 use crate::keys::Keys;
@@ -112,9 +109,8 @@ impl ShardLink {
     /// Connects to the process of a worker. It holds nothing yet.
     fn connect(place: SocketAddr, options: &ShardOptions) -> Result<Self, ServerError> {
         let lost = |error| ServerError::Shard { address: place.to_string(), error };
-        let at = Address::Tcp { host: place.ip().to_string(), port: place.port() };
-        let (socket, tls) = dial(&at, options.congestion.as_deref(), options.keys.as_ref()).map_err(lost)?;
-        let link = BlockingLink::new(Side::Server, socket, tls, &options.traffic).map_err(lost)?;
+        let ShardOptions { congestion, keys, traffic, .. } = options;
+        let link = BlockingLink::to_shard(place, congestion.as_deref(), keys.as_ref(), traffic).map_err(lost)?;
         Ok(ShardLink { place, range: 0..0, link })
     }
 
@@ -396,7 +392,7 @@ impl ShardedModel {
         self.send_all(&ToShard::Retain)?;
         let ShardOptions { keys, congestion, traffic, .. } = &self.options;
         Ok(Some(Arc::new(ShardWriters {
-            shards: self.links.iter().map(|shard| (shard.place.to_string(), shard.range.start)).collect(),
+            shards: self.links.iter().map(|shard| (shard.place, shard.range.start)).collect(),
             keys: keys.clone(),
             congestion: congestion.clone(),
             traffic: traffic.clone(),
