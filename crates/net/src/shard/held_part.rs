@@ -140,8 +140,12 @@ impl HeldPart {
     /// Its connection has ended. Updates that have arrived stay.
     pub(super) fn disconnect(&mut self, session: u64) {
         self.workers.remove(&session);
-        let pieces = self.pieces.len();
+        let (pieces, before) = (self.pieces.len(), self.pushed.len());
         self.pushed.retain(|_, update| update.session != session || update.pieces.len() == pieces);
+        if self.pushed.len() < before {
+            // It may have counted on the one that was cut off.
+            self.early = None;
+        }
     }
 
     /// Sends the newest version to a worker, now or when it connects.
@@ -165,9 +169,13 @@ impl HeldPart {
         if let Some(outbox) = self.workers.remove(&session).and_then(|worker| worker.outbox) {
             outbox.disconnect();
         }
-        let left = self.pushed.iter().filter(|(_, update)| update.session == session);
-        let left: Vec<TaskId> = left.map(|(&task, _)| task).collect();
+        let left: Vec<TaskId> = self.tasks_of(session).collect();
         left.into_iter().for_each(|task| self.settle(task));
+    }
+
+    /// The updates of a worker that have arrived, or have begun to.
+    fn tasks_of(&self, session: u64) -> impl Iterator<Item = TaskId> {
+        self.pushed.iter().filter(move |(_, update)| update.session == session).map(|(&task, _)| task)
     }
 
     // --- updates ---
@@ -180,8 +188,7 @@ impl HeldPart {
         if self.unwanted.contains(&task) {
             return Ok(Vec::new());
         }
-        let waiting = self.pushed.values().filter(|update| update.session == session).count();
-        if waiting >= MAX_WAITING || self.pushed.contains_key(&task) {
+        if self.tasks_of(session).count() >= MAX_WAITING || self.pushed.contains_key(&task) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "more updates than tasks"));
         }
         let buffer = self.free.pop().map_or_else(|| Region::private(self.current.values().len()), Ok)?;
@@ -444,6 +451,30 @@ mod tests {
             expected = next;
             assert_eq!(held.current.values(), expected);
         }
+    }
+
+    #[test]
+    fn a_step_is_not_begun_with_an_update_that_was_cut_off() {
+        let start = Region::private(LENGTH).unwrap();
+        let mut held = HeldPart::new(1, stepper(), Version(0), start, false, PayloadRule::default()).unwrap();
+        let plan = StepPlan { uses_optimizer: true, rate: 0.1, group_rates: None, scale: 1.0 };
+        let update = |worker, number| ShardUpdate { task: task(worker, number), session: worker as u64, weight: 0.5 };
+        for number in 0..2 {
+            push(&mut held, number);
+            held.add_up(Some(&plan), &ShardSum { updates: vec![update(0, number), update(1, number)], lambda: None });
+            held.accept(&plan, &[task(0, number), task(1, number)]).unwrap();
+        }
+        held.forecast(plan);
+        for worker in 0..2 {
+            let mut pieces = held.expect(worker as u64, task(worker, 2), held.version).unwrap().into_iter();
+            assert!(!held.arrive(task(worker, 2), pieces.next().unwrap()));
+            if worker == 0 {
+                assert!(held.early.is_some());
+                held.disconnect(0);
+            }
+        }
+        assert!(held.early.is_none());
+        assert_eq!(held.pushed.len(), 1);
     }
 
     #[test]
