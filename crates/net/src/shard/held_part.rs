@@ -12,7 +12,7 @@ use paceline_protocol::{FromShard, PayloadFormat, PayloadRule, ShardSum, ShardUp
 use paceline_runtime::{PartStepper, StepPiece, StepPlan, WeightedValues, compensate};
 use paceline_store::{Optimizer, ShardNorms};
 
-use super::early_step::{EarlyStep, Member};
+use super::early_step::{EarlyStep, SummedWorkers};
 use crate::frame;
 use crate::outbox::{Outbox, Transfer};
 use crate::shared_memory::Region;
@@ -83,11 +83,7 @@ pub(super) struct HeldPart {
     /// Buffers for updates.
     free: Vec<Region>,
     early: Option<EarlyStep>,
-    /// Whose updates the last attempt summed, and the last step.
-    attempted: Vec<Member>,
-    accepted: Vec<Member>,
-    /// Whether the last two steps summed updates of the same workers.
-    is_steady: bool,
+    summed: SummedWorkers,
     /// The version that is to be written, until that begins.
     pub(super) retained: Option<RetainedPart>,
 }
@@ -118,9 +114,7 @@ impl HeldPart {
             unwanted: HashSet::new(),
             free: Vec::new(),
             early: None,
-            attempted: Vec::new(),
-            accepted: Vec::new(),
-            is_steady: false,
+            summed: SummedWorkers::default(),
             retained: None,
         })
     }
@@ -294,8 +288,7 @@ impl HeldPart {
         });
         if plan.is_some() {
             self.early = None;
-            let members = sum.updates.iter().filter(|_| sum.lambda.is_none());
-            self.attempted = members.map(|update| (update.session, update.weight)).collect();
+            self.summed.attempt(sum);
         }
         ShardNorms::concat(&norms)
     }
@@ -311,7 +304,7 @@ impl HeldPart {
 
     /// How the next step will be made if it sums as many updates as the last.
     pub(super) fn forecast(&mut self, plan: StepPlan) {
-        self.early = self.is_steady.then(|| EarlyStep::new(plan, &self.accepted, self.pieces.len()));
+        self.early = self.summed.foresee(plan, self.pieces.len());
     }
 
     /// Steps the pieces in which all updates of the next step have arrived.
@@ -333,8 +326,7 @@ impl HeldPart {
     /// What the last attempt has written is the next version.
     pub(super) fn accept(&mut self, plan: &StepPlan, tasks: &[TaskId]) -> io::Result<()> {
         self.stepper.accept(plan);
-        self.is_steady = !self.attempted.is_empty() && self.attempted == self.accepted;
-        self.accepted = std::mem::take(&mut self.attempted);
+        self.summed.accept();
         self.discard(tasks);
         self.advance()
     }
