@@ -122,8 +122,14 @@ def test_a_killed_worker_is_replaced_and_a_killed_server_leaves_nobody_behind(sc
     script = scripts.write(LOOP)
     options = ("--workers", "2", "--checkpoint-every", "0.2", "--out", "run")
     command = scripts.command(*options, script=script, arguments=("epochs=100000",))
+    # Nobody reads its output: a full pipe would stop the script.
     with subprocess.Popen(
-        command, cwd=scripts.folder, env=scripts.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=scripts.folder,
+        env=scripts.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         worker = await_worker(process.pid, "1")
         await_checkpoint(scripts)
