@@ -137,7 +137,7 @@ impl HeldPart {
         let (pieces, before) = (self.pieces.len(), self.pushed.len());
         self.pushed.retain(|_, update| update.session != session || update.pieces.len() == pieces);
         if self.pushed.len() < before {
-            // It may have counted on the one that was cut off.
+            // The step may have begun with what was cut off.
             self.early = None;
         }
     }
@@ -302,7 +302,7 @@ impl HeldPart {
         values
     }
 
-    /// How the next step will be made if it sums as many updates as the last.
+    /// How the next step will be made if it sums updates of the same workers as the last.
     pub(super) fn forecast(&mut self, plan: StepPlan) {
         self.early = self.summed.foresee(plan, self.pieces.len());
     }
