@@ -1,8 +1,8 @@
 //! A run as a library call: a server with checkpoints and a folder, two workers as threads, and a resumed run.
 //! `cargo run --release --example library_run -- FOLDER`
 
-use paceline::core::{Setup, WorkerId};
-use paceline::net::{RunOutcome, Worker};
+use paceline::core::Setup;
+use paceline::net::{Role, RunOutcome, Worker};
 use paceline::run::{RunBuilder, RunError};
 use paceline::runtime::{Iteration, Job, Monitor, Observer};
 use paceline::workload::{Order, Partition, Sampler, SoftmaxRegression, Workload, synthetic_digits};
@@ -24,8 +24,8 @@ fn train(workload: &Arc<dyn Workload>, run: RunBuilder<'_>) -> Result<RunOutcome
     let run = run.checkpoint_every(Duration::from_secs(1)).prepare()?;
     let address = run.addresses()[0].clone();
     std::thread::scope(|scope| {
-        for worker in (0..2).map(WorkerId) {
-            let worker = Worker { rank: Some(worker.0), ..Worker::new(address.clone()) };
+        for rank in 0..2 {
+            let worker = Worker { role: Role::Worker(Some(rank)), ..Worker::new(address.clone()) };
             scope.spawn(move || worker.run(|_| Ok(workload.clone()), &mut |_| {}));
         }
         run.run()?.save()

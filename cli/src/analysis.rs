@@ -28,8 +28,8 @@ pub fn simulate(arguments: Vec<OsString>, observer: &mut dyn Observer) -> Result
 /// As the command.
 pub fn whatif(arguments: Vec<OsString>) -> Result<Vec<Value>, Failure> {
     match parse(named("whatif", arguments))? {
-        (Command::Whatif(command), _) => {
-            Ok(command.compare(|names, runs| Ok(LiveTable::silent(names, runs)))?.json_lines())
+        (Command::Whatif(command), configuration) => {
+            Ok(command.compare(&configuration, |names, runs| Ok(LiveTable::silent(names, runs)))?.json_lines())
         }
         _ => unreachable!("the command is whatif"),
     }

@@ -88,7 +88,13 @@ pub fn simulate(
 
 /// A contestant before its runs.
 pub fn without_runs(contestant: &Contestant) -> ContestantRuns {
-    ContestantRuns { name: contestant.to_string(), rate: contestant.rate.0, at_edge: None, runs: Vec::new() }
+    ContestantRuns {
+        name: contestant.to_string(),
+        step_kind: contestant.scheme.step_kind(),
+        rate: contestant.rate.0,
+        at_edge: None,
+        runs: Vec::new(),
+    }
 }
 
 /// The names of contestants.

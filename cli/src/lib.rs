@@ -41,10 +41,12 @@ mod commands;
 mod comparison;
 mod destination;
 mod interrupt;
+mod launcher;
 mod logs;
 mod options;
 mod output;
 mod program;
+mod script;
 mod serving;
 
 use std::ffi::OsString;
@@ -86,6 +88,7 @@ enum Command {
     Train(commands::train::TrainArgs),
     Serve(commands::serve::ServeArgs),
     Work(commands::work::WorkArgs),
+    Shard(commands::shard::ShardArgs),
     Simulate(commands::simulate::SimulateArgs),
     Race(commands::race::RaceArgs),
     Whatif(commands::whatif::WhatifArgs),
@@ -139,9 +142,10 @@ fn run_command(arguments: Vec<OsString>) -> u8 {
         Command::Train(command) => command.run(&configuration),
         Command::Serve(command) => command.run(&configuration),
         Command::Work(command) => command.run(),
+        Command::Shard(command) => command.run(),
         Command::Simulate(command) => command.run(&configuration),
         Command::Race(command) => command.run(&configuration, &arguments),
-        Command::Whatif(command) => command.run(),
+        Command::Whatif(command) => command.run(&configuration),
         Command::Evaluate(command) => command.run(),
         Command::Report(command) => command.run(),
         Command::Plan(command) => command.run(),

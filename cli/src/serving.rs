@@ -18,8 +18,7 @@ use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::{table, workers_table};
 use paceline_run::{EndedRun, PreparedRun, RunBuilder, RunError};
 use paceline_runtime::{
-    CONFIGURATION, Job, KeepEvents, Lease, OfferedModel, RunEnding, StopReason, Summary, WORKER_LOGS, check_free,
-    next_free,
+    CONFIGURATION, Job, KeepEvents, Lease, RunEnding, StopReason, Summary, WORKER_LOGS, check_free, next_free,
 };
 use paceline_store::ObjectStorage;
 use serde::Serialize;
@@ -30,6 +29,7 @@ use crate::interrupt;
 use crate::logs;
 use crate::options::ConfigFile;
 use crate::output::say;
+use crate::script::ScriptOptions;
 
 /// Where results go.
 #[derive(Debug, Clone, clap::Args)]
@@ -185,15 +185,11 @@ pub struct ServedRun<'a> {
     pub storage: Option<Arc<dyn ObjectStorage>>,
 }
 
-/// Worker processes that bring the model.
+/// Worker processes of a script on this machine.
 pub struct ScriptWorkers<'a> {
     pub count: u32,
-    /// Whether another one evaluates the model.
-    pub has_evaluator: bool,
     /// The command that starts a worker of the server at an address, with this run folder.
     pub command: &'a (dyn Fn(&Address, &Path, WorkerId) -> Command + Sync),
-    /// Makes the job of the model.
-    pub job: &'a (dyn Fn(OfferedModel) -> anyhow::Result<Job> + Sync),
 }
 
 impl ServedRun<'_> {
@@ -205,64 +201,84 @@ impl ServedRun<'_> {
     ) -> Result<(), Failure> {
         let bars = self.begin()?;
         let mut progress = RunBar::live(&bars, job.scheme.to_string(), &job.goals);
-        let run = RunBuilder::new(job, self.addresses).transport(self.transport);
         let http = self.output.listen().map_err(Failure::Input)?;
-        let mut run = self.output.parts(run, self.output.new_folder(), http);
-        if let Some(length) = self.lease {
-            run = run.lease(length);
-        }
-        if let Some((folder, lease)) = self.taken {
-            run = run.take_over(folder.map_or_else(|| self.output.new_folder(), Path::to_path_buf), lease);
-        }
-        if let Some(objects) = self.storage {
-            run = run.checkpoints(objects);
-        }
-        let run = run.configuration(self.configuration.to_string()).observer(&mut progress);
+        let (output, folder) = (self.output, self.output.new_folder());
+        let run = RunBuilder::new(job, self.addresses).transport(self.transport.clone());
+        let run = self.parts(run, folder, http).observer(&mut progress);
         let run = run.prepare().map_err(Failure::input)?;
         let stopper = run.stopper();
         interrupt::listen(move || stopper.stop(StopReason::Interrupted))?;
         let ended = start(run, &bars).map_err(Failure::run)?;
         drop(progress);
-        conclude(ended, self.output.json)
+        conclude(ended, output.json)
     }
 
-    /// The same for workers that bring the model: they start first.
-    pub fn run_script(self, workers: &ScriptWorkers<'_>) -> Result<(), Failure> {
+    /// A run with all that was asked for, in a new folder or in its own.
+    fn parts<'a>(self, run: RunBuilder<'a>, new_folder: PathBuf, http: Option<TcpListener>) -> RunBuilder<'a> {
+        let mut run = self.output.parts(run, new_folder.clone(), http);
+        if let Some(length) = self.lease {
+            run = run.lease(length);
+        }
+        if let Some((folder, lease)) = self.taken {
+            run = run.take_over(folder.map_or(new_folder, Path::to_path_buf), lease);
+        }
+        if let Some(objects) = self.storage {
+            run = run.checkpoints(objects);
+        }
+        run.configuration(self.configuration.to_string())
+    }
+
+    /// The same for workers that bring the model. Those on this machine, if there are any, start first.
+    pub fn run_script(self, script: &ScriptOptions<'_>, workers: Option<&ScriptWorkers<'_>>) -> Result<(), Failure> {
         let bars = self.begin()?;
-        let folder = self.output.resume.clone().unwrap_or_else(|| self.output.new_folder());
-        if self.output.resume.is_none() {
+        let (output, own) = (self.output, self.taken.as_ref().and_then(|(folder, _)| *folder));
+        let own = own.or(output.resume.as_deref()).map(Path::to_path_buf);
+        let is_resumed = own.is_some();
+        let folder = own.unwrap_or_else(|| output.new_folder());
+        if !is_resumed {
             check_free(&folder).map_err(Failure::input)?;
         }
-        let http = self.output.listen().map_err(Failure::Input)?;
-        let mut server = Server::bind(self.addresses, self.transport).map_err(Failure::input)?;
-        let address = server.addresses()[0].clone();
+        let http = output.listen().map_err(Failure::Input)?;
+        let server = Server::bind(self.addresses, self.transport.clone()).map_err(Failure::input)?;
+        // The processes on this machine tell by their exit that they are done.
+        let mut server = if workers.is_none() { server.ending_with_workers() } else { server };
+        let (address, stopper) = (server.addresses()[0].clone(), server.stopper());
+        let all: Vec<String> = server.addresses().iter().map(Address::to_string).collect();
         // A script may change its working directory.
         let absolute = std::path::absolute(&folder).map_err(Failure::run)?;
-        let stopper = server.stopper();
-        interrupt::listen(move || stopper.stop(StopReason::Interrupted))?;
         // The script of a run that resumes may have nothing left to do.
-        let started = Arc::new(AtomicBool::new(self.output.resume.is_some()));
-        let show = logs::worker_output(&bars, self.output.json);
-        let processes = LocalWorkers {
-            command: &|worker| (workers.command)(&address, &absolute, worker),
-            has_evaluator: workers.has_evaluator,
-            stopper: server.stopper(),
-            started: started.clone(),
-            announce: &|line| tracing::warn!("{line}"),
-            output: WorkerOutput::new(Some(folder.join(WORKER_LOGS)), show).map_err(Failure::run)?,
-            exit_timeout: None,
-        };
+        let started = Arc::new(AtomicBool::new(is_resumed));
+        let (is_started, logs) = (started.clone(), folder.join(WORKER_LOGS));
+        let on_interrupt = stopper.clone();
+        interrupt::listen(move || on_interrupt.stop(StopReason::Interrupted))?;
+        let show = logs::worker_output(&bars, output.json);
         let run = || {
             let model = server.receive_model().map_err(without_model)?;
-            let job = (workers.job)(model).map_err(Failure::Input)?;
+            let job = script.job(model).map_err(Failure::Input)?;
             let mut progress = RunBar::live(&bars, job.scheme.to_string(), &job.goals);
             let run = RunBuilder::new(&job, []).server(server).started(started);
-            let run = self.output.parts(run, folder, http);
-            let run = run.configuration(self.configuration.to_string()).observer(&mut progress);
+            let run = self.parts(run, folder, http).observer(&mut progress);
             run.prepare().map_err(Failure::input)?.run().map_err(Failure::run)
         };
-        let ended = processes.run(workers.count, run).map_err(Failure::run)??;
-        conclude(ended, self.output.json)
+        let ended = match workers {
+            None => {
+                eprintln!("waiting for workers with a model on {}", all.join(" and "));
+                run()?
+            }
+            Some(workers) => {
+                let processes = LocalWorkers {
+                    command: &|worker| (workers.command)(&address, &absolute, worker),
+                    has_evaluator: script.has_evaluator(),
+                    stopper,
+                    started: is_started,
+                    announce: &|line| tracing::warn!("{line}"),
+                    output: WorkerOutput::new(Some(logs), show).map_err(Failure::run)?,
+                    exit_timeout: None,
+                };
+                processes.run(workers.count, run).map_err(Failure::run)??
+            }
+        };
+        conclude(ended, output.json)
     }
 
     /// Checks the output, and begins to show what happens.

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use paceline_core::{Setting, SettingDefault, catalogue, parts};
+use paceline_core::{Setting, SettingDefault, StepKind, catalogue, parts};
 use tempfile::tempdir;
 
 /// A block of commands.
@@ -94,6 +94,20 @@ fn calls(block: &CommandBlock) -> Vec<String> {
         Some(format!("{} --help", call[..end].trim()))
     };
     joined.lines().filter(|line| !line.starts_with('#')).filter_map(of_line).collect()
+}
+
+#[test]
+fn the_page_on_whatif_says_which_schemes_are_safe() {
+    let page = fs::read_to_string(root().join("docs/whatif.md")).unwrap();
+    for (word, kind) in [("fresh", StepKind::Fresh), ("averaged", StepKind::Averaged), ("stale", StepKind::Stale)] {
+        let row = page.lines().find(|line| line.starts_with(&format!("| `{word}`"))).unwrap();
+        let found: Vec<&str> =
+            row.split(" | ").nth(1).unwrap().split(", ").map(|name| name.trim_matches('`')).collect();
+        let entries = catalogue().into_iter().chain(parts()).filter(|entry| entry.step_kind == kind);
+        let mut expected: Vec<&str> = entries.map(|entry| entry.name).collect();
+        expected.extend((kind == StepKind::Stale).then_some("auto:stale=yes"));
+        assert_eq!(found, expected);
+    }
 }
 
 #[test]

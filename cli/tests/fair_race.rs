@@ -1,6 +1,7 @@
 //! Whether a race finds what is there, and nothing else: a hundred races of simulated runs, of five seeds each.
 
 use paceline_config::{Scenario, parallel};
+use paceline_core::StepKind;
 use paceline_report::comparison::{ContestantRuns, Difference, Ranking, RunResult};
 
 const RACES: u64 = 100;
@@ -34,7 +35,8 @@ fn entry(name: &str, results: impl Iterator<Item = RunResult>) -> ContestantRuns
         result.summary.seed = seed;
         result
     });
-    ContestantRuns { name: name.into(), rate: 0.01, at_edge: None, runs: renumbered.collect() }
+    let runs = renumbered.collect();
+    ContestantRuns { name: name.into(), step_kind: StepKind::Fresh, rate: 0.01, at_edge: None, runs }
 }
 
 /// In how many races a contestant with these times differs as expected from `bsp`, with other seeds.

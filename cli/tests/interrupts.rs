@@ -95,7 +95,7 @@ fn an_interrupted_recommendation_compares_the_schemes_that_are_complete() {
     assert_eq!(code, Some(130), "{errors:?}");
     assert!(table.contains("30 steps of 4 workers") && table.contains("bsp"), "{table}");
     assert!(!table.contains("\nasp "), "{table}");
-    assert!(errors.iter().any(|line| line.ends_with(" of 20 runs are done")), "{errors:?}");
+    assert!(errors.iter().any(|line| line.ends_with(" of 22 runs are done")), "{errors:?}");
 }
 
 #[test]

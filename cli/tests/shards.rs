@@ -30,6 +30,10 @@ fn work(join: &str, rank: usize) -> PacelineProcess {
     PacelineProcess::start(&[&["work", "--join", join, "--rank", &rank.to_string()], &slow[..]].concat())
 }
 
+fn hold(join: &str) -> PacelineProcess {
+    PacelineProcess::start(&["shard", "--join", join, "--json"])
+}
+
 fn await_checkpoint(run: &Path) {
     while !fs::read_dir(run.join("checkpoints")).is_ok_and(|mut entries| entries.next().is_some()) {
         thread::sleep(Duration::from_millis(10));
@@ -39,17 +43,54 @@ fn await_checkpoint(run: &Path) {
 #[test]
 fn a_sharded_run_gives_the_model_of_one_server() {
     let folder = tempdir().unwrap();
-    let models = ["none", "3"].map(|shards| {
+    let models = ["none", "3", "apart:2"].map(|shards| {
         let (address, out) = (free_address(), folder.path().join(shards).display().to_string());
         let goal = ["--workers", "3", "--until", "iterations=25", "--json"];
         let server = serve(&[&["--listen", &address, "--out", &out, "--shards", shards], &goal[..]].concat());
         server.await_line("waiting for 3 workers");
         let workers = [0, 1, 2].map(|rank| work(&address, rank));
+        let apart = shards.strip_prefix("apart:").map_or(0, |count| count.parse().unwrap());
+        let apart: Vec<PacelineProcess> = (0..apart).map(|_| hold(&address)).collect();
         assert_eq!(server.finish()["iterations"], 25);
+        apart.into_iter().for_each(|shard| assert_eq!(shard.finish()["reason"], "iterations=25 is reached"));
         workers.into_iter().for_each(|worker| assert_eq!(worker.finish()["tasks"], 25));
         fs::read(format!("{out}/model.safetensors")).unwrap()
     });
-    assert!(models[0] == models[1], "the models differ");
+    assert!(models[0] == models[1] && models[0] == models[2], "the models differ");
+}
+
+/// No worker takes a part of the parameters along.
+#[test]
+fn workers_may_die_where_shards_are_apart() {
+    let folder = tempdir().unwrap();
+    let (address, path) = (free_address(), folder.path().join("run"));
+    let out = path.display().to_string();
+    let rest = ["--workers", "2", "--shards", "apart:2", "--checkpoint-every", "0.1", "--until", "loss<0.5", "--json"];
+    let server = serve(&[&["--listen", &address, "--out", &out], &rest[..]].concat());
+    server.await_line("waiting for 2 workers");
+    let shards = [(); 2].map(|()| hold(&address));
+    let [zero, one] = [0, 1].map(|rank| work(&address, rank));
+    server.await_line("the parameters are in 2 shards");
+    await_checkpoint(&path);
+    one.kill();
+    server.await_line("worker 1 left");
+    let run = server.finish();
+    assert_eq!(run["reached"], true, "{run}");
+    for process in [zero].into_iter().chain(shards) {
+        assert!(process.finish()["reason"].as_str().unwrap().contains("loss<0.5"));
+    }
+}
+
+/// A shard that joins over shared memory could not be reached by others.
+#[test]
+fn a_shard_joins_over_tcp_only() {
+    let folder = tempdir().unwrap();
+    let (local, out) = (format!("local:shard-{}", std::process::id()), folder.path().join("run").display().to_string());
+    let server = serve(&["--listen", &local, "--workers", "1", "--shards", "apart:1", "--out", &out]);
+    server.await_line("waiting for 1 worker");
+    let error = refused(&["shard", "--join", &local]);
+    assert!(error.contains("a shard joins over TCP"), "{error}");
+    server.kill();
 }
 
 /// A worker that is killed takes its shard along. The server ends, and the standby goes on from the last checkpoint.
@@ -89,5 +130,8 @@ fn a_standby_takes_over_when_a_shard_is_killed() {
 
 #[test]
 fn a_number_of_shards_is_checked() {
-    assert!(refused(&["serve", "--shards", "0"]).contains("expected none, hosts or a number of at least 1"));
+    assert!(
+        refused(&["serve", "--shards", "0"])
+            .contains("expected none, hosts, N or apart:N, with a number N of at least 1")
+    );
 }

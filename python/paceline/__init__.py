@@ -13,6 +13,7 @@ from paceline.results import (
     Summary,
     TracedWorker,
     WhatIf,
+    WhatIfAnswer,
     WorkerTimes,
     read_run,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "Turn",
     "Update",
     "WhatIf",
+    "WhatIfAnswer",
     "WorkerTimes",
     "__version__",
     "join",

@@ -240,6 +240,9 @@ class Session:
     def next_task(self) -> Task | None:
         """Wait for the next task. None if the run is over."""
 
+    def push(self) -> UpdatePush | None:
+        """Let parts of the result go to their shards while others are computed. None if there are no shards."""
+
     def emulate_delay(self, computed: float) -> bool:
         """Sleep for the emulated delay after this many seconds of computing.
 
@@ -276,8 +279,12 @@ class Session:
     def last_model(self) -> tuple[int, Memory] | None:
         """Return the last version and the model at the end of the run, if the server sent it."""
 
-    def leave(self, reason: str) -> None:
-        """Leave the run."""
+    def leave(self, reason: str, is_done: bool) -> None:
+        """Leave the run.
+
+        A worker that has done all that it was started for stays until nobody needs the part of the parameters that its
+        process holds.
+        """
 
     def let_go(self) -> None:
         """In a process that was forked from this one: let go of the connection, so that it ends with this process."""
@@ -337,11 +344,28 @@ class Copies:
     """Copies that a thread of their own makes."""
 
     def __new__(cls) -> Copies: ...
-    def begin(self, source: int, target: int, length: int) -> None:
-        """Begin to copy 32-bit values. Both memories must stay, and be left alone, until `finish` returns."""
+    def begin(self, source: int, target: int, length: int, push: UpdatePush | None = None, offset: int = 0) -> None:
+        """Begin to copy 32-bit values. Both memories must stay, and be left alone, until `finish` returns.
+
+        With a push, they are sent: they are the values of the update from `offset` on.
+        """
 
     def finish(self) -> None:
         """Wait until everything is copied."""
+
+@final
+class UpdatePush:
+    """An update whose parts go to their shards while others are computed."""
+
+    def ready(self, start: int, end: int) -> None:
+        """Say that these values are in place. To be called once for each."""
+
+    def change(self) -> None:
+        """Say that values have changed since they were ready: what was sent is sent again."""
+
+    @staticmethod
+    def are_same(first: int, second: int, length: int) -> bool:
+        """Whether 32-bit values at two addresses have the same bits."""
 
 @final
 class Memory:

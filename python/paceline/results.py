@@ -199,6 +199,7 @@ class ComparedScheme(_Record):
 
     place: int
     scheme: str
+    step_kind: str
     rate: float
     runs: int
     reached: int
@@ -221,11 +222,29 @@ class ComparedScheme(_Record):
 
 
 @dataclass(frozen=True)
+class WhatIfAnswer(_Record):
+    """A scheme to use."""
+
+    scheme: str
+    step_kind: str
+    """What its steps are made of: fresh, averaged or stale."""
+    why: str
+    """How much faster it is, and what that rests on."""
+    command: str
+    """The command that trains as it was simulated."""
+
+
+@dataclass(frozen=True)
 class WhatIf:
     """What a trace shows, and how the schemes compare on it."""
 
     recommended: str | None
+    """The scheme of the safe answer."""
     why: str
+    safe: WhatIfAnswer | None
+    """The fastest scheme without stale gradients, or bsp if none is faster beyond the noise of the seeds."""
+    bold: WhatIfAnswer | None
+    """The fastest of all, if that is another one."""
     steps: int
     bsp_time: float
     """How long `bsp` would take for the steps that all workers did, in seconds."""
@@ -242,6 +261,8 @@ class WhatIf:
         return cls(
             recommended=head["recommended"],
             why=head["why"],
+            safe=head["safe"] and WhatIfAnswer._from_json(head["safe"]),
+            bold=head["bold"] and WhatIfAnswer._from_json(head["bold"]),
             steps=trace["steps"],
             bsp_time=trace["bsp_time"],
             waiting_share=trace["waiting_share"],

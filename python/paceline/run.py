@@ -272,9 +272,9 @@ class Run:
             reason = "its script has ended"
             if failure is not None:
                 reason = f"its script failed: {type(failure).__name__}: {failure}".splitlines()[0]
-            training.session.leave(reason)
             if training.keeper is not None:
                 training.keeper.leave()
+            training.session.leave(reason, is_done=failure is None)
 
     def __enter__(self) -> Self:
         """Take part until the block ends."""

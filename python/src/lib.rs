@@ -26,7 +26,7 @@ mod _paceline {
     #[pymodule_export]
     use crate::command::main;
     #[pymodule_export]
-    use crate::copies::PyCopies;
+    use crate::copies::{PyCopies, PyUpdatePush};
     #[pymodule_export]
     use crate::memory::PyMemory;
     #[pymodule_export]

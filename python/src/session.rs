@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use paceline::core::{LocalLength, LocalWork, ReplicaStart, Span, Work, WorkerId};
+use paceline::core::{LocalLength, LocalWork, ReplicaStart, Span, Work};
 use paceline::net::{
-    Address, AfterIteration, Keys, ModelMapping, OfferedTraining, SessionEnd, TakenTask, TaskReport, TimeSpent,
-    Welcome, Worker, WorkerError, WorkerSession, after_iteration,
+    Address, AfterIteration, Keys, ModelMapping, OfferedTraining, Role, ServerSearch, SessionEnd, TakenTask,
+    TaskReport, TimeSpent, Welcome, Worker, WorkerError, WorkerSession, after_iteration,
 };
 use paceline::runtime::OfferedModel;
 use paceline::store::Layout;
@@ -15,6 +15,7 @@ use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::copies::PyUpdatePush;
 use crate::errors::{InputError, RunError};
 use crate::interruptible::interruptible;
 use crate::memory::PyMemory;
@@ -157,10 +158,13 @@ impl PySession {
         frozen: u32,
     ) -> PyResult<Self> {
         let input = |error: &dyn std::fmt::Display| InputError::new_err(error.to_string());
-        let address: Address = address.parse().map_err(|error| input(&error))?;
+        let mut addresses = address.split(',').map(str::parse::<Address>);
+        let address = addresses.next().ok_or_else(|| input(&"no address"))?.map_err(|error| input(&error))?;
+        let standbys = addresses.collect::<Result<Vec<_>, _>>().map_err(|error| input(&error))?;
         let emulation = emulate.map(|delay| paceline::emulation(delay, emulated_rank.or(rank))).transpose();
         let mut worker = Worker {
-            rank: if evaluates { Some(WorkerId::EVALUATOR.0) } else { rank },
+            servers: ServerSearch::new(address.clone(), standbys),
+            role: if evaluates { Role::Evaluator } else { Role::Worker(rank) },
             join_timeout: Duration::try_from_secs_f64(join_timeout).map_err(|error| input(&error))?,
             emulation: emulation.map_err(|error| input(&format_args!("{error:#}")))?,
             keys: keys.as_deref().map(Keys::read).transpose().map_err(|error| input(&error))?,
@@ -210,8 +214,8 @@ impl PySession {
             let next = self.wait_for(py, |state, deadline| state.session.next_task(Some(deadline)).transpose())?;
             match next {
                 Ok(task) => {
-                    let assignment = *task.assignment();
-                    let settings = task.settings();
+                    let (assignment, settings) = (*task.assignment(), task.settings());
+                    let result = task.result_memory().ok_or_else(|| PyRuntimeError::new_err("the task is sent"))?;
                     let pull = match assignment.work {
                         Work::Local(LocalWork { start: ReplicaStart::Replica { pull }, .. }) => Some(pull),
                         _ => None,
@@ -228,7 +232,7 @@ impl PySession {
                         used: settings.run.used,
                         checkpoint: settings.run.checkpoint,
                         model: Py::new(py, PyMemory(task.model_memory()))?,
-                        result: Py::new(py, PyMemory(task.result_memory()))?,
+                        result: Py::new(py, PyMemory(result))?,
                     };
                     self.lock().task = Some(task);
                     return Ok(Some(shown));
@@ -240,6 +244,14 @@ impl PySession {
                 }
             }
         }
+    }
+
+    /// Lets parts of the result go to their shards while others are computed. `None` if there are no shards.
+    fn push(&self) -> Option<PyUpdatePush> {
+        let mut state = self.lock();
+        let task = state.task.take().map(|task| state.session.push(task));
+        state.task = task;
+        state.task.as_ref()?.update_push().cloned().map(PyUpdatePush)
     }
 
     /// Sleeps for the emulated delay after this many seconds of computing. Returns `False` if the task was cancelled or
@@ -351,9 +363,14 @@ impl PySession {
         last.map(|(version, memory)| Ok((version.0, Py::new(py, PyMemory(memory))?))).transpose()
     }
 
-    /// Leaves the run.
-    fn leave(&self, reason: String) {
-        self.lock().session.leave(reason);
+    /// Leaves the run. A worker that has done all that it was started for stays until nobody needs the part of the
+    /// parameters that its process holds.
+    fn leave(&self, py: Python<'_>, reason: String, is_done: bool) -> PyResult<()> {
+        self.lock().session.leave(reason, is_done);
+        if !is_done {
+            return Ok(());
+        }
+        self.wait_for(py, |state, deadline| state.worker.shards.wait_until_free(deadline).then_some(()))
     }
 
     /// In a process that was forked from this one: lets go of the connection, so that it ends with this process.

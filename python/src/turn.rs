@@ -124,7 +124,7 @@ impl PyTurn {
         };
         let step = match (average, compensate) {
             (None, None) => CommitStep::Optimizer,
-            (Some(rate), None) => CommitStep::Average { rate },
+            (Some(rate), None) => CommitStep::Average { rate, share: 1.0 },
             (None, Some(lambda)) => CommitStep::Compensated { lambda },
             _ => return Err(PyValueError::new_err("average and compensate exclude each other")),
         };

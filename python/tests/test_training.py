@@ -54,7 +54,7 @@ LOOP = """
 
 SCHEMES = (
     "bsp", "backup:k=3", "asp", "ssp:staleness=2", "dssp", "dc-asgd", "elastic-bsp", "lb-bsp", "cutoff", "dbw", "b-dbw",
-    "adasync", "local-sgd:tau=4", "adacomm", "easgd", "esync",
+    "adasync", "local-sgd:tau=4", "adacomm", "easgd", "esync", "async-local-sgd:tau=4",
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ pub mod report;
 pub mod reproduce;
 pub mod scale;
 pub mod serve;
+pub mod shard;
 pub mod simulate;
 pub mod torture;
 pub mod train;

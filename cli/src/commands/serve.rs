@@ -12,10 +12,11 @@ use paceline_config::file::Configuration;
 use paceline_net::{Address, Keys, ShardCount, TransportOptions};
 use paceline_objects::Place;
 use paceline_report::numbers::counted;
-use paceline_runtime::{Lease, LeaseWatch, RunFolderError, StoredRun, folder_leases, has_ended};
+use paceline_runtime::{Job, Lease, LeaseWatch, RunFolderError, StoredRun, folder_leases, has_ended};
 use paceline_store::ObjectStorage;
 
 use crate::options::JobOptions;
+use crate::script::ScriptOptions;
 use crate::serving::{ServedRun, ServingOutput};
 
 /// Run a parameter server that workers on any machine can join
@@ -25,6 +26,8 @@ use crate::serving::{ServedRun, ServingOutput};
   paceline serve --workers 2 --scheme backup:k=1
   paceline work --join 127.0.0.1        (twice)
   paceline serve --listen 0.0.0.0 --keys keys --shards hosts --workers 8
+  paceline serve --listen 0.0.0.0 --keys keys --script --workers 2
+  paceline work --join 10.0.0.1 --keys keys --rank 0 --workers 2 -- python script.py
   paceline serve --listen 0.0.0.0 --keys keys --lease 5 --out /runs/night
   paceline serve --listen 0.0.0.0 --keys keys --standby /runs/night
   paceline serve --listen 0.0.0.0 --keys keys --lease 5 --checkpoints s3://bucket/night
@@ -51,10 +54,14 @@ pub struct ServeArgs {
     #[arg(long, value_name = "DIR|PLACE", conflicts_with = "resume")]
     standby: Option<PathBuf>,
 
-    /// Hold the parameters in shards, in the processes of workers that join over TCP, so that no link carries more than two
-    /// models a step: on every host one (`hosts`), this many, or `none`: the server holds them
+    /// Hold the parameters in shards, so that no link carries more than two models a step: in the process of one worker on
+    /// every host (`hosts`), of N workers, or in N processes of `paceline shard` (`apart:N`). By default the server holds them
     #[arg(long, value_name = "N", default_value_t)]
     shards: ShardCount,
+
+    /// Train the model of a script that uses the Python package. Its workers bring it: `paceline work … -- python script.py`
+    #[arg(long)]
+    script: bool,
 
     /// Let other machines read the status and, without --keys, join unencrypted
     #[arg(long)]
@@ -67,16 +74,30 @@ pub struct ServeArgs {
     output: ServingOutput,
 }
 
+/// Whose model is served.
+enum ServedModel<'a> {
+    Own(Box<Job>),
+    /// Its workers bring it.
+    OfScript(ScriptOptions<'a>),
+}
+
 impl ServeArgs {
     pub fn run(self, configuration: &Configuration) -> Result<(), Failure> {
-        let job = self.job.load().map_err(Failure::Input)?;
+        let model = if self.script {
+            ServedModel::OfScript(ScriptOptions::new(&self.job, &self.output, configuration, "the script")?)
+        } else {
+            ServedModel::Own(Box::new(self.job.load().map_err(Failure::Input)?))
+        };
         let keys = self.keys.as_deref().map(Keys::read).transpose().map_err(Failure::input)?;
         let transport = TransportOptions { keys, open: self.open, shards: self.shards, ..self.job.transport() };
         let run = ServedRun {
             addresses: &self.listen,
             transport,
             output: &self.output,
-            configuration,
+            configuration: match &model {
+                ServedModel::Own(_) => configuration,
+                ServedModel::OfScript(script) => script.configuration(),
+            },
             inputs: self.job.inputs(),
             open: self.open,
             lease: self.lease.map(Duration::from_secs_f64),
@@ -102,7 +123,11 @@ impl ServeArgs {
                 }
             },
         };
-        run.run(&job, |run, _| {
+        let job = match &model {
+            ServedModel::Own(job) => job,
+            ServedModel::OfScript(script) => return run.run_script(script, None),
+        };
+        run.run(job, |run, _| {
             let addresses: Vec<String> = run.addresses().iter().map(Address::to_string).collect();
             eprintln!("waiting for {} on {}", counted(job.setup.workers, "worker"), addresses.join(" and "));
             run.run()

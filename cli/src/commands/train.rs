@@ -12,13 +12,13 @@ use clap::{Args, ValueEnum};
 use paceline_config::Failure;
 use paceline_config::file::Configuration;
 use paceline_core::WorkerId;
-use paceline_net::Address;
-use paceline_runtime::Goals;
+use paceline_net::{Address, ServerSearch};
 use paceline_sim::RankSet;
 
 use crate::logs;
 use crate::options::{JobOptions, StragglerSpec};
 use crate::program::ProgramStart;
+use crate::script::{self, ScriptOptions};
 use crate::serving::{ScriptWorkers, ServedRun, ServingOutput};
 
 /// How values travel between the server and its workers.
@@ -62,22 +62,6 @@ pub struct TrainArgs {
     command: Vec<OsString>,
 }
 
-/// What a script decides itself: options that can't be given beside it.
-const OF_SCRIPT: [&str; 12] = [
-    "model",
-    "data",
-    "partition",
-    "order",
-    "batch",
-    "lr",
-    "schedule",
-    "optimizer",
-    "micro-batch",
-    "clip-gradient",
-    "init",
-    "device",
-];
-
 impl TrainArgs {
     pub fn run(self, configuration: &Configuration) -> Result<(), Failure> {
         if !self.command.is_empty() {
@@ -115,36 +99,15 @@ impl TrainArgs {
 
     /// Trains the model that the workers bring.
     fn run_script(self, configuration: &Configuration) -> Result<(), Failure> {
-        if let Some(option) = OF_SCRIPT.iter().find(|option| configuration.is_given(option)) {
-            let script = self.command.join(OsStr::new(" "));
-            return Err(Failure::Input(anyhow!(
-                "--{option} can't be given with a script: {} decides it itself",
-                script.display()
-            )));
-        }
-        if let Some(place) = &self.output.checkpoints {
-            return Err(Failure::Input(anyhow!(
-                "--checkpoints {place} can't be given with a script: the state that it saves stays in the run folder"
-            )));
-        }
+        let name = self.command.join(OsStr::new(" "));
+        let script = ScriptOptions::new(&self.job, &self.output, configuration, &name.to_string_lossy())?;
         self.check_emulation().map_err(Failure::Input)?;
-        let has_goals = configuration.is_given("until");
-        let goals = Goals::any(if has_goals { &self.job.until } else { &[] });
-        let asks_for_evaluations = configuration.is_given("evaluate-every") || goals.need_accuracy();
-        let evaluate_every = if asks_for_evaluations { self.job.training.evaluate_every } else { 0 };
-        self.job.training.check_evaluations(&goals).map_err(Failure::Input)?;
-        let job = |model| self.job.of_script(model, goals.clone(), evaluate_every);
-        self.job.scheme.build(&self.job.setup_of_script(1)).map_err(Failure::input)?;
         let traces = self.emulate.iter().filter_map(|straggler| straggler.delay.file());
-        let configuration = configuration.clone().without(&OF_SCRIPT);
-        let configuration = if has_goals { configuration } else { configuration.without(&["until"]) };
-        let configuration =
-            if asks_for_evaluations { configuration } else { configuration.without(&["evaluate-every"]) };
         let run = ServedRun {
             addresses: &[self.address()],
             transport: self.job.transport(),
             output: &self.output,
-            configuration: &configuration,
+            configuration: script.configuration(),
             inputs: self.job.scheme.model().map(Path::new).into_iter().chain(traces).collect(),
             open: false,
             lease: None,
@@ -152,8 +115,7 @@ impl TrainArgs {
             storage: None,
         };
         let command = |server: &Address, folder: &Path, worker| self.script(server, folder, worker);
-        let (count, has_evaluator) = (self.job.workers, evaluate_every > 0);
-        run.run_script(&ScriptWorkers { count, has_evaluator, command: &command, job: &job })
+        run.run_script(&script, Some(&ScriptWorkers { count: self.job.workers, command: &command }))
     }
 
     /// Where the server listens.
@@ -201,14 +163,9 @@ impl TrainArgs {
     fn script(&self, server: &Address, folder: &Path, worker: WorkerId) -> Command {
         let mut command = Command::new(&self.command[0]);
         command.args(&self.command[1..]).stdin(Stdio::null());
-        command.env("PACELINE_SERVER", server.to_string());
         command.env("PACELINE_FOLDER", folder);
-        match worker {
-            WorkerId::EVALUATOR => command.env("PACELINE_ROLE", "evaluator"),
-            WorkerId(rank) => command.env("PACELINE_RANK", rank.to_string()),
-        };
-        command.env("PACELINE_WORKERS", self.job.workers.to_string());
-        command.env("PACELINE_SEED", self.job.seed.to_string());
+        let servers = ServerSearch::new(server.clone(), Vec::new());
+        script::set_environment(&mut command, &servers, worker, self.job.workers, self.job.seed);
         if let Some((delay, rank)) = self.delay_of(worker) {
             command.env("PACELINE_EMULATE", delay).env("PACELINE_EMULATED_RANK", rank);
         }

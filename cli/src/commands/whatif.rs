@@ -5,15 +5,19 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
-use paceline_config::{Contestant, Failure, Scenario, SchemeList, Seeds, parallel, whole};
-use paceline_report::comparison::Ranking;
+use paceline_config::file::{Configuration, shell_quoted};
+use paceline_config::{Contestant, Failure, PreparedScenario, Scenario, SchemeList, Seeds, parallel, whole};
+use paceline_core::StepKind;
+use paceline_report::cluster_findings::{ClusterFinding, cluster_findings};
+use paceline_report::comparison::{Advice, BoldAnswer, PairedRatio, RankedContestant, Ranking, SafeAnswer};
 use paceline_report::live_table::LiveTable;
-use paceline_report::numbers::counted;
+use paceline_report::numbers::{counted, listed};
 use paceline_report::stragglers::Analysis;
 use paceline_sim::Times;
 use paceline_trace::{PROFILER_STEP, Trace};
 use serde_json::{Value, json};
 
+use super::train::TrainArgs;
 use crate::comparison;
 use crate::interrupt;
 use crate::output::say;
@@ -31,8 +35,9 @@ use crate::output::say;
 For spans, give one file per rank, or one file with all ranks. Spans that include waiting for other workers hide the \
 stragglers: choose spans of computing alone with --span.
 
-Every scheme is simulated on these times with a small model, the same target and the same seeds. The scheme that reaches \
-it first is recommended, or bsp if that can't be told apart from it.
+Every scheme is simulated on these times with a small model, the same target and the same seeds. There are two answers: \
+a safe one, the fastest scheme that uses no gradient of an earlier model, or bsp if none is faster beyond the noise of the \
+seeds; and a bold one, the fastest of all.
 
 Examples:
   paceline whatif times.csv
@@ -68,34 +73,111 @@ pub struct WhatifArgs {
     json: bool,
 }
 
-/// What a trace shows, and how the schemes compare on it.
+/// What a trace shows, how the schemes compare on it, and what to use.
 pub struct ComparedSchemes {
     analysis: Analysis,
+    findings: Vec<ClusterFinding>,
     ranking: Ranking,
-    /// The workers that are used.
-    workers: usize,
+    safe: Option<PrintedAnswer<SafeAnswer>>,
+    bold: Option<PrintedAnswer<BoldAnswer>>,
+    /// What it rests on, as the end of a sentence: the model, its data and its optimizer.
+    model: String,
 }
 
+/// An answer, with the command that does what was simulated.
+struct PrintedAnswer<Kind> {
+    found: Kind,
+    /// Which scheme, how much faster it is, and what that rests on.
+    explanation: String,
+    command: String,
+}
+
+/// Flags that are printed whether or not they are the defaults of `train`.
+const ALWAYS: [&str; 7] = ["scheme", "workers", "model", "data", "batch", "lr", "lr-rule"];
+
+/// What `train` can't do as it was simulated.
+const SIMULATED_ONLY: [&str; 3] = ["slow", "script", "network"];
+
 impl ComparedSchemes {
-    /// An object with the recommendation and the workers, then one per scheme.
+    /// An object with the answers and the workers, then one per scheme.
     pub fn json_lines(&self) -> Vec<Value> {
         let ComparedSchemes { analysis, ranking, .. } = self;
-        let recommended = ranking.recommended().map(|best| best.name.as_str());
-        let head = json!({ "recommended": recommended, "why": ranking.explanation(), "trace": analysis });
+        let answer = |place: &RankedContestant, why: &str, command: &str| {
+            let RankedContestant { name, step_kind, .. } = place;
+            json!({ "scheme": name, "step_kind": step_kind, "why": why, "command": command })
+        };
+        let with = |mut object: Value, key: &str, pair: Option<PairedRatio>| {
+            let interval = pair.and_then(|pair| pair.interval);
+            object[key] = json!(pair.map(|pair| pair.ratio));
+            object[format!("{key}_low")] = json!(interval.map(|(low, _)| low));
+            object[format!("{key}_high")] = json!(interval.map(|(_, high)| high));
+            object
+        };
+        let safe = self.safe.as_ref().map(|PrintedAnswer { found, explanation, command }| {
+            with(answer(&found.place, explanation, command), "over_bsp", found.over_baseline)
+        });
+        let bold = self.bold.as_ref().map(|PrintedAnswer { found, explanation, command }| {
+            with(answer(&found.place, explanation, command), "over_safe", found.over_safe)
+        });
+        let recommended = self.safe.as_ref().map(|safe| safe.found.place.name.as_str());
+        let finding = |found: &ClusterFinding| {
+            let mut object = json!(found);
+            object["text"] = json!(found.to_string());
+            object
+        };
+        let cluster: Vec<Value> = self.findings.iter().map(finding).collect();
+        let head = json!({
+            "recommended": recommended, "why": ranking.explanation(), "safe": safe, "bold": bold, "trace": analysis, "cluster": cluster,
+        });
         std::iter::once(head).chain(ranking.places.iter().map(|place| json!(place))).collect()
+    }
+
+    /// The answers, each with its command.
+    fn answers(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        match &self.safe {
+            Some(safe) => lines.push(format!("Safe: {}\n  {}", safe.explanation, safe.command)),
+            None if self.bold.is_some() => {
+                lines.push("Safe: none. No scheme without stale gradients reached the target in every run.".into());
+            }
+            None => return lines,
+        }
+        match &self.bold {
+            Some(bold) => lines.push(format!("Bold: {}\n  {}", bold.explanation, bold.command)),
+            None => {
+                let seeds = self.ranking.places.iter().map(|place| place.runs).max().unwrap_or(0);
+                let seeds = counted(seeds, "seed");
+                lines.push(format!("Bold: the same. No other scheme is faster beyond the noise of {seeds}."));
+            }
+        }
+        lines
+    }
+}
+
+/// What an answer rests on, apart from its seeds; empty for steps as under bsp.
+fn grounds(step_kind: StepKind, model: &str) -> String {
+    match step_kind {
+        StepKind::Fresh => String::new(),
+        StepKind::Averaged => {
+            format!(" What replicas lose by drifting apart depends on the model: it was simulated with {model}.")
+        }
+        StepKind::Stale => format!(
+            " It may use gradients of earlier models, and rests on that costing little, as with {model}. Other models may need \
+             more samples under it, or diverge: try it on yours."
+        ),
     }
 }
 
 impl WhatifArgs {
-    pub fn run(self) -> Result<(), Failure> {
-        let compared = self.compare(|names, runs| {
+    pub fn run(self, configuration: &Configuration) -> Result<(), Failure> {
+        let compared = self.compare(configuration, |names, runs| {
             interrupt::listen_for_result()?;
             Ok(LiveTable::new(names, runs))
         })?;
         if self.json {
             compared.json_lines().into_iter().for_each(say);
         } else {
-            self.print(&compared);
+            self.print(&compared, configuration);
         }
         interrupt::check()
     }
@@ -104,11 +186,12 @@ impl WhatifArgs {
     /// interrupt, the complete runs count.
     pub fn compare(
         &self,
+        configuration: &Configuration,
         start: impl FnOnce(&[String], usize) -> Result<LiveTable, Failure>,
     ) -> Result<ComparedSchemes, Failure> {
         self.check().map_err(Failure::Input)?;
         let trace = Trace::read_all(&self.trace, &self.span).map_err(Failure::input)?;
-        let analysis = Analysis::new(&trace);
+        let (analysis, findings) = (Analysis::new(&trace), cluster_findings(&trace));
         let prepared = self.scenario.prepare_with(Times::of_trace(trace)).map_err(Failure::Input)?;
         let schemes = self.schemes.specs(prepared.setup(), true).map_err(Failure::Input)?;
         let threads = parallel::threads(self.threads);
@@ -120,7 +203,58 @@ impl WhatifArgs {
         let results = results.map_err(Failure::Run)?;
         let results = comparison::complete(results, self.seeds.0.len())?;
         let ranking = Ranking::new(&results, prepared.goals());
-        Ok(ComparedSchemes { analysis, ranking, workers: prepared.setup().workers })
+        let Scenario { model, training, .. } = &self.scenario;
+        let model = format!("{model} on {} and {}", training.data, training.optimizer);
+        let advice = Advice::new(&results, &ranking);
+        let command = |place: &RankedContestant| self.train_command(configuration, &prepared, place);
+        let bold = advice.bold.map(|found| PrintedAnswer {
+            explanation: found.explanation(advice.safe.as_ref()) + &grounds(found.place.step_kind, &model),
+            command: command(&found.place),
+            found,
+        });
+        let safe = advice.safe.map(|found| PrintedAnswer {
+            explanation: found.explanation() + &grounds(found.place.step_kind, &model),
+            command: command(&found.place),
+            found,
+        });
+        Ok(ComparedSchemes { analysis, findings, ranking, safe, bold, model })
+    }
+
+    /// The command that trains as a contestant was simulated.
+    fn train_command(
+        &self,
+        configuration: &Configuration,
+        prepared: &PreparedScenario<'_>,
+        place: &RankedContestant,
+    ) -> String {
+        let Scenario { training, cluster, .. } = &self.scenario;
+        let workers = prepared.setup().workers;
+        // The rate remains meant for a step of all workers.
+        let rule = match cluster.only {
+            Some(_) => training.setup(prepared.workers(), None).restricted_to(workers).rate_rule,
+            None => training.lr_rule,
+        };
+        let settings = configuration.clone().with("scheme", &place.name).with("workers", workers);
+        let settings = settings.with("lr", place.rate).with("lr-rule", rule);
+        let train = TrainArgs::augment_args(clap::Command::new("train"));
+        format!("paceline train {}", settings.flags_for(&train, &ALWAYS).join(" "))
+    }
+
+    /// What the printed commands lack of the simulation, in a sentence: the recorded times, if one machine can emulate them, and
+    /// what only a simulation has.
+    fn missing(&self, workers: usize, configuration: &Configuration) -> Option<String> {
+        let given: Vec<String> =
+            SIMULATED_ONLY.iter().filter(|key| configuration.is_given(key)).map(|key| format!("--{key}")).collect();
+        if !given.is_empty() {
+            let given: Vec<&str> = given.iter().map(String::as_str).collect();
+            return Some(format!("{} was simulated; the commands do without.", listed(&given)));
+        }
+        let [trace] = &self.trace[..] else { return None };
+        let emulated = self.scenario.cluster.only.is_none() && self.span == PROFILER_STEP;
+        emulated.then(|| {
+            let emulate = format!("0-{}=trace:{}", workers - 1, trace.display());
+            format!("On one machine, add --emulate {} for the recorded times.", shell_quoted(&emulate))
+        })
     }
 
     fn check(&self) -> anyhow::Result<()> {
@@ -136,19 +270,14 @@ impl WhatifArgs {
         Ok(())
     }
 
-    /// The options of `train` that decide about steps as in the simulation.
-    fn options(&self, scheme: &str, workers: usize) -> String {
-        let Scenario { training, dispatch, .. } = &self.scenario;
-        let mut options = format!("--workers {workers} --scheme {scheme}");
-        options += &dispatch.map_or(String::new(), |dispatch| format!(" --dispatch {dispatch}"));
-        options + &format!(" --lr-rule {}", training.lr_rule)
-    }
-
-    fn print(&self, ComparedSchemes { analysis, ranking, workers }: &ComparedSchemes) {
-        if let Some(best) = ranking.recommended() {
-            say(format_args!("Recommended: {} (paceline train {})", best.name, self.options(&best.name, *workers)));
+    fn print(&self, compared: &ComparedSchemes, configuration: &Configuration) {
+        let ComparedSchemes { analysis, ranking, model, .. } = compared;
+        let answers = compared.answers();
+        answers.iter().for_each(say);
+        if let (false, Some(missing)) = (answers.is_empty(), self.missing(analysis.workers.len(), configuration)) {
+            say(missing);
         }
-        say(ranking.explanation());
+        say(format_args!("\n{}", ranking.explanation()));
         say(analysis.explanation());
         if analysis.is_balanced() {
             say("All workers' steps take equally long. If they include waiting for other workers, they hide the \
@@ -156,10 +285,10 @@ impl WhatifArgs {
         }
         let (steps, workers) = (counted(analysis.steps, "step"), counted(analysis.workers.len(), "worker"));
         say(format_args!("\n{steps} of {workers}\n{}", analysis.table()));
-        let Scenario { model, training, .. } = &self.scenario;
-        let (data, seeds) = (&training.data, counted(self.seeds.0.len(), "seed"));
+        compared.findings.iter().for_each(say);
+        let seeds = counted(self.seeds.0.len(), "seed");
         say(format_args!(
-            "\nSimulated on these times: {model} on {data}, {seeds}; the time of a task is proportional to its samples\n{}",
+            "\nSimulated on these times: {model}, {seeds}; the time of a task is proportional to its samples\n{}",
             ranking.table()
         ));
     }

@@ -1,46 +1,41 @@
 //! `paceline work`: compute gradients for a server.
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
-use anyhow::anyhow;
+use anyhow::{anyhow, bail};
 use clap::Args;
 use paceline_config::{Failure, WorkloadSpec};
 use paceline_core::WorkerId;
-use paceline_net::{Address, DEFAULT_PORT, Keys, ServerSearch, Worker, WorkerError, WorkerNotice};
+use paceline_net::{Address, Keys, Role, ServerSearch, Worker};
 use paceline_report::numbers::counted;
 use paceline_runtime::RunEnding;
 use serde_json::json;
 
 use crate::interrupt;
-use crate::options::DelaySpec;
+use crate::launcher::LauncherEnvironment;
+use crate::options::{DelaySpec, JoinOptions, failure};
 use crate::output::say;
+use crate::script;
 
 /// Compute gradients for a server until its run ends
 #[derive(Args)]
 #[command(after_help = "Without --join and --rank, the address and the rank come from the environment, as torchrun \
 (MASTER_ADDR, MASTER_PORT, RANK), Slurm (SLURM_LAUNCH_NODE_IPADDR, SLURM_PROCID) and MPI (OMPI_COMM_WORLD_RANK, \
-PMI_RANK) set them.
+PMI_RANK) set them; so does the number of workers, without --workers.
 
 Examples:
   paceline work --join 10.0.0.1:7077
-  paceline work --join 10.0.0.1,10.0.0.2        (with a standby)")]
+  paceline work --join 10.0.0.1,10.0.0.2        (with a standby)
+  paceline work --join 10.0.0.1 --rank 3 --workers 8 -- python script.py        (serve --script)")]
 pub struct WorkArgs {
-    /// Address of the server: HOST:PORT, HOST or local:NAME; also those of its standbys, separated by commas
-    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
-    join: Vec<Address>,
+    #[command(flatten)]
+    join: JoinOptions,
 
     /// Rank to ask for; without it the server chooses one
     #[arg(long, value_name = "RANK")]
     rank: Option<u32>,
-
-    /// Folder with the server's certificate and the token, as `paceline keys` creates it; for shards also the key
-    #[arg(long, value_name = "DIR")]
-    keys: Option<PathBuf>,
-
-    /// How long to try to reach the server, at the start and after a lost connection, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
-    join_timeout: u32,
 
     /// Emulate a straggler, for demonstrations and tests: a factor (3.0) or times (lognormal:-2,0.5 or trace:FILE);
     /// every output mentions it
@@ -55,50 +50,26 @@ pub struct WorkArgs {
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: String,
 
+    /// The number of workers of the run. A script needs it to share its data
+    #[arg(long, value_name = "N", requires = "command")]
+    workers: Option<u32>,
+
+    /// Seed of all random numbers of a script, the same for all workers
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    seed: u64,
+
+    /// Evaluate the models of the run instead of training: one more process of the script, for a server with
+    /// --evaluate-every or a goal such as accuracy>0.97
+    #[arg(long, requires = "command", conflicts_with = "rank")]
+    evaluate: bool,
+
     /// Exit when the parent process with this number exits
     #[arg(long, value_name = "PID", hide = true)]
     parent: Option<i32>,
 
-    /// Print only errors
-    #[arg(long)]
-    quiet: bool,
-
-    /// Print one JSON object at the end
-    #[arg(long)]
-    json: bool,
-}
-
-/// The server's address and this process's rank, as a launcher sets them in the environment.
-#[derive(Debug, Default, PartialEq)]
-struct LauncherEnvironment {
-    host: Option<String>,
-    port: Option<String>,
-    rank: Option<String>,
-}
-
-impl LauncherEnvironment {
-    /// Reads the environment. If several launchers have set variables, the first one counts.
-    fn read(variable: impl Fn(&str) -> Option<String>) -> Self {
-        let first = |names: &[&str]| names.iter().find_map(|name| variable(name));
-        LauncherEnvironment {
-            host: first(&["MASTER_ADDR", "SLURM_LAUNCH_NODE_IPADDR"]),
-            port: variable("MASTER_PORT"),
-            rank: first(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]),
-        }
-    }
-
-    fn address(&self) -> anyhow::Result<Option<Address>> {
-        let Some(host) = &self.host else { return Ok(None) };
-        let port = self.port.clone().unwrap_or_else(|| DEFAULT_PORT.to_string());
-        Ok(Some(format!("{host}:{port}").parse()?))
-    }
-
-    fn rank(&self) -> anyhow::Result<Option<u32>> {
-        let parse = |text: &String| {
-            text.parse().map_err(|_| anyhow!("the environment's rank is '{text}'; expected a whole number"))
-        };
-        self.rank.as_ref().map(parse).transpose()
-    }
+    /// Be a worker with a script that uses the Python package: its command, after --
+    #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["device", "quiet", "json"])]
+    command: Vec<OsString>,
 }
 
 impl WorkArgs {
@@ -106,10 +77,13 @@ impl WorkArgs {
         if let Some(parent) = self.parent {
             exit_with_parent(parent).map_err(Failure::run)?;
         }
+        let environment = LauncherEnvironment::read(|name| std::env::var(name).ok());
+        let servers = self.join.servers(&environment).map_err(Failure::Input)?;
+        let rank = self.rank.map_or_else(|| environment.rank(), |rank| Ok(Some(rank))).map_err(Failure::Input)?;
+        if !self.command.is_empty() {
+            return Err(self.become_script(&servers, rank, &environment));
+        }
         interrupt::listen(|| std::process::exit(RunEnding::Interrupted.exit_code().into()))?;
-        let (servers, rank) = self
-            .servers_and_rank(&LauncherEnvironment::read(|name| std::env::var(name).ok()))
-            .map_err(Failure::Input)?;
         let emulation = match &self.emulate {
             // Times are drawn by rank. Without one, the process number makes workers differ.
             Some(delay) => {
@@ -118,61 +92,65 @@ impl WorkArgs {
             }
             None => None,
         };
-        if let (Some(emulation), false) = (&emulation, self.quiet) {
+        if let (Some(emulation), false) = (&emulation, self.join.quiet) {
             eprintln!("emulating a straggler: {emulation}");
         }
         let address = servers.first().clone();
-        let worker = Worker {
-            servers,
-            rank,
-            join_timeout: Duration::from_secs(u64::from(self.join_timeout)),
-            emulation,
-            keys: self.keys.as_deref().map(Keys::read).transpose().map_err(Failure::input)?,
-            ..Worker::new(address.clone())
-        };
-        let mut progress = |progress: WorkerNotice<'_>| match progress {
-            _ if self.quiet => {}
-            WorkerNotice::Waiting { error } => {
-                eprintln!("no server at {address} yet ({error}); retrying for {} s", self.join_timeout);
-            }
-            WorkerNotice::Disconnected { reason } => {
-                eprintln!("disconnected: {reason}; trying to rejoin for {} s", self.join_timeout)
-            }
-            WorkerNotice::Joined { worker, address } => eprintln!("joined {address} as {worker}"),
-        };
+        let worker = Worker { role: Role::Worker(rank), emulation, ..self.join.process(servers)? };
         let build = |workload_spec: &str| {
             WorkloadSpec::build(workload_spec, &self.device).map_err(|error| format!("{error:#}"))
         };
-        let done = worker.run(build, &mut progress).map_err(|error| match error {
-            WorkerError::Lost { .. } => Failure::run(error),
-            _ => Failure::Input(error.into()),
-        })?;
-        if self.json {
+        let done = worker.run(build, &mut |notice| self.join.show(&address, notice)).map_err(failure)?;
+        if self.join.json {
             say(json!({ "worker": done.worker, "tasks": done.tasks, "reason": done.reason }));
-        } else if !self.quiet {
+        } else if !self.join.quiet {
             let tasks = counted(done.tasks as usize, "task");
             say(format_args!("{} did {tasks}; the run has ended: {}", done.worker, done.reason));
         }
         Ok(())
     }
 
-    /// Where the server and its standbys are, and the rank: by the flags, or else the environment.
-    fn servers_and_rank(
+    /// Goes on as a worker's script in this process. Returns only if it can't.
+    fn become_script(
         &self,
+        servers: &ServerSearch<Address>,
+        rank: Option<u32>,
         environment: &LauncherEnvironment,
-    ) -> anyhow::Result<(ServerSearch<Address>, Option<u32>)> {
-        let (address, standbys) = match self.join.split_first() {
-            Some((address, standbys)) => (Some(address.clone()), standbys.to_vec()),
-            None => (environment.address()?, Vec::new()),
+    ) -> Failure {
+        let script = || {
+            let missing =
+                |what: &str| anyhow!("a script needs {what}: give it, or start it by torchrun, srun or mpirun");
+            let worker = match (self.evaluate, rank) {
+                (true, _) => WorkerId::EVALUATOR,
+                (false, Some(rank)) => WorkerId(rank),
+                (false, None) => return Err(missing("--rank")),
+            };
+            let workers = self.workers.map_or_else(|| environment.workers(), |workers| Ok(Some(workers)))?;
+            let workers = workers.ok_or_else(|| missing("--workers"))?;
+            if !self.evaluate && worker.0 >= workers {
+                bail!("--rank {}: expected less than the {workers} of --workers", worker.0);
+            }
+            let mut command = Command::new(&self.command[0]);
+            command.args(&self.command[1..]).env("PACELINE_JOIN_TIMEOUT", self.join.join_timeout.to_string());
+            script::set_environment(&mut command, servers, worker, workers, self.seed);
+            if let Some(keys) = &self.join.keys {
+                Keys::read(keys)?;
+                command.env("PACELINE_KEYS", std::path::absolute(keys)?);
+            }
+            if let Some(delay) = &self.emulate {
+                command.env("PACELINE_EMULATE", delay.to_string());
+                let rank = self.emulated_rank.or(rank);
+                rank.into_iter().for_each(|rank| _ = command.env("PACELINE_EMULATED_RANK", rank.to_string()));
+            }
+            Ok(command)
         };
-        let address = address.ok_or_else(|| {
-            anyhow!("no server to join: give --join HOST:PORT, or set MASTER_ADDR (and MASTER_PORT) in the environment")
-        })?;
-        let rank = match self.rank {
-            Some(rank) => Some(rank),
-            None => environment.rank()?,
-        };
-        Ok((ServerSearch::new(address, standbys), rank))
+        match script() {
+            Ok(mut command) => {
+                let error = command.exec();
+                Failure::Input(anyhow!("can't start {}: {error}", self.command[0].display()))
+            }
+            Err(error) => Failure::Input(error),
+        }
     }
 }
 
@@ -182,28 +160,5 @@ fn exit_with_parent(parent: i32) -> std::io::Result<()> {
     match rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get()) {
         Some(pid) if pid == parent => Ok(()),
         _ => Err(std::io::Error::other(format!("the parent process {parent} has exited"))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read(variables: &[(&str, &str)]) -> (Option<String>, Option<u32>) {
-        let find = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string());
-        let environment = LauncherEnvironment::read(find);
-        (environment.address().unwrap().map(|address| address.to_string()), environment.rank().unwrap())
-    }
-
-    #[test]
-    fn launchers_set_the_address_and_the_rank() {
-        let torchrun = [("MASTER_ADDR", "node-0"), ("MASTER_PORT", "29500"), ("RANK", "3")];
-        assert_eq!(read(&torchrun), (Some("node-0:29500".into()), Some(3)));
-        let slurm = [("SLURM_LAUNCH_NODE_IPADDR", "10.0.0.1"), ("SLURM_PROCID", "5")];
-        assert_eq!(read(&slurm), (Some("10.0.0.1:7077".into()), Some(5)));
-        assert_eq!(read(&[("OMPI_COMM_WORLD_RANK", "1")]), (None, Some(1)));
-        assert_eq!(read(&[("PMI_RANK", "2")]), (None, Some(2)));
-        assert_eq!(read(&[]), (None, None));
-        assert!(LauncherEnvironment { rank: Some("x".into()), ..LauncherEnvironment::default() }.rank().is_err());
     }
 }

@@ -98,6 +98,7 @@ impl JobOptions {
             workload_spec: json!({
                 "scheme": self.scheme.to_string(),
                 "workers": self.workers,
+                "seed": self.seed,
                 "lr_rule": self.training.lr_rule.to_string(),
             })
             .to_string(),

@@ -2,6 +2,7 @@
 
 mod emulation;
 mod job;
+mod join;
 
 use std::path::PathBuf;
 
@@ -9,6 +10,7 @@ use clap::Args;
 
 pub use emulation::{DelaySpec, StragglerSpec};
 pub use job::JobOptions;
+pub use join::{JoinOptions, failure};
 
 /// `--config`. `paceline_config::file` reads the file before the flags are parsed.
 #[derive(Debug, Clone, Args)]

@@ -120,7 +120,7 @@ impl ConfigText {
                 toml::Value::Integer(_) | toml::Value::Float(_) | toml::Value::Boolean(_) => add(&value.to_string()),
                 toml::Value::Array(values) => {
                     for value in values {
-                        add(&value.as_str().map_or_else(|| value.to_string(), String::from));
+                        add(&text_of(&value));
                     }
                 }
                 other => bail!("{}: '{key}' is {}; expected text or a number", self.place(&key), other.type_str()),
@@ -172,7 +172,7 @@ fn located(arg: &Arg, text: &str, folder: &Path) -> String {
 /// If the file can't be read or is no TOML.
 pub fn setting(path: &Path, key: &str) -> anyhow::Result<Option<String>> {
     let value = ConfigText::read(path)?.table()?.remove(key);
-    Ok(value.map(|value| value.as_str().map_or_else(|| value.to_string(), String::from)))
+    Ok(value.as_ref().map(text_of))
 }
 
 /// All settings of a command, including defaults.
@@ -211,6 +211,25 @@ impl Configuration {
         self.given.contains(key)
     }
 
+    /// The flags that give another command these settings, as far as it has them: those in `always`, and those whose value is
+    /// not that command's default.
+    pub fn flags_for(&self, command: &Command, always: &[&str]) -> Vec<String> {
+        let flags = command.get_arguments().filter_map(|arg| Some((arg, arg.get_long()?)));
+        let flags = flags.filter(|(arg, key)| arg.get_action().takes_values() && !NOT_CONFIGURATION.contains(key));
+        let written = |(arg, key): (&Arg, &str)| {
+            let values = match self.table.get(key)? {
+                toml::Value::Array(values) => values.iter().map(text_of).collect(),
+                value => vec![text_of(value)],
+            };
+            let defaults: Vec<_> = arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
+            let is_default = defaults == values;
+            let flag = |value: &String| format!("--{key} {}", shell_quoted(value));
+            let flags = || values.iter().map(flag).collect::<Vec<_>>().join(" ");
+            (always.contains(&key) || !is_default).then(flags)
+        };
+        flags.filter_map(written).collect()
+    }
+
     /// Removes settings, e.g. those that another command does not have.
     pub fn without(mut self, keys: &[&str]) -> Self {
         self.table.retain(|key, _| !keys.contains(&key));
@@ -230,8 +249,48 @@ fn plain(text: &str) -> toml::Value {
     integer.unwrap_or_else(|| toml::Value::String(text.into()))
 }
 
+/// A value as it was given.
+fn text_of(value: &toml::Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), String::from)
+}
+
+/// A word as a shell reads it.
+pub fn shell_quoted(word: &str) -> String {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_=+:,./%@".contains(letter);
+    if !word.is_empty() && word.chars().all(plain) { word.into() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+}
+
 impl std::fmt::Display for Configuration {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.table)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_become_flags_of_another_command() {
+        let one = Command::new("p").subcommand(Command::new("one").args([
+            Arg::new("lr").long("lr").default_value("0.2"),
+            Arg::new("batch").long("batch").default_value("64"),
+            Arg::new("until").long("until").default_value("loss<1"),
+            Arg::new("slow").long("slow").action(ArgAction::Append),
+            Arg::new("clip").long("clip"),
+        ]));
+        let other = Command::new("other").args([
+            Arg::new("batch").long("batch").default_value("64"),
+            Arg::new("lr").long("lr").default_value("0.1"),
+            Arg::new("until").long("until").default_value("loss<2"),
+            Arg::new("clip").long("clip"),
+            Arg::new("seed").long("seed").default_value("1"),
+        ]);
+        let matches = one.clone().try_get_matches_from(["p", "one", "--slow=0=3", "--slow=1=2"]).unwrap();
+        let settings = Configuration::of(&one, &matches);
+        assert_eq!(settings.flags_for(&other, &[]), ["--lr 0.2", "--until 'loss<1'"]);
+        assert_eq!(settings.flags_for(&other, &["batch"]), ["--batch 64", "--lr 0.2", "--until 'loss<1'"]);
+        let others = settings.with("lr", 0.1).with("clip", "it's");
+        assert_eq!(others.flags_for(&other, &[]), ["--until 'loss<1'", r"--clip 'it'\''s'"]);
     }
 }

@@ -95,8 +95,8 @@ pub struct TrainingOptions {
     #[arg(long, value_name = "SCHEDULE", default_value = "constant")]
     pub schedule: Schedule,
 
-    /// Optimizer: sgd, momentum:0.9, nesterov:0.9, adam or adamw:0.01; after it, settings for tensors by name:
-    /// 'adamw:0.01;*bias:decay=0;head.*:rate=10'
+    /// Optimizer: sgd, momentum:0.9, nesterov:0.9, delayed-nesterov:0.9,delay=8, adam or adamw:0.01; after it, settings for
+    /// tensors by name: 'adamw:0.01;*bias:decay=0;head.*:rate=10'
     #[arg(long, value_name = "OPTIMIZER", default_value = "sgd")]
     pub optimizer: OptimizerSpec,
 

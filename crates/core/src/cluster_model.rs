@@ -20,6 +20,9 @@ const IN_A_ROW: usize = 3;
 /// That multiple of the median. They must also be longer, or shorter, than nine tenths of the times before.
 const CHANGE: f64 = 1.5;
 
+/// A worker whose times change again within this many iterations varies: that is no change, and nothing is forgotten.
+const APART: usize = KEPT;
+
 /// A task is overdue after this multiple of the longest time …
 const OVERDUE: f64 = 2.0;
 
@@ -35,6 +38,9 @@ struct WorkerModel {
     /// Seconds of an iteration of the run's batch size, oldest first.
     #[serde(with = "crate::number")]
     iterations: VecDeque<f64>,
+    /// How many iterations must follow before it can have changed again.
+    #[serde(default)]
+    settling: usize,
     /// Seconds of a model's way to the worker and of its update's way back.
     transfers: RecentValues,
 }
@@ -66,7 +72,7 @@ impl ClusterModel {
     fn worker(&mut self, worker: WorkerId) -> &mut WorkerModel {
         while worker.index() >= self.workers.len() {
             let transfers = RecentValues::new(TRANSFERS);
-            self.workers.push(WorkerModel { iterations: VecDeque::new(), transfers });
+            self.workers.push(WorkerModel { iterations: VecDeque::new(), settling: 0, transfers });
         }
         &mut self.workers[worker.index()]
     }
@@ -138,8 +144,10 @@ impl WorkerModel {
             self.iterations.pop_front();
         }
         self.iterations.push_back(seconds);
-        let changed = self.has_changed();
+        self.settling = self.settling.saturating_sub(1);
+        let changed = self.settling == 0 && self.has_changed();
         if changed {
+            self.settling = APART;
             self.iterations.drain(..self.iterations.len() - IN_A_ROW);
         }
         changed
@@ -198,8 +206,24 @@ mod tests {
         let found: Vec<bool> = (0..5).map(|_| report(&mut model, 8, 3.0, 0.0)).collect();
         assert_eq!(found, [false, false, true, false, false]);
         assert_eq!(model.tracks([WorkerId(1)].into_iter())[0].iterations, [3.0; 5]);
+        for _ in 0..APART {
+            assert!(!report(&mut model, 8, 3.0, 0.0));
+        }
         let found: Vec<bool> = (0..5).map(|_| report(&mut model, 8, 1.0, 0.0)).collect();
         assert_eq!(found, [false, false, true, false, false]);
+    }
+
+    #[test]
+    fn a_worker_that_changes_again_and_again_varies() {
+        let mut model = ClusterModel::new(8);
+        let mut found = 0;
+        for step in 0..60 {
+            let seconds = if step / 6 % 2 == 0 { 1.0 } else { 4.0 };
+            found += u32::from(report(&mut model, 8, seconds, 0.0));
+        }
+        assert_eq!(found, 1);
+        let times = &model.tracks([WorkerId(1)].into_iter())[0].iterations;
+        assert!(times.contains(&1.0) && times.contains(&4.0), "{times:?}");
     }
 
     #[test]

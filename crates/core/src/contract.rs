@@ -249,7 +249,7 @@ pub struct Commit {
     /// The new version.
     pub version: Version,
     /// The updates with their weights, by rank. The weights add up to one.
-    pub updates: Arc<[Share]>,
+    pub updates: SmallVec<[Share; 1]>,
     /// What to do with the sum.
     pub step: CommitStep,
     /// The learning rate of this step is multiplied by it.

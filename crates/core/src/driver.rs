@@ -67,27 +67,26 @@ impl Ledger {
         executor: &mut E,
     ) -> Result<(), DriveError<E::Error>> {
         let mut live = self.live();
-        self.handle(now, event)?;
-        let mut follow_ups = std::mem::take(&mut self.follow_ups);
+        self.take_in(now, event)?;
         loop {
-            let (event, decisions) = self.last_turn();
+            let (event, decisions, follow_ups) = self.last_turn_and_follow_ups();
             executor.begin_turn(now, event, decisions).map_err(DriveError::Executor)?;
             for Decision { action, .. } in decisions {
                 if let Action::Commit(commit) = action {
                     let CommitOutcome { aggregate, broken } =
                         executor.commit(commit, live).map_err(DriveError::Executor)?;
                     follow_ups.push_back(Event::Committed { version: commit.version, aggregate });
-                    follow_ups.extend(broken.into_iter().map(|task| Event::Broken { task }));
+                    for task in broken {
+                        follow_ups.push_back(Event::Broken { task });
+                    }
                 } else {
                     executor.carry_out(now, action).map_err(DriveError::Executor)?;
                 }
             }
-            executor.end_turn(now, event, self).map_err(DriveError::Executor)?;
-            let Some(event) = follow_ups.pop_front() else { break };
+            executor.end_turn(now, self.last_event(), self).map_err(DriveError::Executor)?;
+            let Some(event) = self.next_follow_up() else { return Ok(()) };
             live = self.live();
-            self.handle(now, event)?;
+            self.take_in(now, event)?;
         }
-        self.follow_ups = follow_ups;
-        Ok(())
     }
 }

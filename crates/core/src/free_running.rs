@@ -8,7 +8,8 @@ use serde_json::value::RawValue;
 
 pub use crate::clocks::Clocks;
 use crate::{
-    CommitRequest, CommitStep, Reason, Restorable, RestoreError, Scheme, Span, Time, Turn, Until, Update, WorkerId,
+    CommitRequest, CommitStep, Reason, Restorable, RestoreError, Scheme, Span, Time, Turn, Until, Update, Work,
+    WorkerId,
 };
 
 /// A gate's answer to a worker that is ready for its next iteration.
@@ -37,8 +38,13 @@ pub trait Gate: Send + Restorable {
     /// Whether the worker may start its next iteration. At least one worker must always be admitted.
     fn admit(&mut self, worker: WorkerId, clocks: &Clocks, now: Time) -> Admission;
 
-    /// The worker completed an iteration.
-    fn on_push(&mut self, _worker: WorkerId, _now: Time) {}
+    /// What a worker that starts does, a gradient or local iterations, and why. `reason` is that of the admission.
+    fn work(&mut self, _worker: WorkerId, reason: Reason) -> (Work, Reason) {
+        (Work::Gradient, reason)
+    }
+
+    /// The worker's update has arrived.
+    fn on_push(&mut self, _update: &Update, _now: Time) {}
 
     /// The worker joined. What was measured before an earlier leave no longer applies.
     fn on_joined(&mut self, _worker: WorkerId) {}
@@ -98,7 +104,10 @@ impl<G: Gate> FreeRunning<G> {
 
     fn admit(&mut self, turn: &mut Turn<'_>, worker: WorkerId) {
         match self.gate.admit(worker, &self.clocks, turn.now()) {
-            Admission::Start(reason) => turn.assign(worker, self.batch, reason),
+            Admission::Start(reason) => {
+                let (work, reason) = self.gate.work(worker, reason);
+                turn.assign_work(worker, work, self.batch, reason);
+            }
             Admission::Wait(on, reason) => turn.hold(worker, Until::Worker(on), reason),
         }
     }
@@ -136,9 +145,8 @@ impl<G: Gate> Scheme for FreeRunning<G> {
     }
 
     fn on_reported(&mut self, turn: &mut Turn<'_>, update: &Update) {
-        let worker = update.task.worker;
-        self.clocks.tick(worker);
-        self.gate.on_push(worker, turn.now());
+        self.clocks.tick(update.task.worker);
+        self.gate.on_push(update, turn.now());
         turn.commit(CommitRequest::of(&[update.task]).step(self.step), Reason::OnArrival);
         if !self.retired {
             self.advance(turn);

@@ -78,8 +78,8 @@ pub use restore::{Restorable, RestoreError};
 pub use round_trips::{Memory, RoundTripError, RoundTripTable};
 pub use schemes::{
     Build, BuildContext, LocalPart, Part, SchemeEntry, SchemeError, SchemeSpec, Setting, SettingDefault, SettingKind,
-    Settings, Setup, SizingPart, UpperBound, add_scheme, catalogue, combinable, combination_examples, parts,
+    Settings, Setup, SizingPart, StepKind, UpperBound, add_scheme, catalogue, combinable, combination_examples, parts,
 };
 pub use state_server::{QueryAnswer, QueryMode, StateServer};
 pub use time::{Span, Time};
-pub use work::{CommitStep, LocalLength, LocalWork, ReplicaStart, Work};
+pub use work::{CommitStep, LocalLength, LocalWork, OuterOptimizer, ReplicaStart, Work};

@@ -111,8 +111,8 @@ impl LocalRounds {
     }
 
     fn work_in_background(&mut self, turn: &mut Turn<'_>) {
-        let workers: Vec<WorkerId> = turn.workers().collect();
-        if let Some((delay, reason)) = self.sizing.in_background(&workers) {
+        let again = self.sizing.in_background(&mut turn.workers());
+        if let Some((delay, reason)) = again {
             turn.wake(delay, reason);
         }
     }

@@ -88,6 +88,18 @@ pub enum Reason {
         /// How many workers have no measured interval yet.
         unmonitored: u32,
     },
+    /// The worker's speed is unknown, so it does one local iteration.
+    SpeedUnknown,
+    /// The fewer local iterations, the slower the worker is.
+    BySpeed {
+        /// The number of local iterations.
+        iterations: u32,
+        /// The number of the fastest worker.
+        most: u32,
+        /// The worker's speed as a share of the fastest one's.
+        #[serde(with = "crate::number")]
+        speed: f64,
+    },
     /// All replicas of a round have arrived.
     Averaged {
         /// The number of replicas.
@@ -293,6 +305,10 @@ impl fmt::Display for Reason {
             }
             Reason::Monitoring { unmonitored } => {
                 write!(f, "monitoring: workers without a measured interval: {unmonitored}")
+            }
+            Reason::SpeedUnknown => write!(f, "the worker's speed is unknown: one local iteration"),
+            Reason::BySpeed { iterations, most, speed } => {
+                write!(f, "{iterations} of at most {most} local iterations: {speed:.3} times as fast as the fastest")
             }
             Reason::Averaged { workers, iterations } => {
                 write!(f, "all {workers} replicas are in; local iterations: {iterations}")

@@ -35,9 +35,9 @@ pub trait Quorum: Send + Restorable {
         Dispatch::default()
     }
 
-    /// An iteration begins with these workers. Each one's batch takes this multiple of the time that the run's batch size
-    /// would take it; 1 if all batches have that size. [`choose`](Quorum::choose) follows.
-    fn begin(&mut self, _workers: &[WorkerId], _multiples: &[f64]) {}
+    /// An iteration begins with these workers, by rank. Each one's batch takes this multiple of the time that the run's
+    /// batch size would take it; 1 if all batches have that size. [`choose`](Quorum::choose) follows.
+    fn begin(&mut self, _workers: &mut dyn Iterator<Item = (WorkerId, f64)>) {}
 
     /// k of the iteration that begins now with `live` workers. A larger k than `live` means all workers.
     fn choose(&mut self, now: Time, live: usize) -> usize;
@@ -80,7 +80,7 @@ pub trait Sizing: Send + Restorable {
 
     /// Does work that no worker waits for; called when every worker has its assignment. To be called again in this
     /// iteration, it returns a delay and the reason.
-    fn in_background(&mut self, _workers: &[WorkerId]) -> Option<(Span, Reason)> {
+    fn in_background(&mut self, _workers: &mut dyn Iterator<Item = WorkerId>) -> Option<(Span, Reason)> {
         None
     }
 }
@@ -238,14 +238,14 @@ impl Rounds {
     }
 
     /// An iteration begins.
-    fn begin(&mut self, turn: &Turn<'_>, workers: &[WorkerId]) {
-        let multiples: Vec<f64> = workers.iter().map(|&worker| self.sizing.multiple(worker)).collect();
-        self.quorum.begin(workers, &multiples);
-        self.quorum_size = Some(self.quorum.choose(turn.now(), workers.len()));
+    fn begin(&mut self, turn: &Turn<'_>) {
+        self.quorum.begin(&mut turn.workers().map(|worker| (worker, self.sizing.multiple(worker))));
+        self.quorum_size = Some(self.quorum.choose(turn.now(), turn.live()));
     }
 
-    fn work_in_background(&mut self, turn: &mut Turn<'_>, workers: &[WorkerId]) {
-        if let Some((delay, reason)) = self.sizing.in_background(workers) {
+    fn work_in_background(&mut self, turn: &mut Turn<'_>) {
+        let again = self.sizing.in_background(&mut turn.workers());
+        if let Some((delay, reason)) = again {
             turn.wake(delay, reason);
         }
     }
@@ -314,8 +314,7 @@ impl Scheme for Rounds {
 
     fn on_joined(&mut self, turn: &mut Turn<'_>, _worker: WorkerId) {
         if self.quorum_size.is_none() {
-            let workers: Vec<WorkerId> = turn.workers().collect();
-            self.begin(turn, &workers);
+            self.begin(turn);
         }
         self.advance(turn, Reason::Joined);
     }
@@ -358,13 +357,11 @@ impl Scheme for Rounds {
         self.quorum.on_committed(turn.now(), self.arrived.len(), aggregate);
         self.arrived.clear();
         self.late.clear();
-        let workers: Vec<WorkerId> = turn.workers().collect();
-        self.begin(turn, &workers);
-        self.work_in_background(turn, &workers);
+        self.begin(turn);
+        self.work_in_background(turn);
     }
 
     fn on_timer(&mut self, turn: &mut Turn<'_>) {
-        let workers: Vec<WorkerId> = turn.workers().collect();
-        self.work_in_background(turn, &workers);
+        self.work_in_background(turn);
     }
 }

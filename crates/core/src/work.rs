@@ -89,11 +89,44 @@ pub enum CommitStep {
     Average {
         /// The global learning rate.
         rate: f32,
+        /// How much of the mean counts, statistics included: 1 for that of all replicas, 1/n for each of n that come one by
+        /// one.
+        #[serde(default = "whole", skip_serializing_if = "is_whole")]
+        share: f32,
     },
     /// As `Average`, but the outer optimizer, which has a state, steps by that mean with this rate. It is that of
-    /// [`SchemeSpec::outer_momentum`](crate::SchemeSpec::outer_momentum).
+    /// [`SchemeSpec::outer_optimizer`](crate::SchemeSpec::outer_optimizer).
     Outer {
         /// The global learning rate.
         rate: f32,
+        /// As that of `Average`.
+        #[serde(default = "whole", skip_serializing_if = "is_whole")]
+        share: f32,
+    },
+}
+
+fn whole() -> f32 {
+    1.0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_whole(share: &f32) -> bool {
+    *share == 1.0
+}
+
+/// The optimizer of [`CommitStep::Outer`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum OuterOptimizer {
+    /// Nesterov's momentum.
+    Nesterov {
+        /// The share of the last step that is kept.
+        momentum: f64,
+    },
+    /// Nesterov's momentum, once in several steps (Liu et al., 2024).
+    DelayedNesterov {
+        /// The share of the last step that is kept.
+        momentum: f64,
+        /// After how many steps it is applied.
+        delay: u64,
     },
 }

@@ -243,7 +243,7 @@ type OnAsked = fn(&mut Turn<'_>, WorkerId);
 
 /// A scheme that assigns local iterations of one sample each and averages the updates.
 fn average(update: &Update) -> CommitRequest {
-    CommitRequest::of(&[update.task]).step(CommitStep::Average { rate: 1.0 })
+    CommitRequest::of(&[update.task]).step(CommitStep::Average { rate: 1.0, share: 1.0 })
 }
 
 struct LocalScheme(LocalLength, OnAsked);

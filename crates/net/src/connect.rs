@@ -1,7 +1,7 @@
 //! Connects to the server, and tries again until the join timeout.
 
 use std::io;
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr as TcpAddress, TcpStream, ToSocketAddrs};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::thread;
@@ -98,6 +98,11 @@ pub(crate) fn dial(
             Ok((Socket::local(stream), None))
         }
     }
+}
+
+/// Where workers on the same host share memory with the shard at this place.
+pub(crate) fn shared_place(place: TcpAddress) -> Address {
+    Address::Local { name: format!("paceline-shard-{}-{}", place.ip().to_canonical(), place.port()) }
 }
 
 fn check_owner(owner: Uid, own: Uid) -> io::Result<()> {

@@ -24,7 +24,7 @@ use thiserror::Error;
 pub const FRAME_HEADER_BYTES: usize = HEADER_LEN;
 
 /// The version of the wire protocol. Server and worker must have the same.
-pub const PROTOCOL_VERSION: u16 = 7;
+pub const PROTOCOL_VERSION: u16 = 8;
 
 /// The longest body of a message, in bytes.
 pub const MESSAGE_LIMIT: usize = 64 * 1024;
@@ -287,7 +287,7 @@ mod tests {
         fn any_flipped_bit_is_detected(number: u64, text in ".{0,40}", place: prop::sample::Index, bit in 0..8u32) {
             let frames = [
                 encode(&ToServer::Dropped { number }).unwrap(),
-                encode(&ToServer::Leave { reason: text }).unwrap(),
+                encode(&ToServer::Leave { reason: text, is_done: false }).unwrap(),
             ];
             for mut frame in frames {
                 let index = place.index(frame.len());

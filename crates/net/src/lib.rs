@@ -34,6 +34,7 @@ mod connection;
 mod frame;
 mod frame_reader;
 mod keys;
+mod listener;
 mod local_workers;
 mod outbox;
 mod output_lines;
@@ -61,13 +62,13 @@ pub use frame::{FRAME_HEADER_BYTES, PROTOCOL_VERSION, frame_bytes};
 pub use keys::{Keys, KeysError};
 pub use local_workers::{EXIT_TIMEOUT, LocalWorkers};
 pub use paceline_protocol::{
-    AfterIteration, OfferedTraining, PayloadFormat, PayloadRule, RunPosition, ServerSearch, SessionEnd, TaskSettings,
-    Welcome, after_iteration,
+    AfterIteration, OfferedTraining, PayloadFormat, PayloadRule, Role, RunPosition, ServerSearch, SessionEnd,
+    TaskSettings, Welcome, after_iteration,
 };
 pub use server::{MAX_CONNECTIONS, RunOutcome, Server, ServerError, ShardCount, Stopper, TransportOptions};
 pub use shared_memory::{ModelMapping, ValueMemory};
 pub use worker::{
-    Emulation, TakenTask, TaskReport, TimeSpent, Worker, WorkerError, WorkerNotice, WorkerOutcome, WorkerSession,
-    WorkerShard,
+    Emulation, HeldShards, TakenTask, TaskReport, TimeSpent, UpdatePush, Worker, WorkerError, WorkerNotice,
+    WorkerOutcome, WorkerSession,
 };
 pub use worker_output::{OutputStream, ShowOutput, WorkerOutput};

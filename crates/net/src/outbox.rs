@@ -357,6 +357,20 @@ impl Outbox {
         }
     }
 
+    /// Adds a message about values in shared memory. The transfer ends with [`handed_over`](Outbox::handed_over).
+    pub(crate) fn hand_over(&self, message: &impl Serialize) {
+        self.lock().last_end = None;
+        if self.send(message).is_err() {
+            self.lock().end_transfer(TransferEnd::Disconnected);
+        }
+    }
+
+    /// The peer has taken the values.
+    pub(crate) fn handed_over(&self) {
+        self.lock().last_end = Some(TransferEnd::Sent);
+        self.ended.notify_all();
+    }
+
     /// Sends from this thread, if `direct` and not encrypted; otherwise, and with what the kernel does not take, wakes
     /// the owner. To be called when the queue was idle: a thread that is sending goes on by itself.
     fn begin(&self, direct: bool) {

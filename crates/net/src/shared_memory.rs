@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use memmap2::{Advice, MmapMut, MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
@@ -39,7 +39,7 @@ pub(crate) struct Region {
     /// Where its values are in the mapping. Parts of a region share one.
     start: usize,
     length: usize,
-    file: Option<OwnedFd>,
+    file: Option<Arc<OwnedFd>>,
     /// How it is mapped if another process writes it.
     mapping: Option<ModelMapping>,
 }
@@ -110,7 +110,7 @@ impl Region {
         ftruncate(&file, bytes(length)? as u64)?;
         let map = MmapOptions::new().len(bytes(length)?).map_raw(&file)?;
         fcntl_add_seals(&file, seals(writer))?;
-        Ok(Region { map: Arc::new(map), start: 0, length, file: Some(file), mapping: None })
+        Ok(Region { map: Arc::new(map), start: 0, length, file: Some(Arc::new(file)), mapping: None })
     }
 
     /// Opens a region for gradients of `length` values behind a file descriptor that another process sent.
@@ -142,7 +142,7 @@ impl Region {
             assert!(end <= range.start && range.start <= range.end && range.end <= self.length, "{range:?}");
             end = range.end;
             let (map, start, length) = (self.map.clone(), self.start + range.start, range.len());
-            Region { map, start, length, file: None, mapping: self.mapping }
+            Region { map, start, length, file: self.file.clone(), mapping: self.mapping }
         };
         ranges.iter().map(part).collect()
     }
@@ -161,6 +161,11 @@ impl Region {
         ValueMemory { map: self.map.clone(), length: self.length, mapping: self.mapping }
     }
 
+    /// Identifies its memory, also after that is freed.
+    pub(crate) fn identity(&self) -> MemoryIdentity {
+        MemoryIdentity(Arc::downgrade(&self.map))
+    }
+
     /// Closes the file descriptor after it was sent; the memory stays mapped.
     pub(crate) fn close_file(&mut self) {
         self.file = None;
@@ -168,7 +173,7 @@ impl Region {
 
     /// The file descriptor to send, if the region is shared.
     pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
-        self.file.as_ref().map(AsFd::as_fd)
+        self.file.as_ref().map(|file| file.as_fd())
     }
 
     /// The values.
@@ -185,6 +190,16 @@ impl Region {
     pub(crate) fn values_mut(&mut self) -> &mut [f32] {
         // SAFETY: as in `values`; `&mut self` excludes other references in this process, since parts do not overlap.
         unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr().cast::<f32>().add(self.start), self.length) }
+    }
+}
+
+/// Tells the memories of regions apart. Parts of a region have the same memory.
+#[derive(Debug)]
+pub(crate) struct MemoryIdentity(Weak<MmapRaw>);
+
+impl PartialEq for MemoryIdentity {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ptr_eq(&other.0)
     }
 }
 

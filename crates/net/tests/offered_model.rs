@@ -2,12 +2,12 @@
 
 use std::thread;
 
-use paceline_core::{LocalWork, Setup, Work, WorkerId};
+use paceline_core::{LocalWork, Setup, Work};
 use paceline_net::{
     Address, AfterIteration, Server, ServerError, SessionEnd, TaskReport, TransportOptions, Worker, WorkerError,
     after_iteration,
 };
-use paceline_protocol::OfferedTraining;
+use paceline_protocol::{OfferedTraining, Role};
 use paceline_runtime::{Job, OfferedModel, StopReason};
 use paceline_store::{Layout, OptimizerKind};
 
@@ -143,7 +143,7 @@ fn a_server_that_is_stopped_before_it_has_a_model_says_why() {
 
 /// Evaluates models: the accuracy is how close the first value is to 3. Returns the accuracies and the last model.
 fn evaluate(address: &Address) -> (Vec<f64>, Vec<f32>) {
-    let mut evaluator = Worker { rank: Some(WorkerId::EVALUATOR.0), ..Worker::new(address.clone()) };
+    let mut evaluator = Worker { role: Role::Evaluator, ..Worker::new(address.clone()) };
     let (mut session, _) = evaluator.join(&model(), &mut |_| {}).unwrap();
     let mut found = Vec::new();
     while let Ok(task) = session.next_task(None) {
@@ -188,7 +188,7 @@ fn a_run_ends_although_its_evaluator_is_gone() {
     thread::scope(|scope| {
         let worker = scope.spawn(|| work(&address));
         let evaluator = scope.spawn(|| {
-            let mut evaluator = Worker { rank: Some(WorkerId::EVALUATOR.0), ..Worker::new(address.clone()) };
+            let mut evaluator = Worker { role: Role::Evaluator, ..Worker::new(address.clone()) };
             let (mut session, _) = evaluator.join(&model(), &mut |_| {}).unwrap();
             session.next_task(None).map(drop)
         });

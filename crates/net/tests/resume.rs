@@ -101,6 +101,8 @@ fn every_scheme_resumes_with_its_state_and_its_whole_log_replays() {
         assert_eq!(resume(&entry.example("", 2)), None, "{}", entry.name);
     }
     assert_eq!(resume("local-sgd:tau=2,outer=nesterov,momentum=0.8,rate=0.7"), None);
+    // The first run ends in the middle of a delay.
+    assert_eq!(resume("async-local-sgd:tau=2,outer=delayed-nesterov,delay=3"), None);
 }
 
 /// A scheme from outside that applies updates on arrival.

@@ -6,10 +6,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use common::{TransportKind, run};
-use paceline_core::{Action, Assignment, Commit, CommitStep, Decision, Event, Setup, TaskId, Time, catalogue};
+use paceline_core::{
+    Action, Assignment, Commit, CommitStep, Decision, Event, LocalLength, Setup, TaskId, Time, WorkerId, catalogue,
+};
 use paceline_net::{Keys, PayloadFormat, PayloadRule, RunOutcome, ShardCount, TransportOptions};
-use paceline_runtime::{Contribution, Job, Observer, ServerObserver, Stepper, compensate};
-use paceline_store::{BLOCK, Layout};
+use paceline_runtime::{
+    Contribution, Job, LocalReplica, Observer, ServerObserver, Stepper, compensate, local_optimizer,
+};
+use paceline_store::{BLOCK, Layout, Optimizer};
 use paceline_workload::{Draw, Evaluation, Replica, Workload};
 
 /// A bowl around the point where every parameter is 1, in several blocks. Every sample adds noise of its own.
@@ -123,18 +127,32 @@ impl Observer for Decisions {
 
 impl ServerObserver for Decisions {}
 
-/// The model that one stepper makes of the decisions of a scheme of gradients.
+/// The model that one stepper makes of the decisions of a scheme of gradients, or of fixed numbers of local iterations.
 fn carried_out(job: &Job, decisions: &Decisions) -> Vec<f32> {
     let layout = job.model.layout();
-    let mut stepper = Stepper::new(layout, job.optimizer.clone(), job.rate_spec()).clipping(job.clip_sum);
+    let mut stepper = Stepper::new(layout, job.server_optimizer(), job.rate_spec()).clipping(job.clip_sum);
+    // Of the workers' local iterations.
+    let mut optimizers: HashMap<WorkerId, Optimizer> = HashMap::new();
     let mut replica = job.model.workload().unwrap().replica();
     let mut versions = vec![job.initial()];
     for commit in &decisions.commits {
         let old = versions.last().unwrap();
         let gradients = commit.updates.iter().map(|share| {
-            let Assignment { task, version, offset, samples, .. } = decisions.assignments[&share.task];
+            let Assignment { task, version, work, offset, samples, .. } = decisions.assignments[&share.task];
             let then = &versions[version.0 as usize];
             let mut gradient = vec![0.0; layout.len()];
+            if let Some(LocalLength::Iterations(count)) = work.length() {
+                let optimizer = local_optimizer(optimizers.get(&task.worker), &job.optimizer, layout);
+                let mut local = LocalReplica::new(then.clone(), optimizer, job.rate);
+                for iteration in 0..u64::from(count) {
+                    let offset = offset + iteration * u64::from(samples);
+                    let loss = local.begin(replica.as_mut(), Draw { worker: task.worker.0, offset, samples });
+                    local.complete(loss);
+                }
+                let (loss, optimizer) = local.finish(then, &mut gradient);
+                optimizers.insert(task.worker, optimizer);
+                return (gradient, loss);
+            }
             let loss = replica.gradient(then, Draw { worker: task.worker.0, offset, samples }, &mut gradient);
             if let CommitStep::Compensated { lambda } = commit.step {
                 compensate(&mut gradient[..layout.trainable()], lambda, old, then);
@@ -169,6 +187,8 @@ fn shards_carry_out_what_a_scheme_decides_bit_for_bit() {
         "lb-bsp",
         "asp",
         "dc-asgd",
+        "async-local-sgd:tau=4",
+        "async-local-sgd:tau=4,outer=delayed-nesterov,delay=3,rate=0.7",
         "ssp:staleness=2",
         "cutoff",
         "lb-bsp+cutoff",
@@ -228,5 +248,8 @@ fn more_shards_than_workers_are_refused() {
         server.run(&job, &mut ()).unwrap_err()
     });
     assert!(error.to_string().contains("--shards 3: 2 workers can hold a shard"), "{error}");
-    assert_eq!("0".parse::<ShardCount>().unwrap_err(), "'0': expected none, hosts or a number of at least 1");
+    assert_eq!(
+        "0".parse::<ShardCount>().unwrap_err(),
+        "'0': expected none, hosts, N or apart:N, with a number N of at least 1"
+    );
 }

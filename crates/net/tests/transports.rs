@@ -142,7 +142,7 @@ fn rounded(job: &Job, iterations: u64) -> Vec<f32> {
             .collect();
         let commit = Commit {
             version: Version(iteration + 1),
-            updates: [].into(),
+            updates: Default::default(),
             step: CommitStep::Optimizer,
             rate_factor: 1.0,
         };

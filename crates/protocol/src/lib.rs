@@ -33,23 +33,27 @@ use paceline_core::Span;
 pub use codec::{Codec, EncodedChunk};
 pub use fingerprint::Fingerprint;
 pub use message::{
-    GradientLocation, RunPosition, SharedBuffer, SharedBuffers, TaskSettings, ToServer, ToWorker, Token, WireReport,
+    GradientLocation, Role, RunPosition, SharedBuffer, SharedBuffers, TaskSettings, ToServer, ToWorker, Token,
+    WireReport,
 };
 pub use model_offer::{ModelIntake, OfferStep, OfferedTraining};
 pub use notice::Notice;
 pub use paceline_workload::Evaluation;
 pub use payload::{CHUNK_LIMIT, INT8_BLOCK, PayloadFormat, PayloadRule};
 pub use server::{
-    HANDSHAKE_TIMEOUT, PeerTrust, ReportedUpdate, ServerConfig, ServerHost, ServerProtocol, SessionId, max_ranks,
-    token_matches,
+    HANDSHAKE_TIMEOUT, ParameterHolders, PeerTrust, ReportedUpdate, ServerConfig, ServerHost, ServerProtocol,
+    SessionId, max_ranks, token_matches,
 };
 pub use server_search::ServerSearch;
 pub use shard_message::{
-    FromShard, ShardGreeting, ShardPlace, ShardSave, ShardSum, ShardUpdate, ToShard, WorkerToShard,
+    FromShard, PushedUpdate, ShardGreeting, ShardPlace, ShardSave, ShardSum, ShardUpdate, ToShard, WorkerToShard,
 };
 pub use worker::{
     AfterIteration, NextTask, Reaction, ResultStatus, SessionEnd, Welcome, WorkerProtocol, after_iteration,
 };
+
+/// The most parts of the parameters that one process holds.
+pub const MAX_PARTS: u8 = 8;
 
 /// The time between two heartbeats of a worker.
 pub const HEARTBEAT_INTERVAL: Span = Span(1_000_000_000);

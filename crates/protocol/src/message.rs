@@ -19,14 +19,13 @@
 //!         ◀─────────────────────── Refuse     the model has arrived: join again
 //! ```
 //!
-//! An evaluator joins in the same way, as [`WorkerId::EVALUATOR`]. It gets models to evaluate as assignments, and answers
-//! each with [`ToServer::Evaluated`].
+//! An evaluator joins in the same way, as [`Role::Evaluator`]. It gets models to evaluate as assignments, and answers
+//! each with [`ToServer::Evaluated`]. A process that holds a part of the parameters, and computes nothing, joins as
+//! [`Role::Shard`]. It has joined with the welcome.
 //!
 //! From its hello on, the worker sends a [`Heartbeat`](ToServer::Heartbeat) every second. Either side may close the
 //! connection at any time, and sends the reason before: [`ToWorker::Refuse`], [`ToServer::Leave`].
 
-#[cfg(doc)]
-use paceline_core::WorkerId;
 use paceline_core::{Assignment, Report, Span, Version};
 use paceline_store::OptimizerSpec;
 use serde::{Deserialize, Serialize};
@@ -39,14 +38,27 @@ use crate::shard_message::ShardPlace;
 /// The secret that the workers of a run share with their server.
 pub type Token = [u8; 32];
 
+/// What a process joins as.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Role {
+    /// A worker, with the rank that it had before or was started with; `None` lets the server choose.
+    Worker(Option<u32>),
+    /// It evaluates models. There is one.
+    Evaluator,
+    /// It holds parts of the parameters, each at one of these ports of its host.
+    Shard {
+        /// The ports.
+        ports: Vec<u16>,
+    },
+}
+
 /// A message from a worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ToServer {
     /// The first message of the handshake.
     Hello {
-        /// The rank that the worker had before or was started with, or that of [`WorkerId::EVALUATOR`]; `None` lets the
-        /// server choose.
-        rank: Option<u32>,
+        /// What it joins as.
+        role: Role,
         /// The description of the worker's emulated delays, if it has any.
         emulated: Option<String>,
         /// The token of the keys, if the worker has keys.
@@ -72,13 +84,15 @@ pub enum ToServer {
     Ready {
         /// The fingerprint of its workload.
         fingerprint: Fingerprint,
-        /// The port where its process would hold a part of the parameters, if the server asked for that.
-        shard: Option<u16>,
+        /// The ports where its process would hold parts of the parameters, as many as the server asked for.
+        shards: Vec<u16>,
     },
     /// The worker leaves the run, or can't take part in it.
     Leave {
         /// The reason, in one line.
         reason: String,
+        /// Whether it has done all that it was started for.
+        is_done: bool,
     },
     /// The worker's process is running. A thread that does not compute sends it, every
     /// [`HEARTBEAT_INTERVAL`](crate::HEARTBEAT_INTERVAL).
@@ -184,7 +198,7 @@ pub enum GradientLocation {
 pub enum ToWorker {
     /// The server accepts the worker.
     Welcome {
-        /// The rank of the worker.
+        /// The rank of the worker. Without meaning for others.
         rank: u32,
         /// The workload, in a format that the program defines for its own servers and workers.
         workload_spec: String,
@@ -196,8 +210,8 @@ pub enum ToWorker {
         optimizer: OptimizerSpec,
         /// The number of the lease under which the run is served. A worker never goes back to a lower one.
         epoch: u64,
-        /// Whether the worker's process may have to hold a part of the parameters.
-        wants_shard: bool,
+        /// How many parts of the parameters the worker's process may have to hold.
+        parts: u8,
     },
     /// The parameters are in these shards. Models come from there, and updates go there.
     Shards {

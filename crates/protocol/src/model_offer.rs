@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use paceline_core::{Span, Time, WorkerId};
+use paceline_core::{Span, Time};
 use paceline_store::{Layout, OptimizerSpec};
 use serde::{Deserialize, Serialize};
 
-use crate::message::{ToServer, ToWorker, Token};
+use crate::message::{Role, ToServer, ToWorker, Token};
 use crate::server::{HANDSHAKE_TIMEOUT, PeerTrust, SessionId, denial};
 
 /// How long a worker may send nothing of its model before another one is asked.
@@ -102,11 +102,11 @@ impl ModelIntake {
         let tensors = self.sender.as_mut().filter(|(sender, _)| *sender == id).map(|(_, tensors)| tensors);
         match (message, tensors) {
             (ToServer::Heartbeat { .. }, _) => None,
-            (ToServer::Hello { token, rank, .. }, None) => {
+            (ToServer::Hello { token, role, .. }, None) => {
                 if let Some(reason) = denial(trust, self.token.as_ref(), token.as_ref()) {
                     return Some(self.refuse(id, reason, false));
                 }
-                if rank.map(WorkerId) == Some(WorkerId::EVALUATOR) {
+                if !matches!(role, Role::Worker(_)) {
                     return Some(self.refuse(id, "no worker has brought its model yet", true));
                 }
                 if self.sender.is_some() {
@@ -153,7 +153,7 @@ mod tests {
     use paceline_store::OptimizerKind;
 
     fn hello(token: Option<Token>) -> ToServer {
-        ToServer::Hello { rank: None, emulated: None, token }
+        ToServer::Hello { role: Role::Worker(None), emulated: None, token }
     }
 
     fn training() -> OfferedTraining {

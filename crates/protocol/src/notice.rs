@@ -60,6 +60,18 @@ pub enum Notice {
         /// The address of each, and how many values it holds.
         shards: Vec<(String, usize)>,
     },
+    /// A process that holds a part of the parameters, and computes nothing, joined.
+    ShardJoined {
+        /// Its address.
+        peer: String,
+    },
+    /// It left or was dismissed.
+    ShardLeft {
+        /// Its address.
+        peer: String,
+        /// Why.
+        reason: String,
+    },
     /// A process that evaluates the model joined.
     EvaluatorJoined {
         /// Its address.
@@ -98,7 +110,8 @@ impl fmt::Display for Notice {
                 write!(f, "{worker} exchanges values in {format}: its link is slow")
             }
             Notice::Sharded { shards } => {
-                write!(f, "the parameters are in {} shards: ", shards.len())?;
+                let plural = if shards.len() == 1 { "" } else { "s" };
+                write!(f, "the parameters are in {} shard{plural}: ", shards.len())?;
                 let all: usize = shards.iter().map(|(_, length)| length).sum();
                 let percent = |length: usize| 100.0 * length as f64 / all as f64;
                 for (index, (address, length)) in shards.iter().take(MAX_LISTED).enumerate() {
@@ -107,6 +120,8 @@ impl fmt::Display for Notice {
                 }
                 if shards.len() > MAX_LISTED { f.write_str(", …") } else { Ok(()) }
             }
+            Notice::ShardJoined { peer } => write!(f, "a shard joined from {peer}"),
+            Notice::ShardLeft { peer, reason } => write!(f, "the shard from {peer} left: {reason}"),
             Notice::EvaluatorJoined { peer } => write!(f, "{} joined from {peer}", WorkerId::EVALUATOR),
             Notice::EvaluatorLeft { reason } => write!(f, "{} left: {reason}", WorkerId::EVALUATOR),
             Notice::EvaluatingLast => write!(f, "the last model is being evaluated"),

@@ -22,8 +22,16 @@
 //! worker                          shard
 //!   Work ────────────────────────▶
 //!         ◀─────────────────────── Model      with its part
-//!   Push, Dropped ───────────────▶            with its part of an update
+//!   Push, Confirm, Dropped ──────▶            with its part of an update
 //!   Payload ─────────────────────▶            the format of models
+//!
+//! worker on the same host         shard
+//!   Share ───────────────────────▶            memory of the worker, once
+//!         ◀─────────────────────── Model
+//!   WriteModel ──────────────────▶            where the part goes
+//!         ◀─────────────────────── Written
+//!   PushShared ──────────────────▶            where the part of an update is
+//!         ◀─────────────────────── Taken
 //! ```
 
 use paceline_core::{TaskId, Version};
@@ -171,18 +179,56 @@ pub enum ToShard<P> {
     Retain,
 }
 
+/// An update that a worker sends to a shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PushedUpdate {
+    /// The task that it is the result of.
+    pub task: TaskId,
+    /// The version that it was computed from.
+    pub version: Version,
+    /// Whether it may still change: it counts when it is confirmed, unless another one follows.
+    pub is_draft: bool,
+}
+
 /// A message of a worker to a shard.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum WorkerToShard {
-    /// The shard's part of an update follows in chunks.
+    /// The shard's part of an update follows in chunks. It takes the place of a draft.
     Push {
-        /// The task that it is the result of.
-        task: TaskId,
-        /// The version that it was computed from.
-        version: Version,
+        /// The update.
+        update: PushedUpdate,
     },
-    /// No more chunks of the update follow.
-    Dropped,
+    /// The draft of this task's update is the update.
+    Confirm {
+        /// The task.
+        task: TaskId,
+    },
+    /// This task's update is not sent, or no more of it. What has arrived of it does not count.
+    Dropped {
+        /// The task.
+        task: TaskId,
+    },
+    /// A worker on the same host: its memory for models and updates comes with this message, as a file descriptor.
+    Share {
+        /// Its number. It takes the place of the vector that had this number before.
+        vector: u8,
+        /// Where the shard's part starts.
+        start: u64,
+        /// How many values the memory has.
+        length: u64,
+    },
+    /// The shard's part of an update is in shared memory.
+    PushShared {
+        /// The update.
+        update: PushedUpdate,
+        /// Where it is.
+        vector: u8,
+    },
+    /// The model that was announced goes to shared memory.
+    WriteModel {
+        /// Where its part goes.
+        vector: u8,
+    },
     /// The worker wants models in this format. Only if the run leaves that to its workers.
     Payload {
         /// The format.
@@ -211,9 +257,13 @@ pub enum FromShard {
     },
     /// To the coordinator: the parts of a checkpoint that were written, or why they could not be.
     Saved(Result<WrittenParts, String>),
-    /// To a worker: the shard's part of a model follows.
+    /// To a worker: the shard's part of a model follows. A worker on the same host says where it goes.
     Model {
         /// Its version.
         version: Version,
     },
+    /// To a worker on the same host: the part of a model is in shared memory.
+    Written,
+    /// To a worker on the same host: the part of an update is taken from shared memory.
+    Taken,
 }

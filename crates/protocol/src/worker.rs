@@ -36,8 +36,8 @@ pub struct Welcome {
     pub optimizer: OptimizerSpec,
     /// The number of the lease under which the run is served.
     pub epoch: u64,
-    /// Whether the worker's process may have to hold a part of the parameters.
-    pub wants_shard: bool,
+    /// How many parts of the parameters the worker's process may have to hold.
+    pub parts: u8,
 }
 
 /// What a message means to the worker.
@@ -150,10 +150,10 @@ impl<M: Clone> WorkerProtocol<M> {
         let reaction = match (self.stage, message) {
             (
                 WorkerStage::Handshake,
-                ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer, epoch, wants_shard },
+                ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer, epoch, parts },
             ) => {
                 self.stage = WorkerStage::Accepted;
-                Reaction::Join(Welcome { rank, workload_spec, seed, payload, optimizer, epoch, wants_shard })
+                Reaction::Join(Welcome { rank, workload_spec, seed, payload, optimizer, epoch, parts })
             }
             (_, ToWorker::Refuse { reason, may_rejoin: true }) => Reaction::End(SessionEnd::RetryLater(reason)),
             (_, ToWorker::Refuse { reason, may_rejoin: false }) => Reaction::End(SessionEnd::Refused(reason)),
@@ -326,7 +326,7 @@ mod tests {
             payload: PayloadRule::default(),
             optimizer: paceline_store::OptimizerKind::Sgd { decay: 0.0 }.into(),
             epoch: 0,
-            wants_shard: false,
+            parts: 0,
         };
         assert!(matches!(worker.on_message(welcome, None), Reaction::Join(Welcome { rank: 3, .. })));
         worker

@@ -7,8 +7,8 @@ use paceline_core::{
     Update, WorkerId,
 };
 use paceline_protocol::{
-    Evaluation, Fingerprint, GradientLocation, Notice, PayloadRule, PeerTrust, ReportedUpdate, RunPosition,
-    ServerConfig, ServerHost, ServerProtocol, SessionId, ToServer, ToWorker, WireReport,
+    Evaluation, Fingerprint, GradientLocation, Notice, ParameterHolders, PayloadRule, PeerTrust, ReportedUpdate, Role,
+    RunPosition, ServerConfig, ServerHost, ServerProtocol, SessionId, ToServer, ToWorker, WireReport,
 };
 use paceline_store::OptimizerKind;
 
@@ -142,6 +142,15 @@ impl TestServer {
     }
 
     fn of(scheme: Box<dyn Scheme>, workers: usize, token: Option<[u8; 32]>) -> Self {
+        TestServer::with_holders(scheme, workers, token, ParameterHolders::Server)
+    }
+
+    fn with_holders(
+        scheme: Box<dyn Scheme>,
+        workers: usize,
+        token: Option<[u8; 32]>,
+        holders: ParameterHolders,
+    ) -> Self {
         let config = ServerConfig {
             workers,
             workload_spec: "digits".into(),
@@ -153,7 +162,7 @@ impl TestServer {
             timeout: Span::from_seconds(3600.0),
             epoch: 0,
             takes_evaluator: true,
-            wants_shards: false,
+            holders,
         };
         let protocol = ServerProtocol::new(config, Ledger::new(scheme));
         TestServer { protocol, host: RecordingHost::default(), now: Time::START, tasks: 0 }
@@ -169,7 +178,7 @@ impl TestServer {
         for session in [FIRST, SECOND] {
             server.connect(session, PeerTrust::SameUser);
             server.hello(session, None, None);
-            server.message(session, ToServer::Ready { fingerprint: Fingerprint::default(), shard: None });
+            server.message(session, ToServer::Ready { fingerprint: Fingerprint::default(), shards: Vec::new() });
         }
         server.host.notices.clear();
         server
@@ -184,7 +193,11 @@ impl TestServer {
     }
 
     fn hello(&mut self, session: SessionId, rank: Option<u32>, token: Option<[u8; 32]>) {
-        self.message(session, ToServer::Hello { rank, emulated: None, token });
+        self.join(session, Role::Worker(rank), token);
+    }
+
+    fn join(&mut self, session: SessionId, role: Role, token: Option<[u8; 32]>) {
+        self.message(session, ToServer::Hello { role, emulated: None, token });
     }
 
     /// Lets time pass; `talk` sends what the workers send every second. Timers are on time.
@@ -276,7 +289,7 @@ fn a_silent_worker_is_known_within_three_seconds_however_long_its_task_takes() {
         // It comes back under its rank, and the server has more patience with it.
         server.connect(SessionId(2), PeerTrust::SameUser);
         server.hello(SessionId(2), Some(1), None);
-        server.message(SessionId(2), ToServer::Ready { fingerprint: Fingerprint::default(), shard: None });
+        server.message(SessionId(2), ToServer::Ready { fingerprint: Fingerprint::default(), shards: Vec::new() });
         server.pass(4.0, |server| server.heartbeat(FIRST, 0));
         assert_eq!(server.protocol.joined(), 2);
         server.pass(2.0, |server| server.heartbeat(FIRST, 0));
@@ -388,13 +401,12 @@ const THIRD: SessionId = SessionId(2);
 #[test]
 fn an_evaluator_is_no_worker_and_stays_for_the_last_model() {
     let mut server = TestServer::with_two_workers();
-    let rank = Some(WorkerId::EVALUATOR.0);
     for session in [THIRD, SessionId(3)] {
         server.connect(session, PeerTrust::SameUser);
-        server.hello(session, rank, None);
+        server.join(session, Role::Evaluator, None);
     }
     assert_eq!(server.refusal(), ("there is an evaluator", true));
-    server.message(THIRD, ToServer::Ready { fingerprint: Fingerprint::default(), shard: None });
+    server.message(THIRD, ToServer::Ready { fingerprint: Fingerprint::default(), shards: Vec::new() });
     assert_eq!(server.host.evaluator, Some(THIRD));
     assert_eq!((server.protocol.joined(), server.protocol.ledger().live()), (2, 2));
 
@@ -425,8 +437,8 @@ fn an_evaluator_is_no_worker_and_stays_for_the_last_model() {
 fn an_evaluator_that_is_gone_or_breaks_the_protocol_costs_no_worker() {
     let join = |server: &mut TestServer| {
         server.connect(THIRD, PeerTrust::SameUser);
-        server.hello(THIRD, Some(WorkerId::EVALUATOR.0), None);
-        server.message(THIRD, ToServer::Ready { fingerprint: Fingerprint::default(), shard: None });
+        server.join(THIRD, Role::Evaluator, None);
+        server.message(THIRD, ToServer::Ready { fingerprint: Fingerprint::default(), shards: Vec::new() });
     };
     let mut server = TestServer::with_two_workers();
     join(&mut server);
@@ -442,4 +454,45 @@ fn an_evaluator_that_is_gone_or_breaks_the_protocol_costs_no_worker() {
     assert_eq!(server.host.evaluator, None);
     let last = server.host.notices.last().unwrap();
     assert_eq!(last, "the evaluator left: no sign of life for 2.5 s; it may rejoin");
+}
+
+#[test]
+fn a_run_whose_shards_are_apart_waits_for_them_and_not_for_more() {
+    let mut server = TestServer::with_holders(bsp(2), 2, None, ParameterHolders::Apart(2)).join_two();
+    let join = |server: &mut TestServer, id: u64| {
+        server.connect(SessionId(id), PeerTrust::Network);
+        server.join(SessionId(id), Role::Shard { ports: vec![1] }, None);
+    };
+    join(&mut server, 2);
+    assert!(!server.protocol.has_started());
+    // One that is gone does not count.
+    server.protocol.on_closed(server.now, SessionId(2), "gone".into(), &mut server.host).unwrap();
+    join(&mut server, 3);
+    assert!(!server.protocol.has_started());
+    join(&mut server, 4);
+    assert!(server.protocol.has_started());
+    assert_eq!((server.protocol.joined(), server.protocol.ledger().live()), (2, 2));
+    join(&mut server, 5);
+    assert_eq!(server.refusal(), ("the server has the 2 shards that it needs", true));
+    server.message(SessionId(4), ToServer::Ready { fingerprint: Fingerprint::default(), shards: Vec::new() });
+    assert_eq!(server.refusal(), ("a message of a worker from a shard", false));
+    assert_eq!(server.host.notices.last().unwrap(), "the shard from peer 4 left: a message of a worker from a shard");
+    assert_eq!(server.protocol.ledger().live(), 2);
+
+    let mut server = TestServer::with_two_workers();
+    join(&mut server, 2);
+    let reason = "the server takes no shards without workers: start it with --shards apart:N";
+    assert_eq!(server.refusal(), (reason, false));
+}
+
+#[test]
+fn a_run_is_done_when_the_last_worker_is() {
+    let leave = |is_done| ToServer::Leave { reason: "it leaves".into(), is_done };
+    for (first, second, is_done) in [(true, true, true), (false, true, true), (true, false, false)] {
+        let mut server = TestServer::with_two_workers();
+        server.message(FIRST, leave(first));
+        assert!(!server.protocol.is_done());
+        server.message(SECOND, leave(second));
+        assert_eq!(server.protocol.is_done(), is_done);
+    }
 }

@@ -6,9 +6,10 @@
 //! - [`progress`], [`live_table`]: progress during a run and a comparison.
 //! - [`tables`], [`numbers`], [`statistics`]: results as text.
 //! - [`speeds`]: how well workers' speeds could have been predicted.
-//! - [`stragglers`]: the stragglers in a trace, and what they cost.
+//! - [`stragglers`]: the stragglers in a trace, and what they cost; [`cluster_findings`]: what its times tell about the cluster.
 
 mod activity;
+pub mod cluster_findings;
 pub mod comparison;
 mod error;
 mod heat_table;

@@ -21,6 +21,8 @@ impl Observer for NoticeLogger {
             Notice::Joined { .. }
             | Notice::Payload { .. }
             | Notice::Sharded { .. }
+            | Notice::ShardJoined { .. }
+            | Notice::ShardLeft { .. }
             | Notice::EvaluatorJoined { .. }
             | Notice::EvaluatingLast => tracing::info!("{notice}"),
             Notice::Left { .. }

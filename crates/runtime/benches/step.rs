@@ -35,7 +35,8 @@ fn measure(length: usize, threads: &[usize]) {
     let repeats = (200_000_000 / length).clamp(15, 500);
     let layout = Layout::new([("weight", vec![length])], []);
     let task = TaskId { worker: WorkerId(0), number: 0 };
-    let commit = Commit { version: Version(1), updates: [].into(), step: CommitStep::Optimizer, rate_factor: 1.0 };
+    let commit =
+        Commit { version: Version(1), updates: Default::default(), step: CommitStep::Optimizer, rate_factor: 1.0 };
     let value = |source: usize, index: usize| ((index * 7 + source * 13) % 1000) as f32 * 1e-3;
     let gradients: Vec<Vec<_>> = (0..8).map(|j| (0..length).map(|index| value(j, index)).collect()).collect();
     let (mut old, mut new) = (vec![1.0; length], vec![0.0; length]);

@@ -91,7 +91,7 @@ impl Job {
 
     /// The optimizer that the server steps with.
     pub fn server_optimizer(&self) -> OptimizerSpec {
-        server_optimizer(&self.scheme, &self.optimizer)
+        server_optimizer(&self.scheme, self.setup.workers, &self.optimizer)
     }
 
     /// What sets the learning rate.

@@ -86,7 +86,7 @@ impl PartStepper {
             no_state = NextState::default();
             (&plain, &mut no_state)
         };
-        let mut step = optimizer.begin(plan.rate, next).scaled(plan.scale);
+        let mut step = optimizer.begin(plan.rate, next).scaled(plan.scale).statistics(plan.statistics);
         if let Some(rates) = &plan.group_rates {
             step = step.group_rates(rates);
         }

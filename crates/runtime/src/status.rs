@@ -135,6 +135,8 @@ impl Status {
             }
             Notice::Payload { .. }
             | Notice::Sharded { .. }
+            | Notice::ShardJoined { .. }
+            | Notice::ShardLeft { .. }
             | Notice::EvaluatorJoined { .. }
             | Notice::EvaluatorLeft { .. } => {}
             Notice::EvaluatingLast => {}

@@ -31,6 +31,8 @@ pub struct StepPlan {
     pub group_rates: Option<Vec<f64>>,
     /// The sum is multiplied by it, except for statistics.
     pub scale: f32,
+    /// The sum of statistics is multiplied by it.
+    pub statistics: f32,
 }
 
 /// The updates that are summed, in order: the position of each in the commit, and its weight.
@@ -146,7 +148,7 @@ impl StepControl {
 
     /// How a step is made whose sum of updates is multiplied by `scale`; and the learning rate that the schedule gives.
     fn plan(&self, commit: &Commit, updates: &[UpdateInfo<'_>], workers: usize, scale: f32) -> (StepPlan, f32) {
-        let mut plan = StepPlan { uses_optimizer: true, rate: 0.0, group_rates: None, scale };
+        let mut plan = StepPlan { uses_optimizer: true, rate: 0.0, group_rates: None, scale, statistics: 1.0 };
         let (scheduled_rate, rate) = match commit.step {
             CommitStep::Optimizer | CommitStep::Compensated { .. } => {
                 let k = updates.len();
@@ -162,11 +164,11 @@ impl StepControl {
             }
             // The model moves against the sum of the differences by the share `rate` (ESync (8)), statistics all the
             // way. Plain SGD does that.
-            CommitStep::Average { rate } => {
-                plan.uses_optimizer = false;
+            CommitStep::Average { rate, share } | CommitStep::Outer { rate, share } => {
+                plan.uses_optimizer = matches!(commit.step, CommitStep::Outer { .. });
+                (plan.scale, plan.statistics) = (share, share);
                 (rate, rate * commit.rate_factor)
             }
-            CommitStep::Outer { rate } => (rate, rate * commit.rate_factor),
         };
         plan.rate = f64::from(rate);
         (plan, scheduled_rate)

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use paceline_core::{Commit, CommitOutcome, CommitStep, SchemeSpec, Share, TaskId, Version, WorkerId};
+use paceline_core::{Commit, CommitOutcome, CommitStep, OuterOptimizer, SchemeSpec, Share, TaskId, Version, WorkerId};
 use paceline_store::{Layout, Norms, Optimizer, OptimizerKind, OptimizerSpec};
 
 use crate::part_stepper::{PartStepper, WeightedValues};
@@ -140,11 +140,17 @@ impl StepValues for LocalValues<'_> {
     }
 }
 
-/// The optimizer that the server of a run steps with: the scheme's outer one if it has one. The workers' local iterations
+/// The optimizer that the server of a run of this many workers steps with: the scheme's outer one if it has one. The workers' local iterations
 /// use `optimizer` then.
-pub fn server_optimizer(scheme: &SchemeSpec, optimizer: &OptimizerSpec) -> OptimizerSpec {
-    let outer = |momentum| OptimizerKind::Nesterov { momentum, decay: 0.0 }.into();
-    scheme.outer_momentum().map_or_else(|| optimizer.clone(), outer)
+pub fn server_optimizer(scheme: &SchemeSpec, workers: usize, optimizer: &OptimizerSpec) -> OptimizerSpec {
+    let decay = 0.0;
+    match scheme.outer_optimizer(workers) {
+        None => optimizer.clone(),
+        Some(OuterOptimizer::Nesterov { momentum }) => OptimizerKind::Nesterov { momentum, decay }.into(),
+        Some(OuterOptimizer::DelayedNesterov { momentum, delay }) => {
+            OptimizerKind::DelayedNesterov { momentum, delay, decay }.into()
+        }
+    }
 }
 
 /// Corrects a gradient computed at the parameters `then` for a model that is now at `now`: DC-ASGD (10).
@@ -205,7 +211,7 @@ mod tests {
     }
 
     fn commit(step: CommitStep) -> Commit {
-        Commit { version: Version(1), updates: [].into(), step, rate_factor: 1.0 }
+        Commit { version: Version(1), updates: Default::default(), step, rate_factor: 1.0 }
     }
 
     const OPTIMIZER: CommitStep = CommitStep::Optimizer;
@@ -259,7 +265,7 @@ mod tests {
         let mut stepper = Stepper::new(&layout, spec, RateSpec::constant(0.1));
         for (rate, expected) in [(1.0, [4.0, 6.0]), (2.0, [6.0, 6.0])] {
             let mut new = [0.0; 2];
-            stepper.commit(&commit(CommitStep::Average { rate }), &[2.0, 2.0], &mut new, &contributions, 2);
+            stepper.commit(&commit(CommitStep::Average { rate, share: 1.0 }), &[2.0, 2.0], &mut new, &contributions, 2);
             assert_eq!(new, expected);
         }
         assert_eq!(stepper.optimizer().steps(), 0);
@@ -270,7 +276,7 @@ mod tests {
     fn the_outer_optimizer_steps_by_the_mean_difference_with_momentum() {
         let layout = Layout::new([("weight", vec![2])], [("mean", vec![1])]);
         let scheme: SchemeSpec = "local-sgd:tau=4,outer=nesterov,momentum=0.8,rate=0.7".parse().unwrap();
-        let spec = server_optimizer(&scheme, &"adam".parse().unwrap());
+        let spec = server_optimizer(&scheme, 2, &"adam".parse().unwrap());
         let mut stepper = Stepper::new(&layout, spec, RateSpec::constant(0.1)).clipping(Some(1e-3));
         let (mut model, mut momentum, mut old) = ([1.0_f64, -2.0], [0.0_f64; 2], [1.0_f32, -2.0, 0.5]);
         for round in 0..5 {
@@ -285,7 +291,7 @@ mod tests {
                 rates: &[],
             });
             let mut new = [0.0; 3];
-            stepper.commit(&commit(CommitStep::Outer { rate: 0.7 }), &old, &mut new, &contributions, 2);
+            stepper.commit(&commit(CommitStep::Outer { rate: 0.7, share: 1.0 }), &old, &mut new, &contributions, 2);
             for index in 0..2 {
                 let mean = 0.5 * (f64::from(differences[0][index]) + f64::from(differences[1][index]));
                 momentum[index] = 0.8 * momentum[index] + mean;
@@ -297,6 +303,42 @@ mod tests {
         }
         assert_eq!(stepper.optimizer().steps(), 5);
         assert_eq!(stepper.local_rate(), 0.1, "workers iterate at their own rate");
+    }
+
+    /// Five arrivals of three replicas: Liu et al.'s algorithm on whole differences, and plain averaging.
+    #[test]
+    fn differences_that_come_one_by_one_count_a_share_each() {
+        let layout = Layout::new([("weight", vec![1])], [("mean", vec![1])]);
+        let scheme: SchemeSpec = "async-local-sgd:tau=4,outer=delayed-nesterov,momentum=0.8".parse().unwrap();
+        let spec = server_optimizer(&scheme, 3, &"adam".parse().unwrap());
+        assert_eq!(spec.to_string(), "delayed-nesterov:0.8,delay=3");
+        let given: SchemeSpec = "async-local-sgd:tau=4,outer=delayed-nesterov,delay=2".parse().unwrap();
+        assert_eq!(server_optimizer(&given, 3, &spec).to_string(), "delayed-nesterov:0.9,delay=2");
+        let average: SchemeSpec = "async-local-sgd:tau=4".parse().unwrap();
+        assert_eq!(server_optimizer(&average, 3, &spec), spec, "of the local iterations");
+
+        let (rate, share) = (0.7, 1.0 / 3.0);
+        for (step, beta) in [(CommitStep::Outer { rate, share }, 0.8), (CommitStep::Average { rate, share }, 0.0)] {
+            let mut stepper = Stepper::new(&layout, spec.clone(), RateSpec::constant(0.1));
+            let (mut model, mut statistic, mut momentum, mut sum) = (1.0_f64, 0.5_f64, 0.0, 0.0);
+            let mut old = [1.0_f32, 0.5];
+            for arrival in 1..=5 {
+                let difference = [0.25 * arrival as f32, 0.5];
+                let (mut new, gradient) = ([0.0; 2], &difference[..]);
+                let one = Contribution { task: task(0), gradient, weight: 1.0, loss: 1.0, rates: &[] };
+                stepper.commit(&commit(step), &old, &mut new, &[one], 3);
+                sum += f64::from(difference[0]);
+                model -= 0.7 * f64::from(difference[0]) / 3.0;
+                if arrival == 3 {
+                    momentum = beta * momentum + sum / 3.0;
+                    model -= 0.7 * beta * momentum;
+                }
+                statistic -= 0.5 / 3.0;
+                assert!((f64::from(new[0]) - model).abs() < 1e-6, "{new:?}, expected {model}");
+                assert!((f64::from(new[1]) - statistic).abs() < 1e-6, "{new:?}, expected {statistic}");
+                old = new;
+            }
+        }
     }
 
     #[test]
@@ -362,7 +404,7 @@ mod tests {
             ("sgd", CommitStep::Optimizer),
             ("momentum", CommitStep::Optimizer),
             ("adam", CommitStep::Optimizer),
-            ("adam", CommitStep::Average { rate: 0.5 }),
+            ("adam", CommitStep::Average { rate: 0.5, share: 1.0 }),
         ] {
             for threads in [1, 2, 3] {
                 let stepper =

@@ -7,7 +7,7 @@ use paceline_core::{
     Action, Assignment, Commit, CommitOutcome, Event, LocalLength, LocalWork, ReplicaStart, Report, Span, TaskId, Time,
     Work, WorkerId,
 };
-use paceline_runtime::{Trainer, pulled_replica, replica_at};
+use paceline_runtime::{Observer, Trainer, pulled_replica, replica_at};
 use paceline_store::Optimizer;
 use paceline_workload::{Draw, Evaluation};
 
@@ -218,25 +218,31 @@ impl<'a> SimulatedCluster<'a> {
         None
     }
 
-    /// Carries out the worker's due event.
-    pub(crate) fn act(&mut self, now: Time, worker: WorkerId) -> WorkerTransition {
-        self.queue.act(worker);
+    /// Carries out the worker's due event. Returns the event that the scheme has to handle.
+    pub(crate) fn act(&mut self, now: Time, worker: WorkerId, observer: &mut dyn Observer) -> Option<Event> {
+        self.queue.remove(worker);
         match self.worker(worker).phase {
-            Phase::Idle | Phase::Waiting(_) => WorkerTransition::default(),
-            Phase::Computing(assignment, report) => self.computed(now, assignment, report),
+            Phase::Idle | Phase::Waiting(_) => None,
+            Phase::Computing(assignment, report) => {
+                if let Some(elapsed) = self.computed(now, assignment, report) {
+                    observer.on_task(assignment.task, elapsed);
+                }
+                None
+            }
             Phase::Sending(assignment, report) => {
                 if self.simulation.network.is_none() {
                     self.upload(worker);
                 }
                 self.start_queued(now, worker);
-                let gradient = assignment.work == Work::Gradient;
-                let computed = gradient.then_some((assignment.task, report.compute));
-                WorkerTransition { computed, event: Some(Event::Reported { task: assignment.task, report }) }
+                if assignment.work == Work::Gradient {
+                    observer.on_task(assignment.task, report.compute);
+                }
+                Some(Event::Reported { task: assignment.task, report })
             }
             Phase::Crashed => {
                 self.worker(worker).phase = Phase::Idle;
                 // The server notices the crash.
-                WorkerTransition { computed: None, event: Some(Event::Left { worker }) }
+                Some(Event::Left { worker })
             }
         }
     }
@@ -363,11 +369,11 @@ impl<'a> SimulatedCluster<'a> {
         }
     }
 
-    /// Handles the end of a gradient or local iteration.
-    fn computed(&mut self, now: Time, assignment: Assignment, report: Report) -> WorkerTransition {
+    /// Handles the end of a gradient or local iteration. Returns the computing time of the latter.
+    fn computed(&mut self, now: Time, assignment: Assignment, report: Report) -> Option<Span> {
         let Some(length) = assignment.work.length() else {
             self.send(now, assignment, report);
-            return WorkerTransition::default();
+            return None;
         };
         let task = assignment.task;
         let worker = self.worker(task.worker);
@@ -395,7 +401,7 @@ impl<'a> SimulatedCluster<'a> {
                 }
             }
         }
-        WorkerTransition { computed: Some((task, elapsed)), event: None }
+        Some(elapsed)
     }
 
     fn start_queued(&mut self, now: Time, worker: WorkerId) {
@@ -462,15 +468,6 @@ impl<'a> SimulatedCluster<'a> {
     pub(crate) fn parameters(&self) -> Option<&[f32]> {
         self.model.as_ref().map(|model| model.trainer.parameters())
     }
-}
-
-/// The result of a worker's due event.
-#[derive(Default)]
-pub(crate) struct WorkerTransition {
-    /// The gradient or local iteration that ended, and its computing time.
-    pub(crate) computed: Option<(TaskId, Span)>,
-    /// The event that the scheme has to handle.
-    pub(crate) event: Option<Event>,
 }
 
 impl SimulatedModel {

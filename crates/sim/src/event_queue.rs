@@ -1,110 +1,74 @@
 //! The event queue of a simulation: when each worker acts next.
 
-use paceline_core::{Time, WorkerId};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
-/// How many take part in a match. Four keep the tournament short.
-const PLAYERS: usize = 4;
+use paceline_core::{Time, WorkerId};
 
 /// The time of a worker without an entry.
 const ABSENT: Time = Time(u64::MAX);
 
-/// A priority queue with at most one entry per worker, so that an interrupted task leaves no entry behind.
+/// A priority queue with at most one entry per worker. Entries with equal times are ordered by rank.
 ///
-/// Entries with equal times are ordered by rank. It is a tournament: of every four workers the earliest goes on to the next
-/// match, and the winner of the last one acts next. A change plays only the worker's own matches again.
+/// What is moved or removed stays in the heap until it is the first, or until half of the heap is outdated.
 #[derive(Debug, Default)]
 pub(crate) struct EventQueue {
-    /// The times of the players of each match. The last match is at 0. The players of match i are the winners of the
-    /// matches 4 i + 1 to 4 i + 4, or workers.
-    matches: Vec<[Time; PLAYERS]>,
-    /// The number of matches that are between winners.
-    inner: usize,
-    /// The worker whose turn it is. Its entry is still in its place, since it often gets another one at once.
-    acting: Option<WorkerId>,
+    /// When each worker acts, by rank.
+    times: Vec<Time>,
+    /// An element is outdated unless its time is that of its worker.
+    heap: BinaryHeap<Reverse<u128>>,
+}
+
+/// The time, then the rank: one number, which is compared faster than two.
+fn number(at: Time, worker: WorkerId) -> u128 {
+    u128::from(at.0) << 64 | u128::from(worker.0)
+}
+
+fn entry(number: u128) -> (Time, WorkerId) {
+    (Time((number >> 64) as u64), WorkerId(number as u32))
 }
 
 impl EventQueue {
     /// Sets or moves the worker's entry.
     pub(crate) fn set(&mut self, worker: WorkerId, at: Time) {
-        if worker.index() >= self.places() {
-            self.grow(worker.index() + 1);
-        }
-        if self.acting == Some(worker) {
-            self.acting = None;
-        }
         // The last moment of all stands for none.
-        self.play(worker, at.min(Time(ABSENT.0 - 1)));
+        let at = at.min(Time(ABSENT.0 - 1));
+        if worker.index() >= self.times.len() {
+            self.times.resize(worker.index() + 1, ABSENT);
+        }
+        self.times[worker.index()] = at;
+        if self.heap.len() >= 2 * self.times.len() {
+            self.drop_outdated();
+        }
+        self.heap.push(Reverse(number(at, worker)));
+    }
+
+    #[cold]
+    fn drop_outdated(&mut self) {
+        self.heap.retain(|&Reverse(number)| {
+            let (at, worker) = entry(number);
+            self.times[worker.index()] == at
+        });
     }
 
     /// Removes the worker's entry, if it has one.
     pub(crate) fn remove(&mut self, worker: WorkerId) {
-        if worker.index() < self.places() {
-            self.play(worker, ABSENT);
+        if let Some(time) = self.times.get_mut(worker.index()) {
+            *time = ABSENT;
         }
-    }
-
-    /// Removes the earliest entry, which is that of `worker`.
-    pub(crate) fn act(&mut self, worker: WorkerId) {
-        self.acting = Some(worker);
     }
 
     /// The earliest entry.
     pub(crate) fn first(&mut self) -> Option<(Time, WorkerId)> {
-        if let Some(acting) = self.acting.take() {
-            self.play(acting, ABSENT);
-        }
-        let at = winner(self.matches.first()?);
-        if at == ABSENT {
-            return None;
-        }
-        let mut number = 0;
-        loop {
-            // Of equal times, the first is that of the lowest rank.
-            let player = self.matches[number].iter().position(|&time| time == at)?;
-            if number >= self.inner {
-                return Some((at, WorkerId(((number - self.inner) * PLAYERS + player) as u32)));
+        while let Some(&Reverse(number)) = self.heap.peek() {
+            let (at, worker) = entry(number);
+            if self.times[worker.index()] == at {
+                return Some((at, worker));
             }
-            number = number * PLAYERS + 1 + player;
+            self.heap.pop();
         }
+        None
     }
-
-    /// How many workers there is room for.
-    fn places(&self) -> usize {
-        (self.matches.len() - self.inner) * PLAYERS
-    }
-
-    /// Plays the worker's matches again, as far as they can have another winner.
-    fn play(&mut self, worker: WorkerId, at: Time) {
-        let mut time = at;
-        let mut place = self.inner * PLAYERS + worker.index();
-        loop {
-            let number = place / PLAYERS;
-            let players = &mut self.matches[number];
-            let before = std::mem::replace(&mut players[place % PLAYERS], time);
-            if before == time || number == 0 {
-                return;
-            }
-            time = winner(players);
-            place = number - 1;
-        }
-    }
-
-    /// Makes room for this number of workers.
-    fn grow(&mut self, workers: usize) {
-        let times = self.matches.split_off(self.inner).concat();
-        let mut outer = 1;
-        self.inner = 0;
-        while outer * PLAYERS < workers {
-            self.inner += outer;
-            outer *= PLAYERS;
-        }
-        self.matches = vec![[ABSENT; PLAYERS]; self.inner + outer];
-        (0..).map(WorkerId).zip(times).for_each(|(worker, at)| self.play(worker, at));
-    }
-}
-
-fn winner(&[a, b, c, d]: &[Time; PLAYERS]) -> Time {
-    a.min(b).min(c.min(d))
 }
 
 #[cfg(test)]
@@ -122,7 +86,7 @@ mod tests {
                 let mut worker = WorkerId(worker);
                 // The first acts; it may get another entry or none.
                 if worker.0.is_multiple_of(3) && let Some((_, first)) = queue.first() {
-                    queue.act(first);
+                    queue.remove(first);
                     model.remove(&first);
                     worker = if worker.0.is_multiple_of(2) { first } else { worker };
                 }

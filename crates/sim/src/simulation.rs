@@ -64,7 +64,7 @@ impl Training {
     /// The model at the start of a simulation.
     pub(crate) fn trainer(&self, simulation: &Simulation) -> Trainer {
         let rate = RateSpec { base: self.rate, schedule: self.schedule, rule: simulation.setup.rate_rule };
-        let optimizer = server_optimizer(&simulation.scheme, &self.optimizer);
+        let optimizer = server_optimizer(&simulation.scheme, simulation.setup.workers, &self.optimizer);
         let stepper = Stepper::new(self.workload.layout(), optimizer, rate).clipping(self.clip_sum);
         let own = || self.workload.initial(simulation.seed);
         Trainer::new(self.initial.as_ref().map_or_else(own, |initial| initial.to_vec()), stepper)
@@ -295,11 +295,7 @@ impl Engine<'_> {
 
     /// Carries out the worker's due event.
     fn act(&mut self, now: Time, worker: WorkerId) -> Result<(), SimulationError> {
-        let progress = self.run.cluster.act(now, worker);
-        if let Some((task, compute)) = progress.computed {
-            self.run.observer.on_task(task, compute);
-        }
-        match progress.event {
+        match self.run.cluster.act(now, worker, self.run.observer) {
             Some(event) => self.feed(now, event),
             None => Ok(()),
         }

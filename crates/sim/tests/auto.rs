@@ -64,9 +64,10 @@ fn the_planner_agrees_with_closed_forms() {
     close(found[1], 0.75 / 1.5);
     // All together do 3 + 1/3 batches per second; a step has four.
     assert!((0.5..0.59).contains(&found[2]), "{found:?}");
-    // Without exchanges, nobody waits under `anytime`, but for the rest of an iteration.
+    // Without exchanges, nobody waits under `anytime`: in rounds of 9 s all end an iteration together. Of 7.5 iterations each, 6.5
+    // are local ones, which cost 0.04 each.
     let found = paces(&["anytime:tau=8"], workers(0.0));
-    assert!((0.5..0.66).contains(&found[0]), "{found:?}");
+    close(found[0], 7.5 / 9.0 / 1.26);
     // Of a worker nothing is known: who waits for it makes no progress.
     let mut unknown = workers(0.0);
     unknown[3].0.clear();

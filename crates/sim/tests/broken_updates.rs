@@ -82,7 +82,17 @@ fn run(simulation: &Simulation) -> (SimulationOutcome, Vec<String>, String) {
 
 #[test]
 fn a_worker_with_a_broken_update_now_and_then_goes_on() {
-    for scheme in ["bsp", "asp", "backup:k=3", "dc-asgd", "local-sgd:tau=2", "easgd:tau=2", "dbw", "lb-bsp"] {
+    for scheme in [
+        "bsp",
+        "asp",
+        "backup:k=3",
+        "dc-asgd",
+        "local-sgd:tau=2",
+        "async-local-sgd:tau=2",
+        "easgd:tau=2",
+        "dbw",
+        "lb-bsp",
+    ] {
         let simulation = faulty(scheme, "iterations=60", |worker, number| worker == 2 && number % 8 == 3);
         let (outcome, notices, log) = run(&simulation);
         assert!(notices.is_empty(), "{scheme}: {notices:?}");
@@ -170,7 +180,8 @@ fn the_model_is_the_one_without_the_broken_update_bit_for_bit() {
     // The same steps; the fifth has three gradients, of a third each.
     let computed = computed.lock().unwrap();
     let mut stepper = Stepper::new(workload.layout(), optimizer, RateSpec::constant(rate));
-    let commit = Commit { version: Version(1), updates: [].into(), step: CommitStep::Optimizer, rate_factor: 1.0 };
+    let commit =
+        Commit { version: Version(1), updates: Default::default(), step: CommitStep::Optimizer, rate_factor: 1.0 };
     let mut old = workload.initial(simulation.seed);
     let mut new = vec![0.0; old.len()];
     for number in 0..8 {

@@ -7,7 +7,7 @@ use paceline_core::{Dispatch, Setup};
 use paceline_runtime::{EventLog, EventLogHeader, replay};
 
 const TIMES: &str = "shifted-exponential:0.3,0.7";
-const SCHEMES: [&str; 14] = [
+const SCHEMES: [&str; 16] = [
     "bsp",
     "backup:k=5",
     "backup:k=3,dispatch=pull",
@@ -19,6 +19,8 @@ const SCHEMES: [&str; 14] = [
     "dssp:min=1,max=3",
     "elastic-bsp:r=4",
     "dc-asgd",
+    "async-local-sgd:tau=4",
+    "async-local-sgd:tau=4,outer=delayed-nesterov,rate=0.7,momentum=0.5",
     "esync",
     "esync:mode=non-blocking",
     "easgd:tau=1",

@@ -122,6 +122,8 @@ fn schemes_with_local_iterations_reach_the_target_under_every_optimizer() {
         ("local-sgd:tau=8", "sgd", 0.1),
         ("adacomm:tau=16,interval=30", "sgd", 0.1),
         ("easgd:tau=4", "sgd", 0.1),
+        ("async-local-sgd:tau=8", "adam", 0.01),
+        ("async-local-sgd:tau=8,outer=delayed-nesterov,rate=0.7,momentum=0.5", "momentum:0.9", 0.01),
         ("dc-asgd:lambda=0.1", "sgd", 0.1),
     ] {
         let runs = [1, 3].map(|threads| {

@@ -69,7 +69,14 @@ fn kernels(len: usize) {
     });
     row("aggregate 8, 2 threads", len, SOURCES + 1, seconds, memcpy);
 
-    for (text, vectors) in [("sgd", 3), ("momentum:0.9", 5), ("nesterov:0.9", 5), ("adam", 7), ("adamw", 7)] {
+    for (text, vectors) in [
+        ("sgd", 3),
+        ("momentum:0.9", 5),
+        ("nesterov:0.9", 5),
+        ("delayed-nesterov:delay=8", 7),
+        ("adam", 7),
+        ("adamw", 7),
+    ] {
         let mut optimizer = Optimizer::plain(text.parse().expect("a valid optimizer"), len);
         let seconds = median(repeats, || optimizer.step(&mut out, &gradients[0], 1e-6));
         row(&format!("step of {text}"), len, vectors, seconds, memcpy);

@@ -481,7 +481,9 @@ mod tests {
 
     #[test]
     fn a_resumed_run_takes_the_same_steps() {
-        for optimizer in ["sgd", "momentum:0.9", "nesterov:0.5,decay=0.1", "adam", "adamw:0.1"] {
+        for optimizer in
+            ["sgd", "momentum:0.9", "nesterov:0.5,decay=0.1", "delayed-nesterov:0.5,delay=2", "adam", "adamw:0.1"]
+        {
             let mut run = TestRun::new(optimizer, 3, 2);
             let LatestCheckpoint { checkpoint, skipped } = run.folder.latest(&run.layout).expect("a readable folder");
             let mut checkpoint = checkpoint.expect("a valid checkpoint");

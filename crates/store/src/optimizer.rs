@@ -167,6 +167,7 @@ impl Optimizer {
             rate,
             group_rates: None,
             scale: 1.0,
+            statistics: 1.0,
             trainable: self.rules.trainable,
             old: self.state.iter().map(Vec::as_slice).collect(),
             new: next.0.iter_mut().map(Vec::as_mut_slice).collect(),
@@ -198,6 +199,8 @@ pub struct OptimizerStep<'a> {
     group_rates: Option<&'a [f64]>,
     /// The gradient is multiplied by it.
     scale: f32,
+    /// The differences of statistics are multiplied by it.
+    statistics: f32,
     trainable: usize,
     old: Vec<&'a [f32]>,
     new: Vec<&'a mut [f32]>,
@@ -207,6 +210,11 @@ impl<'a> OptimizerStep<'a> {
     /// The same step with the gradient times `scale`. Statistics are not scaled.
     pub fn scaled(self, scale: f32) -> Self {
         OptimizerStep { scale, ..self }
+    }
+
+    /// The same step with the differences of statistics times `share`.
+    pub fn statistics(self, share: f32) -> Self {
+        OptimizerStep { statistics: share, ..self }
     }
 
     /// The same step with these learning rates, whatever factors the groups have: the first for tensors outside all
@@ -241,7 +249,7 @@ impl<'a> OptimizerStep<'a> {
         let (new, new_statistics) = new.split_at_mut(self.trainable);
         let (gradient, differences) = gradient.split_at(self.trainable);
         for ((new, old), difference) in new_statistics.iter_mut().zip(old_statistics).zip(differences) {
-            *new = old - difference;
+            *new = old - self.statistics * difference;
         }
         self.apply_rules(old, gradient, new);
     }
@@ -323,6 +331,22 @@ impl StepRule {
                     let m = if is_first { g } else { momentum * m + g };
                     (m.mul_add(momentum, g).mul_add(step, p), [m])
                 });
+            }
+            // Liu et al. (2024), delayed Nesterov with c = 0. The gradients are already divided by N.
+            OptimizerKind::DelayedNesterov { momentum, delay, decay } => {
+                let (momentum, decay) = (momentum as f32, decay as f32);
+                if steps.is_multiple_of(delay) {
+                    vectors.change(|p, g, [m, sum]| {
+                        let g = decayed(g, p, decay);
+                        let m = momentum * m + (sum + g);
+                        (m.mul_add(momentum, g).mul_add(step, p), [m, 0.0])
+                    });
+                } else {
+                    vectors.change(|p, g, [m, sum]| {
+                        let g = decayed(g, p, decay);
+                        (g.mul_add(step, p), [m, sum + g])
+                    });
+                }
             }
             OptimizerKind::Adam { decay, moments } => {
                 let (adam, decay) = (AdamStep::new(moments, rate, steps), decay as f32);
@@ -472,6 +496,54 @@ mod tests {
         assert_close(descend("nesterov:0.9"), [0.62, 0.2224, -0.108352]);
     }
 
+    /// The delayed Nesterov update of Liu et al. (2024) with c = 0, which divides by N itself: the values of θ after every
+    /// arrival.
+    fn delayed_nesterov(start: f64, arrivals: &[f64], rate: f64, beta: f64, n: usize) -> Vec<f64> {
+        let (mut theta, mut m, mut buffer) = (start, 0.0, 0.0);
+        let mut values = Vec::new();
+        for (t, g) in arrivals.iter().enumerate() {
+            buffer += g;
+            let mut direction = g / n as f64;
+            if (t + 1) % n == 0 {
+                m = beta * m + buffer / n as f64;
+                direction += beta * m;
+                buffer = 0.0;
+            }
+            theta -= rate * direction;
+            values.push(theta);
+        }
+        values
+    }
+
+    #[test]
+    fn delayed_nesterov_is_the_algorithm_of_its_paper() {
+        let arrivals: Vec<f64> = (0..40).map(|t| (f64::from(t) * 0.7).sin() + 0.1).collect();
+        for (n, beta, rate) in [(1, 0.9, 0.7), (2, 0.5, 1.0), (3, 0.9, 0.7), (8, 0.95, 0.3), (50, 0.9, 0.7)] {
+            let kind = OptimizerKind::DelayedNesterov { momentum: beta, delay: n, decay: 0.0 };
+            let (mut optimizer, mut parameters) = (Optimizer::plain(kind, 1), [2.0_f32]);
+            let expected = delayed_nesterov(2.0, &arrivals, rate, beta, n as usize);
+            for (t, (arrival, expected)) in arrivals.iter().zip(expected).enumerate() {
+                optimizer.step(&mut parameters, &[(arrival / n as f64) as f32], rate);
+                let found = f64::from(parameters[0]);
+                assert!((found - expected).abs() < 1e-5, "n = {n}, arrival {t}: {found} is not {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn delayed_nesterov_without_delay_gives_the_bits_of_nesterov() {
+        let gradient: Vec<f32> = (1..8).map(|index| (index as f32).sin()).collect();
+        let mut kinds = ["nesterov:0.9,decay=0.1", "delayed-nesterov:0.9,delay=1,decay=0.1"]
+            .map(|text| (Optimizer::plain(text.parse().expect(text), 7), vec![0.5_f32; 7]));
+        for _ in 0..20 {
+            for (optimizer, parameters) in &mut kinds {
+                let gradient: Vec<f32> = gradient.iter().zip(&*parameters).map(|(g, p)| g * p).collect();
+                optimizer.step(parameters, &gradient, 0.1);
+            }
+            assert_eq!(kinds[0].1, kinds[1].1);
+        }
+    }
+
     #[test]
     fn the_first_step_has_no_dampening() {
         // g = 2, 1.6, 1.18; m = 2, then 0.9·m + 0.5·g: 2.6, 2.88.
@@ -504,7 +576,7 @@ mod tests {
 
     #[test]
     fn statistics_do_not_depend_on_the_rate() {
-        for text in ["sgd", "momentum", "nesterov", "adam", "adamw"] {
+        for text in ["sgd", "momentum", "nesterov", "delayed-nesterov:delay=2", "adam", "adamw"] {
             let mut optimizer = Optimizer::plain(text.parse().expect(text), 1);
             let mut parameters = [1.0, 5.0];
             optimizer.step(&mut parameters, &[1.0, 2.0], 0.001);
@@ -540,20 +612,34 @@ mod tests {
     fn an_optimizer_of_a_part_steps_as_the_whole() {
         let layout = Layout::new([("a.weight", vec![3]), ("a.bias", vec![1]), ("b", vec![2])], [("mean", vec![2])]);
         let rules = OptimizerRules::new("adam;*bias:rate=0.5;b:decay=0.5".parse().expect("valid"), &layout);
+        let delayed = OptimizerRules::new("delayed-nesterov:delay=2;b:decay=0.5".parse().expect("valid"), &layout);
         let gradient: [f32; 8] = array::from_fn(|index| (index as f32).cos());
-        let (mut whole, mut expected) = (Optimizer::start(rules.clone()), [1.0; 8]);
-        for edges in [[0, 8, 8], [0, 2, 8], [0, 4, 5], [0, 6, 8], [0, 7, 8]] {
-            let parts = [edges[0]..edges[1], edges[1]..edges[2], edges[2]..8];
-            let mut stepped = expected;
-            for part in parts {
-                let values = part.start.min(6)..part.end.min(6);
-                let state = whole.state().map(|(_, vector)| vector[values.clone()].to_vec()).collect();
-                let mut optimizer = Optimizer::restored(rules.part(part.clone()), whole.steps(), state);
-                optimizer.step(&mut stepped[part.clone()], &gradient[part], 0.1);
+        for rules in [rules, delayed] {
+            let (mut whole, mut expected) = (Optimizer::start(rules.clone()), [1.0; 8]);
+            for edges in [[0, 8, 8], [0, 2, 8], [0, 4, 5], [0, 6, 8], [0, 7, 8]] {
+                let parts = [edges[0]..edges[1], edges[1]..edges[2], edges[2]..8];
+                let mut stepped = expected;
+                for part in parts {
+                    let values = part.start.min(6)..part.end.min(6);
+                    let state = whole.state().map(|(_, vector)| vector[values.clone()].to_vec()).collect();
+                    let mut optimizer = Optimizer::restored(rules.part(part.clone()), whole.steps(), state);
+                    optimizer.step(&mut stepped[part.clone()], &gradient[part], 0.1);
+                }
+                whole.step(&mut expected, &gradient, 0.1);
+                assert_eq!(stepped, expected, "{edges:?}");
             }
-            whole.step(&mut expected, &gradient, 0.1);
-            assert_eq!(stepped, expected, "{edges:?}");
         }
+    }
+
+    #[test]
+    fn a_share_of_the_statistics_may_count() {
+        let (mut new, mut next) = ([0.0; 3], NextState::default());
+        let optimizer = Optimizer::plain("sgd".parse().expect("valid"), 1);
+        let mut step = optimizer.begin(0.5, &mut next).scaled(0.5).statistics(0.25);
+        let back = step.split_off(2);
+        step.apply(&[1.0; 2], &[1.0; 2], &mut new[..2]);
+        back.apply(&[1.0], &[2.0], &mut new[2..]);
+        assert_eq!(new, [0.75, 0.75, 0.5]);
     }
 
     #[test]
@@ -576,7 +662,7 @@ mod tests {
     #[test]
     fn a_step_in_parts_out_of_place_gives_the_bits_of_one_in_place() {
         let gradient: Vec<f32> = (0..10).map(|index| (index as f32).sin()).collect();
-        for text in ["sgd", "momentum", "nesterov", "adam", "adamw"] {
+        for text in ["sgd", "momentum", "nesterov", "delayed-nesterov:delay=2", "adam", "adamw"] {
             let mut whole = Optimizer::plain(text.parse().expect(text), 7);
             let mut split = whole.clone();
             let mut next = NextState::default();

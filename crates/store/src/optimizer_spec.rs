@@ -83,9 +83,9 @@ impl fmt::Display for OptimizerSpec {
 
 /// The rule of an optimizer and its settings.
 ///
-/// As text: `sgd`, `momentum:0.9,dampening=0.1`, `nesterov:momentum=0.9,decay=1e-4`,
+/// As text: `sgd`, `momentum:0.9,dampening=0.1`, `nesterov:momentum=0.9,decay=1e-4`, `delayed-nesterov:0.9,delay=8`,
 /// `adam:decay=1e-4,beta1=0.9,beta2=0.999,epsilon=1e-8`, `adamw:0.01`. Omitted keys take their defaults. After
-/// `momentum`, `nesterov` and `adamw`, one value without a key stands for the first key.
+/// `momentum`, `nesterov`, `delayed-nesterov` and `adamw`, one value without a key stands for the first key.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum OptimizerKind {
     /// `p −= rate·g`. No state.
@@ -106,6 +106,16 @@ pub enum OptimizerKind {
     Nesterov {
         /// Share of the last step that is kept, at least 0 and below 1; default 0.9.
         momentum: f64,
+        /// Weight decay, added to the gradient as `decay·p`; default 0.
+        decay: f64,
+    },
+    /// `p −= rate·g`; after every `delay` steps `m = momentum·m + Σg; p −= rate·momentum·m`, where Σg is the sum of
+    /// their gradients. So `delay` steps lead as far as one of `nesterov` by that sum. Two vectors of state.
+    DelayedNesterov {
+        /// Share of the last momentum that is kept, at least 0 and below 1; default 0.9.
+        momentum: f64,
+        /// After how many steps the momentum is applied, at least 1, which is `nesterov`.
+        delay: u64,
         /// Weight decay, added to the gradient as `decay·p`; default 0.
         decay: f64,
     },
@@ -150,6 +160,7 @@ const FORMS: &[Form<'_>] = &[
     Form::new("sgd", &["decay"]).positional(0),
     Form::new("momentum", &["momentum", "dampening", "decay"]).positional(1),
     Form::new("nesterov", &["momentum", "decay"]).positional(1),
+    Form::new("delayed-nesterov", &["momentum", "delay", "decay"]).positional(1),
     Form::new("adam", &["decay", "beta1", "beta2", "epsilon"]).positional(0),
     Form::new("adamw", &["decay", "beta1", "beta2", "epsilon"]).positional(1),
 ];
@@ -187,6 +198,11 @@ impl FromStr for OptimizerKind {
             "nesterov" => {
                 OptimizerKind::Nesterov { momentum: share("momentum", MOMENTUM)?, decay: size("decay", 0.0)? }
             }
+            "delayed-nesterov" => OptimizerKind::DelayedNesterov {
+                momentum: share("momentum", MOMENTUM)?,
+                delay: spec.required("delay", "a whole number from 1", |&delay: &u64| delay > 0)?,
+                decay: size("decay", 0.0)?,
+            },
             "adam" => OptimizerKind::Adam { decay: size("decay", 0.0)?, moments: moments()? },
             _ => OptimizerKind::AdamW { decay: size("decay", ADAMW_DECAY)?, moments: moments()? },
         })
@@ -204,6 +220,10 @@ impl fmt::Display for OptimizerKind {
             OptimizerKind::Nesterov { momentum, decay } => {
                 let parts = [Some(momentum.to_string()), pair("decay", decay, 0.0)];
                 paceline_spec::write(formatter, "nesterov", parts)
+            }
+            OptimizerKind::DelayedNesterov { momentum, delay, decay } => {
+                let parts = [Some(momentum.to_string()), Some(format!("delay={delay}")), pair("decay", decay, 0.0)];
+                paceline_spec::write(formatter, "delayed-nesterov", parts)
             }
             OptimizerKind::Adam { decay, moments } => {
                 let [beta1, beta2, epsilon] = moments.parts();
@@ -236,6 +256,7 @@ impl OptimizerKind {
             OptimizerKind::Sgd { decay }
             | OptimizerKind::Momentum { decay, .. }
             | OptimizerKind::Nesterov { decay, .. }
+            | OptimizerKind::DelayedNesterov { decay, .. }
             | OptimizerKind::Adam { decay, .. }
             | OptimizerKind::AdamW { decay, .. } => *decay = new,
         }
@@ -247,6 +268,7 @@ impl OptimizerKind {
         match self {
             OptimizerKind::Sgd { .. } => &[],
             OptimizerKind::Momentum { .. } | OptimizerKind::Nesterov { .. } => &["momentum"],
+            OptimizerKind::DelayedNesterov { .. } => &["momentum", "sum"],
             OptimizerKind::Adam { .. } | OptimizerKind::AdamW { .. } => &["mean", "mean_square"],
         }
     }
@@ -264,6 +286,8 @@ mod tests {
             "momentum:0.9",
             "momentum:0.9,dampening=0.5,decay=0.1",
             "nesterov:0.5,decay=0.01",
+            "delayed-nesterov:0.5,delay=8",
+            "delayed-nesterov:0.5,delay=2,decay=0.01",
             "adam",
             "adam:decay=0.1,beta1=0.5",
         ] {
@@ -282,6 +306,8 @@ mod tests {
             "momentum:1",
             "momentum:dampening=1",
             "nesterov:dampening=0.1",
+            "delayed-nesterov:0.9",
+            "delayed-nesterov:delay=0",
             "sgd:decay=-1",
             "adam:epsilon=nan",
             "adam:0.1",

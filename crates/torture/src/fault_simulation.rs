@@ -505,7 +505,7 @@ impl<'a> FaultSimulation<'a> {
             Fault::Start(worker) => self.start(worker),
             Fault::Leave(worker) => {
                 if self.processes.get(&worker).is_some_and(|process| process.frozen_until <= now) {
-                    self.send(worker, ToServer::Leave { reason: "the worker leaves".into() });
+                    self.send(worker, ToServer::Leave { reason: "the worker leaves".into(), is_done: false });
                     self.end(worker, Span::from_seconds(1.0));
                 }
             }

@@ -6,8 +6,8 @@ use paceline_core::{
     Assignment, LocalLength, LocalWork, ReplicaStart, Setup, Span, TaskId, Time, Version, Work, WorkerId,
 };
 use paceline_protocol::{
-    Fingerprint, GradientLocation, PeerTrust, RunPosition, SessionId, SharedBuffers, TaskSettings, ToServer, ToWorker,
-    WireReport, WorkerProtocol,
+    Fingerprint, GradientLocation, PeerTrust, Role, RunPosition, SessionId, SharedBuffers, TaskSettings, ToServer,
+    ToWorker, WireReport, WorkerProtocol,
 };
 
 use crate::fault_schedule::FaultSchedule;
@@ -63,12 +63,16 @@ impl Choices<'_> {
     fn message_to_server(&mut self) -> ToServer {
         match self.below(8) {
             0 => {
-                let rank = self.flag().then_some(self.number() as u32);
+                let role = match self.below(4) {
+                    0 => Role::Evaluator,
+                    1 => Role::Shard { ports: vec![self.number() as u16] },
+                    _ => Role::Worker(self.flag().then_some(self.number() as u32)),
+                };
                 let token = self.flag().then_some([self.byte(); 32]);
-                ToServer::Hello { rank, emulated: self.flag().then(|| "slow\u{7}".into()), token }
+                ToServer::Hello { role, emulated: self.flag().then(|| "slow\u{7}".into()), token }
             }
-            1 => ToServer::Ready { fingerprint: Fingerprint::default(), shard: None },
-            2 => ToServer::Leave { reason: "leaves\n".into() },
+            1 => ToServer::Ready { fingerprint: Fingerprint::default(), shards: Vec::new() },
+            2 => ToServer::Leave { reason: "leaves\n".into(), is_done: self.flag() },
             3 => ToServer::Heartbeat { progress: self.number() },
             4 => ToServer::Asked { number: self.number(), iterations: self.number() as u32, report: self.report() },
             5 | 6 => {
@@ -148,9 +152,9 @@ pub fn fuzz_protocol(bytes: &[u8]) -> Result<u64, TortureFailure> {
                 server.on_connected(now, &mut storage, session, (WorkerId(0), trust))?;
                 // Most peers say hello and are ready, so that sequences get further.
                 if !choices.flag() {
-                    let hello = ToServer::Hello { rank: None, emulated: None, token: None };
+                    let hello = ToServer::Hello { role: Role::Worker(None), emulated: None, token: None };
                     server.on_message(now, &mut storage, session, hello)?;
-                    let ready = ToServer::Ready { fingerprint: Fingerprint::default(), shard: None };
+                    let ready = ToServer::Ready { fingerprint: Fingerprint::default(), shards: Vec::new() };
                     server.on_message(now, &mut storage, session, ready)?;
                 }
             }

@@ -11,9 +11,9 @@ use paceline_core::{
     UpdateNorm, Version, WorkerId,
 };
 use paceline_protocol::{
-    CHUNK_LIMIT, Evaluation, FromShard, HEARTBEAT_INTERVAL, Notice, PayloadFormat, PeerTrust, ReportedUpdate,
-    RunPosition, ServerHost, ServerProtocol, SessionId, ShardPlace, ShardSum, ShardUpdate, ToServer, ToShard, ToWorker,
-    WorkerToShard,
+    CHUNK_LIMIT, Evaluation, FromShard, HEARTBEAT_INTERVAL, Notice, PayloadFormat, PeerTrust, PushedUpdate,
+    ReportedUpdate, RunPosition, ServerHost, ServerProtocol, SessionId, ShardPlace, ShardSum, ShardUpdate, ToServer,
+    ToShard, ToWorker, WorkerToShard,
 };
 use paceline_runtime::StepPlan;
 use paceline_store::{BLOCK, Norms, ShardNorms, Shards};
@@ -197,7 +197,7 @@ impl ServerHost for ScaleHost {
         let sum = ShardSum { updates: commit.updates.iter().map(update).collect(), lambda: None };
         let tasks: Vec<TaskId> = commit.updates.iter().map(|share| share.task).collect();
         tasks.iter().for_each(|task| _ = self.arrived.remove(task));
-        let plan = StepPlan { uses_optimizer: true, rate: 0.1, group_rates: None, scale: 1.0 };
+        let plan = StepPlan { uses_optimizer: true, rate: 0.1, group_rates: None, scale: 1.0, statistics: 1.0 };
         self.version += 1;
         self.updates += tasks.len() as u64;
         let wave = (self.version as f64 * 1.7).sin();
@@ -270,7 +270,8 @@ pub fn run_at_scale<F: FrameSize>(
         start: range.start as u64,
         length: range.len() as u64,
     };
-    let push = WorkerToShard::Push { task: TaskId { worker: WorkerId(999), number: 99 }, version: Version(99) };
+    let task = TaskId { worker: WorkerId(999), number: 99 };
+    let push = WorkerToShard::Push { update: PushedUpdate { task, version: Version(99), is_draft: false } };
     let mut vector = LinkTraffic::default();
     // The shard on a worker's own host is not behind a link.
     for range in ranges.iter().skip(1) {

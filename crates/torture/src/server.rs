@@ -8,8 +8,8 @@ use paceline_core::{
     Scheme, SchemePace, Setup, Share, Span, TaskId, Time, Version, WorkerId,
 };
 use paceline_protocol::{
-    Evaluation, Fingerprint, Notice, PayloadRule, PeerTrust, ReportedUpdate, RunPosition, ServerConfig, ServerHost,
-    ServerProtocol, SessionId, ToServer, ToWorker,
+    Evaluation, Fingerprint, Notice, ParameterHolders, PayloadRule, PeerTrust, ReportedUpdate, RunPosition,
+    ServerConfig, ServerHost, ServerProtocol, SessionId, ToServer, ToWorker,
 };
 use paceline_runtime::{HeldLease, WatchedLease};
 use paceline_store::OptimizerKind;
@@ -173,8 +173,8 @@ impl ServerHost for TortureHost {
         self.checker.compare(ledger).map_err(|problem| ServerEnd::Failed(self.inconsistent(problem)))
     }
 
-    fn shard_offered(&mut self, worker: WorkerId, _: SessionId, _: u16) {
-        self.shards.iter_mut().for_each(|shards| shards.offer(worker));
+    fn shards_offered(&mut self, worker: Option<WorkerId>, _: SessionId, _: Vec<u16>) {
+        self.shards.iter_mut().zip(worker).for_each(|(shards, worker)| shards.offer(worker));
     }
 
     fn evaluator_joined(&mut self, _: SessionId) {}
@@ -510,7 +510,7 @@ pub(crate) fn clock_of_leases(now: Time) -> Duration {
     Duration::from_nanos(now.0)
 }
 
-pub(crate) fn config(workers: usize, epoch: u64, wants_shards: bool) -> ServerConfig {
+pub(crate) fn config(workers: usize, epoch: u64, in_shards: bool) -> ServerConfig {
     ServerConfig {
         workers,
         workload_spec: String::new(),
@@ -522,7 +522,7 @@ pub(crate) fn config(workers: usize, epoch: u64, wants_shards: bool) -> ServerCo
         timeout: TIMEOUT,
         epoch,
         takes_evaluator: true,
-        wants_shards,
+        holders: if in_shards { ParameterHolders::Workers { parts: 1 } } else { ParameterHolders::Server },
     }
 }
 

@@ -2,7 +2,7 @@
 
 use paceline_core::{Assignment, Span, Time, Work, WorkerId};
 use paceline_protocol::{
-    AfterIteration, Fingerprint, GradientLocation, PeerTrust, Reaction, ResultStatus, ServerSearch, SessionEnd,
+    AfterIteration, Fingerprint, GradientLocation, PeerTrust, Reaction, ResultStatus, Role, ServerSearch, SessionEnd,
     SessionId, ToServer, ToWorker, WireReport, WorkerProtocol, after_iteration,
 };
 
@@ -90,7 +90,7 @@ impl WorkerProcess {
         self.protocol = WorkerProtocol::default();
         self.running = None;
         self.computations += 1;
-        vec![Effect::Send(ToServer::Hello { rank: Some(self.worker.0), emulated: None, token: None })]
+        vec![Effect::Send(ToServer::Hello { role: Role::Worker(Some(self.worker.0)), emulated: None, token: None })]
     }
 
     pub(crate) fn heartbeat(&self) -> Effect {
@@ -143,8 +143,8 @@ impl WorkerProcess {
                 if !self.servers.on_welcome(welcome.epoch) {
                     return self.hang_up("another server has taken over its run");
                 }
-                let shard = welcome.wants_shard.then_some(1);
-                vec![Effect::Send(ToServer::Ready { fingerprint: Fingerprint::default(), shard })]
+                let shards = vec![1; welcome.parts.into()];
+                vec![Effect::Send(ToServer::Ready { fingerprint: Fingerprint::default(), shards })]
             }
             Reaction::Drop(messages) => messages.into_iter().map(Effect::Send).collect(),
             Reaction::End(end) => return self.on_end(end),

@@ -23,7 +23,7 @@ fn sequences_get_past_the_handshake() {
         let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         ((mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB) >> 56) as u8
     };
-    let bytes: Vec<u8> = (1..60_000).map(mix).collect();
+    let bytes: Vec<u8> = (1..80_000).map(mix).collect();
     let events: u64 = bytes.chunks(300).map(|bytes| fuzz_protocol(bytes).unwrap()).sum();
     assert!(events > 1_000, "{events}");
 }

@@ -13,7 +13,7 @@ from torch.amp import GradScaler
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from paceline._paceline import Copies, Session, Task
+from paceline._paceline import Copies, Session, Task, UpdatePush
 from paceline._torch import optimizers
 from paceline._torch.device import Device
 from paceline._torch.evaluation import Evaluator
@@ -68,6 +68,10 @@ class Training:
         #: Copies the large gradients of a backward pass that goes on.
         self._copies = Copies()
         self._in_backward = False
+        #: The gradients on their way to shards, while the backward pass goes on. Those of a device are sent later.
+        self._push: UpdatePush | None = None
+        #: Whether gradients are sent as soon as they are there. That is in vain if the loop changes them, e.g. clips.
+        self._pushes_early = self.tensors.device is None
         #: What it copies, to be kept until it has.
         self._copied: list[Tensor] = []
         self._kept: dict[int, Tensor] = {}
@@ -86,6 +90,11 @@ class Training:
         self.rank = session.rank
         if session.description.startswith("{"):
             self.description = json.loads(session.description)
+        for option, own in (("workers", self.workers), ("seed", self.seed)):
+            served = self.description.get(option, own)
+            if served != own:
+                message = f"the server has --{option} {served}, this worker --{option} {own}: expected the same"
+                raise InputError(message)
         if "mode=gpu" in self.description.get("scheme", ""):
             self._measured_device = self.tensors.device
         for index, entry in enumerate(self.tensors.trained):
@@ -184,6 +193,7 @@ class Training:
                 self.tensors.pull(task.model, replica, task.pull)
             self._kept = {number: kept for number, kept in self._kept.items() if number >= committed}
         self._results = None if steps_here else self.tensors.views(task.result).tensors
+        self._push = None if steps_here or not self._pushes_early else self.session.push()
         if self._measured_device:
             self._measured_device.begin_measuring()
         self._begin_counts()
@@ -238,7 +248,8 @@ class Training:
         assert self.session is not None
         progressed, arrived, device = self.session.progressed, self._arrived, self.tensors.device
         strided, float32 = torch.strided, torch.float32
-        copies, copied, is_large = self._copies, self._copied, self.tensors.trained[index].tensor.numel() >= _LARGE
+        entry = self.tensors.trained[index]
+        copies, copied, is_large = self._copies, self._copied, entry.tensor.numel() >= _LARGE
 
         def can_wait(parameter: Tensor, gradient: Tensor) -> bool:
             # Another hook may look at the gradient.
@@ -266,17 +277,30 @@ class Training:
                 return
             if gradient.dtype is not float32:
                 return
-            source, target = gradient.data_ptr(), result.data_ptr()
+            if index in arrived:
+                # It accumulates.
+                self._stop_pushing()
+            push, source, target = self._push, gradient.data_ptr(), result.data_ptr()
             if source != target:
                 if is_large and can_wait(parameter, gradient):
                     copied.append(gradient)
-                    copies.begin(source, target, gradient.numel())
+                    copies.begin(source, target, gradient.numel(), push, entry.start)
                 else:
                     result.copy_(gradient)
-                parameter.grad = result
+                    if push is not None:
+                        push.ready(entry.start, entry.end)
+                if push is None:
+                    parameter.grad = result
             arrived.add(index)
 
         return copy
+
+    def _stop_pushing(self) -> None:
+        """Send gradients with the report from now on, and those of this task again."""
+        if self._push is not None:
+            self._push.change()
+            self._push = None
+            self._pushes_early = False
 
     def _interruption_hook(self, *_: object) -> None:
         self._check_interruption()
@@ -360,8 +384,10 @@ class Training:
                 if gradient is None:
                     if index not in arrived:
                         result.zero_()
-                elif index not in arrived or gradient.data_ptr() != result.data_ptr():
-                    # Also one that the user's code replaced, e.g. to clip it.
+                elif index not in arrived or not _is_in(gradient, result):
+                    # Also one that the user's code replaced or changed, e.g. to clip it.
+                    if index in arrived:
+                        self._stop_pushing()
                     result.copy_(gradient)
 
     def _overflowed(self, optimizer: Optimizer) -> bool:
@@ -434,6 +460,15 @@ class Training:
         self._schedulers.append(followed)
         if self.keeper is not None:
             self.keeper.register(f"scheduler {len(self._schedulers)}", followed)
+
+
+def _is_in(gradient: Tensor, result: Tensor) -> bool:
+    """Whether the values of a gradient are in their place, by their bits."""
+    source, target = gradient.data_ptr(), result.data_ptr()
+    if source == target:
+        return True
+    is_plain = gradient.dtype is torch.float32 and gradient.is_contiguous()
+    return is_plain and UpdatePush.are_same(source, target, gradient.numel())
 
 
 class FollowedScheduler:

@@ -65,6 +65,7 @@ fn best_index(results: &[ContestantRuns]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use paceline_core::StepKind;
     use paceline_report::comparison::RunResult;
     use serde_json::json;
 
@@ -79,7 +80,8 @@ mod tests {
             });
             RunResult { summary: serde_json::from_value(summary).unwrap(), curve: Vec::new() }
         };
-        ContestantRuns { name: "bsp".into(), rate: 0.1, at_edge: None, runs: times.map(run).into() }
+        let runs = times.map(run).into();
+        ContestantRuns { name: "bsp".into(), step_kind: StepKind::Fresh, rate: 0.1, at_edge: None, runs }
     }
 
     fn best_of(times: [[Option<f64>; 2]; 7]) -> (f32, bool) {

@@ -5,19 +5,12 @@ use crate::{Decision, Event, Time};
 /// How many of the latest events and decisions are kept.
 const LINES: usize = 256;
 
-/// A turn: an event and the decisions that followed.
-#[derive(Debug)]
-struct TurnRecord {
-    now: Time,
-    event: Event,
-    /// The index of its first decision.
-    first: usize,
-}
-
-/// Turns in a row. Their decisions are recorded where they are made, without a copy.
+/// Turns in a row: events and the decisions that followed. They are recorded where they are made, without a copy.
 #[derive(Debug, Default)]
 struct TurnRecords {
-    turns: Vec<TurnRecord>,
+    events: Vec<Event>,
+    /// The time of each event, and the index of its first decision.
+    turns: Vec<(Time, usize)>,
     decisions: Vec<Decision>,
 }
 
@@ -28,9 +21,9 @@ impl TurnRecords {
 
     /// Events and decisions as text, oldest first. Of a long turn, the event and the latest decisions are kept.
     fn text(&self) -> impl Iterator<Item = String> {
-        let ends = self.turns.iter().skip(1).map(|next| next.first).chain([self.decisions.len()]);
-        self.turns.iter().zip(ends).flat_map(|(TurnRecord { now, event, first }, end)| {
-            let kept = &self.decisions[(*first).max(end.saturating_sub(LINES - 1))..end];
+        let ends = self.turns.iter().skip(1).map(|&(_, next)| next).chain([self.decisions.len()]);
+        self.events.iter().zip(&self.turns).zip(ends).flat_map(|((event, &(now, first)), end)| {
+            let kept = &self.decisions[first.max(end.saturating_sub(LINES - 1))..end];
             let decisions = kept.iter().map(|Decision { action, reason }| format!("  {action:?} ({reason})"));
             std::iter::once(format!("{now}: {event:?}")).chain(decisions)
         })
@@ -47,28 +40,36 @@ pub(super) struct History {
 
 impl History {
     /// A turn begins. Returns its event, and where its decisions are to be appended.
+    #[inline]
     pub(super) fn begin_turn(&mut self, now: Time, event: Event) -> (&Event, &mut Vec<Decision>) {
         if self.latest.lines() >= LINES {
-            std::mem::swap(&mut self.latest, &mut self.earlier);
-            self.latest.turns.clear();
-            self.latest.decisions.clear();
+            self.forget_earlier();
         }
-        let TurnRecords { turns, decisions } = &mut self.latest;
-        let turn = turns.push_mut(TurnRecord { now, event, first: decisions.len() });
-        (&turn.event, decisions)
+        let TurnRecords { events, turns, decisions } = &mut self.latest;
+        turns.push((now, decisions.len()));
+        (events.push_mut(event), decisions)
+    }
+
+    fn forget_earlier(&mut self) {
+        std::mem::swap(&mut self.latest, &mut self.earlier);
+        self.latest.events.clear();
+        self.latest.turns.clear();
+        self.latest.decisions.clear();
     }
 
     /// The turn at hand is void: its event was refused.
     pub(super) fn cancel_turn(&mut self) {
+        self.latest.events.pop();
         self.latest.turns.pop();
     }
 
     /// The event and the decisions of the last turn.
     #[inline]
     pub(super) fn last(&self) -> (&Event, &[Decision]) {
-        match self.latest.turns.last() {
-            Some(turn) => (&turn.event, &self.latest.decisions[turn.first..]),
-            None => (&Event::Timer, &[]),
+        let TurnRecords { events, turns, decisions } = &self.latest;
+        match (events.last(), turns.last()) {
+            (Some(event), Some(&(_, first))) => (event, &decisions[first..]),
+            _ => (&Event::Timer, &[]),
         }
     }
 

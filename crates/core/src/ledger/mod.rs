@@ -30,7 +30,7 @@ pub struct Ledger {
     unconfirmed: VecDeque<Version>,
     history: History,
     /// The events that follow from the decisions at hand. Empty between two calls of [`drive`](Ledger::drive).
-    pub(crate) follow_ups: VecDeque<Event>,
+    follow_ups: VecDeque<Event>,
 }
 
 impl Ledger {
@@ -52,6 +52,12 @@ impl Ledger {
     /// [`LedgerError::Refused`] if the event is invalid; the ledger is unchanged then. [`LedgerError::Broken`] if the
     /// scheme broke a law; the ledger must not be used further.
     pub fn handle(&mut self, now: Time, event: Event) -> Result<&[Decision], LedgerError> {
+        self.take_in(now, event)?;
+        Ok(self.history.last().1)
+    }
+
+    /// Passes an event to the scheme.
+    pub(crate) fn take_in(&mut self, now: Time, event: Event) -> Result<(), LedgerError> {
         if now < self.latest {
             return Err(Refusal::OutOfOrder { now, latest: self.latest }.into());
         }
@@ -75,7 +81,10 @@ impl Ledger {
             self.history.cancel_turn();
             return Err(refusal.into());
         }
-        let broken = turn.broken.take();
+        let closed = match turn.broken {
+            Some(law) => Err(law),
+            None => turn.state.close_turn(),
+        };
         self.latest = now;
         if matches!(event, Event::Committed { .. }) {
             self.unconfirmed.pop_front();
@@ -84,17 +93,29 @@ impl Ledger {
         for version in before.0 + 1..=self.state.version.0 {
             self.unconfirmed.push_back(Version(version));
         }
-        let closed = broken.map_or_else(|| self.state.close_turn(), Err);
         if let Err(law) = closed {
             return Err(LedgerError::Broken(Box::new(LawBroken { law, history: self.history.text() })));
         }
-        Ok(self.last_turn().1)
+        Ok(())
     }
 
-    /// The last event and the decisions that followed.
+    /// The event of the last turn.
     #[inline]
-    pub(crate) fn last_turn(&self) -> (&Event, &[Decision]) {
-        self.history.last()
+    pub(crate) fn last_event(&self) -> &Event {
+        self.history.last().0
+    }
+
+    /// The last turn, and where the events are appended that follow from its decisions.
+    #[inline]
+    pub(crate) fn last_turn_and_follow_ups(&mut self) -> (&Event, &[Decision], &mut VecDeque<Event>) {
+        let (event, decisions) = self.history.last();
+        (event, decisions, &mut self.follow_ups)
+    }
+
+    /// The next event that follows from decisions.
+    #[inline]
+    pub(crate) fn next_follow_up(&mut self) -> Option<Event> {
+        self.follow_ups.pop_front()
     }
 
     /// When the last event was.

@@ -1,7 +1,6 @@
 //! The ledger's state: which workers have joined, what each of them does, and what became of every sample.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use smallvec::{SmallVec, smallvec};
@@ -81,8 +80,9 @@ fn sort_by_rank(updates: &mut Vec<(TaskId, f64)>, slots: usize) {
             std::mem::replace(&mut places[task.worker.index()], index) == NONE
         };
         if (0..).zip(updates.iter()).all(is_free) {
-            let by_rank = places.iter().filter(|&&place| place != NONE).map(|&place| updates[place as usize]);
-            *updates = by_rank.collect();
+            let mut by_rank = Vec::with_capacity(updates.len());
+            by_rank.extend(places.iter().filter(|&&place| place != NONE).map(|&place| updates[place as usize]));
+            *updates = by_rank;
             return;
         }
     }
@@ -295,21 +295,23 @@ impl LedgerState {
         Ok(())
     }
 
+    #[inline]
     pub(super) fn report(&mut self, now: Time, task: TaskId, report: &Report) -> Result<Update, Refusal> {
         let state = self.workers.get_mut(task.worker.index()).ok_or(Refusal::NotRunning(task))?;
-        let running = state.running.as_ref().filter(|running| running.assignment.task == task);
-        let running = running.ok_or(Refusal::NotRunning(task))?;
+        let Some(running) = state.running.as_ref().filter(|running| running.assignment.task == task) else {
+            return Err(Refusal::NotRunning(task));
+        };
         if running.asks() && !running.collected {
             return Err(Refusal::NotCollected(task));
         }
-        let RunningTask { assignment, since, assigned, .. } = *running;
+        let &RunningTask { ref assignment, since, assigned, .. } = running;
         let iterations = if running.asks() { running.done } else { assigned };
-        let Assignment { version, work, samples, .. } = assignment;
+        let &Assignment { version, work, samples, .. } = assignment;
         let samples = report.samples.unwrap_or(samples);
         // The iteration started after the last question was dropped: its samples are used again.
-        let unused = samples_of(&assignment, assigned - iterations);
+        let unused = samples_of(assignment, assigned - iterations);
         // What the worker used counts, not what it was assigned.
-        let (expected, found) = (samples_of(&assignment, iterations), u64::from(samples) * u64::from(iterations));
+        let (expected, found) = (samples_of(assignment, iterations), u64::from(samples) * u64::from(iterations));
         self.samples.outstanding = self.samples.outstanding - unused - expected + found;
         self.samples.issued = self.samples.issued - expected + found;
         self.samples.reissued += unused;
@@ -366,6 +368,7 @@ impl LedgerState {
     }
 
     /// The oldest unconfirmed commit was carried out.
+    #[inline]
     pub(super) fn confirm(&mut self) {
         self.confirmed = self.unconfirmed.pop_front().unwrap_or_default();
     }
@@ -390,8 +393,9 @@ impl LedgerState {
     // --- what schemes do ---
 
     pub(super) fn assign(&mut self, now: Time, worker: WorkerId, work: Work, samples: u32) -> Result<Assignment, Law> {
-        let state = self.workers.get_mut(worker.index()).filter(|state| state.present);
-        let state = state.ok_or(Law::AssignedToAbsent { worker })?;
+        let Some(state) = self.workers.get_mut(worker.index()).filter(|state| state.present) else {
+            return Err(Law::AssignedToAbsent { worker });
+        };
         if samples == 0 || work.assigned_iterations() == 0 {
             return Err(Law::NoSamples { worker });
         }
@@ -494,10 +498,10 @@ impl LedgerState {
             let (weight, samples) = self.use_update(task, weight, step)?;
             let share = share(task, weight, weight);
             check_weight(&share, weight)?;
-            (Arc::from([share]) as Arc<[Share]>, smallvec![(task, samples)])
+            (smallvec![share], smallvec![(task, samples)])
         } else {
             let mut weighted = Vec::with_capacity(updates.len());
-            let mut used = SmallVec::with_capacity(updates.len());
+            let mut used = Vec::with_capacity(updates.len());
             for &(task, weight) in updates {
                 let (weight, samples) = self.use_update(task, weight, step)?;
                 weighted.push((task, weight));
@@ -505,9 +509,13 @@ impl LedgerState {
             }
             sort_by_rank(&mut weighted, self.workers.len());
             let total = weighted.iter().map(|&(_, weight)| weight).sum();
-            let shares: Arc<[Share]> = weighted.iter().map(|&(task, weight)| share(task, weight, total)).collect();
-            shares.iter().zip(&weighted).try_for_each(|(share, &(_, weight))| check_weight(share, weight))?;
-            (shares, used)
+            let mut shares = Vec::with_capacity(weighted.len());
+            for (task, weight) in weighted {
+                let share = share(task, weight, total);
+                check_weight(&share, weight)?;
+                shares.push(share);
+            }
+            (shares.into(), used.into())
         };
         self.unconfirmed.push_back(used);
         self.version.0 += 1;
@@ -541,8 +549,10 @@ impl LedgerState {
     }
 
     pub(super) fn hold_until(&mut self, worker: WorkerId, until: Until) -> Result<(), Law> {
-        let state = self.workers.get_mut(worker.index()).filter(|state| state.is_idle());
-        state.ok_or(Law::HeldWhileNotIdle { worker })?.hold = Some(until);
+        let Some(state) = self.workers.get_mut(worker.index()).filter(|state| state.is_idle()) else {
+            return Err(Law::HeldWhileNotIdle { worker });
+        };
+        state.hold = Some(until);
         match until {
             Until::Commit => self.commit_waiters.push(worker),
             Until::Timer => self.timer_waiters.push(worker),
@@ -572,6 +582,7 @@ impl LedgerState {
     }
 
     /// Checks the laws that hold between turns: no worker is left idle, and none waits for what can't happen.
+    #[inline]
     pub(super) fn close_turn(&mut self) -> Result<(), Law> {
         if let Some(worker) = self.next_unsettled() {
             return Err(Law::LeftIdle { worker });
@@ -651,13 +662,13 @@ impl LedgerState {
     #[inline]
     fn take_arrived(&mut self, task: TaskId) -> Result<ArrivedUpdate, Law> {
         let arrived = self.workers.get_mut(task.worker.index()).map(|state| &mut state.arrived);
-        let arrived = arrived.and_then(|arrived| {
-            let position = arrived.iter().position(|arrived| arrived.task == task)?;
+        let update = arrived.and_then(|arrived| {
+            let position = arrived.iter().position(|update| update.task == task)?;
             // The order does not matter: updates are told apart by their tasks.
             Some(arrived.swap_remove(position))
         });
-        let arrived = arrived.ok_or(Law::NothingToSettle { task })?;
-        self.samples.outstanding -= arrived.all_samples();
-        Ok(arrived)
+        let Some(update) = update else { return Err(Law::NothingToSettle { task }) };
+        self.samples.outstanding -= update.all_samples();
+        Ok(update)
     }
 }

@@ -1,13 +1,14 @@
 //! `anytime`: every worker iterates on a replica for the same time, then the replicas are averaged (Ferdinand and Draper,
 //! 2018).
 //!
-//! The time is such that all workers together do τ iterations each, on average. It begins for a worker when its model has
-//! arrived. A worker ends with the iteration whose end is closest to its deadline. When everybody's deadline has passed, who is
+//! The time is about as long as all workers together need for τ iterations each, on average, and such that as many workers
+//! as possible end an iteration then. It begins for a worker when its model has arrived. A worker ends with the iteration
+//! whose end is closest to its deadline. When everybody's deadline has passed, who is
 //! still busy drops the iteration at hand; who has done none is interrupted, and its replica counts as standing still.
 
 use serde::{Deserialize, Serialize};
 
-use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup};
+use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, StepKind};
 use crate::recent::RecentValues;
 use crate::{
     CommitRequest, CommitStep, LocalLength, LocalWork, Question, Reason, ReplicaStart, RestoreError, Scheme, Span,
@@ -20,6 +21,42 @@ const RECENT: usize = 5;
 /// A time that a worker reports counts as at most this many seconds, so that every deadline can come.
 const LONGEST: f64 = 1e6;
 
+/// How many mean iterations a round waits for workers that are still busy at their deadline.
+const PATIENCE: f64 = 0.5;
+
+/// A round takes this multiple of τ mean iterations at least …
+const SHORTEST: f64 = 0.75;
+
+/// … and this one at most.
+const LONGEST_FACTOR: f64 = 4.0 / 3.0;
+
+/// How many times between the two are compared.
+const COMPARED: u32 = 32;
+
+/// The time near `usual` in which workers with these iterations wait least, relative to it. Whoever is more than `patience` late
+/// drops an iteration.
+fn fitting_time(iterations: &[f64], usual: f64, patience: f64) -> f64 {
+    let fit = |time: f64| {
+        let (mut done, mut end) = (0.0, 0.0_f64);
+        for &seconds in iterations {
+            let count = (time / seconds).round();
+            if count * seconds > time + patience {
+                done += count - 1.0;
+            } else {
+                (done, end) = (done + count, end.max(count * seconds));
+            }
+        }
+        // Of two times that fit equally well, the one closer to the usual time is taken.
+        let distance = (time / usual).max(usual / time);
+        let used = if end > 0.0 { done / end / (1.0 + 0.1 * (distance - 1.0)) } else { 0.0 };
+        (used, end)
+    };
+    let factor = |step: u32| SHORTEST + (LONGEST_FACTOR - SHORTEST) * f64::from(step) / f64::from(COMPARED);
+    let fits = (0..=COMPARED).map(|step| fit(usual * factor(step)));
+    let (used, end) = fits.max_by(|a, b| a.0.total_cmp(&b.0)).expect("several times are compared");
+    if used > 0.0 { end } else { usual }
+}
+
 /// One worker's iterations.
 #[derive(Serialize, Deserialize)]
 struct LocalPace {
@@ -29,6 +66,9 @@ struct LocalPace {
     delays: RecentValues,
     /// When its task was assigned.
     assigned: Time,
+    /// When its present iteration began, as far as is known.
+    #[serde(default)]
+    since: Time,
     /// How many iterations it has done in this round.
     done: u32,
     /// Its update was requested.
@@ -38,7 +78,20 @@ struct LocalPace {
 impl LocalPace {
     fn new() -> Self {
         let recent = || RecentValues::new(RECENT);
-        LocalPace { iterations: recent(), delays: recent(), assigned: Time::START, done: 0, collected: false }
+        LocalPace {
+            iterations: recent(),
+            delays: recent(),
+            assigned: Time::START,
+            since: Time::START,
+            done: 0,
+            collected: false,
+        }
+    }
+
+    /// Whether its update is on its way, or its present iteration is expected to end by this time.
+    fn arrives_by(&self, last: Time) -> bool {
+        let ends = self.iterations.median().map(|seconds| self.since + Span::from_seconds(seconds));
+        self.collected || ends.is_some_and(|ends| ends <= last)
     }
 
     /// When it ends in a round of this time.
@@ -77,14 +130,15 @@ impl Anytime {
     /// Plans the time of the round from what is known. A worker of unknown speed counts as standing still.
     fn plan(&mut self, turn: &mut Turn<'_>) {
         let paces = || turn.workers().filter_map(|worker| self.workers.get(worker.index()));
-        let speed: f64 = paces().filter_map(|pace| pace.iterations.median()).map(|seconds| 1.0 / seconds).sum();
+        let iterations: Vec<f64> = paces().filter_map(|pace| pace.iterations.median()).collect();
+        let speed: f64 = iterations.iter().map(|seconds| 1.0 / seconds).sum();
         if speed <= 0.0 {
             return;
         }
         let iteration = turn.live() as f64 / speed;
-        let time = Span::from_seconds(self.tau * iteration);
+        let time = Span::from_seconds(fitting_time(&iterations, self.tau * iteration, PATIENCE * iteration));
         let latest = paces().map(|pace| pace.deadline(self.began, time)).max().unwrap_or(self.began);
-        self.last = latest + Span::from_seconds(0.5 * iteration);
+        self.last = latest + Span::from_seconds(PATIENCE * iteration);
         self.time = Some(time);
         self.wake(turn);
     }
@@ -96,6 +150,7 @@ impl Anytime {
     fn assign(&mut self, turn: &mut Turn<'_>, worker: WorkerId, reason: Reason) {
         let pace = self.worker(worker);
         (pace.assigned, pace.done, pace.collected) = (turn.now(), 0, false);
+        pace.since = turn.now() + Span::from_seconds(pace.delays.median().unwrap_or(0.0));
         let work = LocalWork { start: ReplicaStart::Model, length: LocalLength::AskAndContinue };
         turn.assign_work(worker, Work::Local(work), self.batch, reason);
     }
@@ -124,10 +179,17 @@ impl Anytime {
         self.advance(turn);
     }
 
-    /// Ends the round if nobody works any more, and settles every worker.
+    /// Ends the round if nobody works any more, and settles every worker. Nobody waits for those who won't be in time.
     fn advance(&mut self, turn: &mut Turn<'_>) {
-        let working = turn.workers().any(|worker| turn.running(worker).is_some());
-        if working || turn.live() == 0 {
+        let is_working = |worker: &WorkerId| turn.running(*worker).is_some();
+        let working: Vec<WorkerId> = turn.workers().filter(is_working).collect();
+        let in_time = |worker: &WorkerId| self.workers[worker.index()].arrives_by(self.last);
+        let is_planned = self.time.is_some() && !self.arrived.is_empty();
+        if is_planned && !working.is_empty() && !working.iter().any(in_time) {
+            self.end_work(turn);
+            return;
+        }
+        if !working.is_empty() || turn.live() == 0 {
             while let Some(worker) = turn.next_unsettled() {
                 turn.hold(worker, Until::Commit, Reason::Contributed);
             }
@@ -149,7 +211,7 @@ impl Anytime {
         let iterations = iterations.into_iter().map(u64::from).sum();
         let rate = self.rate * tasks.len() as f32 / turn.live() as f32;
         let reason = Reason::Averaged { workers: tasks.len() as u32, iterations };
-        turn.commit(CommitRequest::of(&tasks).step(CommitStep::Average { rate }), reason);
+        turn.commit(CommitRequest::of(&tasks).step(CommitStep::Average { rate, share: 1.0 }), reason);
     }
 
     fn begin(&mut self, turn: &mut Turn<'_>) {
@@ -197,7 +259,7 @@ impl Scheme for Anytime {
             if question.iterations == 1 {
                 pace.delays.push((turn.now().since(pace.assigned).seconds() - seconds).clamp(0.0, LONGEST));
             }
-            pace.done = question.iterations;
+            (pace.done, pace.since) = (question.iterations, turn.now());
             if is_new || self.time.is_none() {
                 self.plan(turn);
             }
@@ -230,6 +292,7 @@ pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
     [102, 153, 204],
     build,
 )
+.stepping_by(StepKind::Averaged)
 .settings(&[
     Setting::number("tau", "local iterations per worker and round, on average", 1.0, 1e6)
         .default(SettingDefault::Number(4.0)),

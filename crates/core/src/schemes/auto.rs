@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::{SchemeEntry, SchemeError, SchemeSpec, Setting, SettingDefault, Settings, Setup};
+use super::{SchemeEntry, SchemeError, SchemeSpec, Setting, SettingDefault, Settings, Setup, StepKind};
 use crate::cluster_model::ClusterModel;
 use crate::{
     Aggregate, CommitRequest, GradientNoise, PlanRequest, Question, Reason, RestoreError, Scheme, SchemePace, TaskId,
@@ -93,11 +93,10 @@ impl Auto {
         for k in quorums.into_iter().filter(|k| (1..=self.setup.workers).contains(k)) {
             texts.push(format!("backup:k={k}"));
         }
-        if self.stale {
-            texts.push("asp".into());
-        }
-        let parsed = texts.iter().map(|text| text.parse().expect("the candidates are written as schemes are"));
-        let others = parsed.filter(|spec| *spec != self.state.present);
+        texts.push("asp".into());
+        let parse = |text: &String| text.parse().expect("the candidates are written as schemes are");
+        let allowed = |spec: &SchemeSpec| self.stale || spec.step_kind().is_safe();
+        let others = texts.iter().map(parse).filter(|spec| *spec != self.state.present && allowed(spec));
         std::iter::once(self.state.present.clone()).chain(others).collect()
     }
 
@@ -315,6 +314,7 @@ pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
     [221, 170, 51],
     build,
 )
+.stepping_by(StepKind::Averaged)
 .settings(&[Setting::choice("stale", "whether gradients of earlier versions may be used", &["no", "yes"])
     .default(SettingDefault::Text("no"))])
 .variants(&["stale=yes"]);

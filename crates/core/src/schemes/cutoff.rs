@@ -97,16 +97,17 @@ impl Quorum for Cutoff {
         Dispatch::PushInterrupt
     }
 
-    fn begin(&mut self, workers: &[WorkerId], multiples: &[f64]) {
-        self.round.workers = workers.to_vec();
+    fn begin(&mut self, workers: &mut dyn Iterator<Item = (WorkerId, f64)>) {
+        let (workers, multiples): (Vec<WorkerId>, Vec<f64>) = workers.unzip();
         let slots = workers.last().map_or(0, |last| last.index() + 1);
         self.round.seen.resize(self.round.seen.len().max(slots), None);
         self.round.multiples.clear();
         self.round.multiples.resize(slots, 1.0);
-        for (worker, &multiple) in workers.iter().zip(multiples) {
+        for (worker, &multiple) in workers.iter().zip(&multiples) {
             self.round.multiples[worker.index()] = multiple;
         }
-        self.round.forecast = self.predictor.predict_multiples(workers, multiples);
+        self.round.forecast = self.predictor.predict_multiples(&workers, &multiples);
+        self.round.workers = workers;
     }
 
     fn choose(&mut self, now: Time, _live: usize) -> usize {
@@ -237,8 +238,9 @@ mod tests {
         });
     }
 
-    fn ranks(count: u32) -> Vec<WorkerId> {
-        (0..count).map(WorkerId).collect()
+    /// An iteration of this many workers begins.
+    fn begin(cutoff: &mut Cutoff, workers: u32) {
+        cutoff.begin(&mut (0..workers).map(|worker| (WorkerId(worker), 1.0)));
     }
 
     #[test]
@@ -250,7 +252,7 @@ mod tests {
         let mut cutoff = Cutoff::new(Box::new(FixedForecast(forecast, Arc::clone(&observed))), 4, 1);
         for iteration in 0..1000 {
             // Worker 3 has not joined when the iteration starts, so its run-time is not cut off.
-            cutoff.begin(&ranks(3), &[1.0; 3]);
+            begin(&mut cutoff, 3);
             assert_eq!(cutoff.choose(Time(iteration * 10_000_000_000), 3), 2);
             arrive(&mut cutoff, 0, 1.0);
             arrive(&mut cutoff, 1, 2.9);
@@ -268,7 +270,7 @@ mod tests {
     #[test]
     fn persistent_stragglers_are_cut_off() {
         let mut cutoff = Cutoff::new(Box::new(IndependentNormal::new(20)), 8, 1);
-        cutoff.begin(&ranks(1), &[1.0]);
+        begin(&mut cutoff, 1);
         assert_eq!(cutoff.choose(Time::START, 1), usize::MAX);
         assert!(matches!(
             cutoff.reason(8, 8),
@@ -278,7 +280,7 @@ mod tests {
             arrive(&mut cutoff, worker, if worker == 3 { 20.0 } else { 1.0 + 0.01 * f64::from(worker) });
         }
         cutoff.on_committed(Time(20_000_000_000), 8, None);
-        cutoff.begin(&ranks(8), &[1.0; 8]);
+        begin(&mut cutoff, 8);
         let k = cutoff.choose(Time(20_000_000_000), 8);
         assert!((1..8).contains(&k), "{k}");
         let Reason::Chosen { choice: QuorumChoice::BestRate, estimate: Some(estimate), .. } = cutoff.reason(k, 8)

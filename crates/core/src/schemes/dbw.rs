@@ -96,15 +96,16 @@ fn best_rate(gain: impl Fn(usize) -> f64, expected: &[f64]) -> Option<usize> {
 }
 
 impl Quorum for DynamicQuorum {
-    fn begin(&mut self, workers: &[WorkerId], multiples: &[f64]) {
-        let then = |worker: &WorkerId| self.multiples.get(worker.index()).copied().unwrap_or(1.0);
-        let change = |(worker, now): (&WorkerId, &f64)| libm::log(now / then(worker));
-        let squares: f64 = workers.iter().zip(multiples).map(change).map(|change| change * change).sum();
+    fn begin(&mut self, workers: &mut dyn Iterator<Item = (WorkerId, f64)>) {
+        let workers: Vec<(WorkerId, f64)> = workers.collect();
+        let then = |worker: WorkerId| self.multiples.get(worker.index()).copied().unwrap_or(1.0);
+        let change = |&(worker, now): &(WorkerId, f64)| libm::log(now / then(worker));
+        let squares: f64 = workers.iter().map(change).map(|change| change * change).sum();
         if squares > OTHER_TIMES * OTHER_TIMES * workers.len() as f64 {
             self.times.forget();
             self.multiples.clear();
-            self.multiples.resize(workers.last().map_or(0, |last| last.index() + 1), 1.0);
-            workers.iter().zip(multiples).for_each(|(worker, &now)| self.multiples[worker.index()] = now);
+            self.multiples.resize(workers.last().map_or(0, |(last, _)| last.index() + 1), 1.0);
+            workers.iter().for_each(|&(worker, now)| self.multiples[worker.index()] = now);
         }
     }
 
@@ -357,13 +358,13 @@ mod tests {
 
     #[test]
     fn times_of_other_batch_sizes_are_forgotten() {
-        let workers: Vec<WorkerId> = (0..4).map(WorkerId).collect();
+        let workers = [0, 1, 2, 3].map(WorkerId);
         let next_k = |multiples: [f64; 4]| {
             let mut quorum = dynamic(GainModel::Blind, 4);
-            quorum.begin(&workers, &[1.0; 4]);
+            quorum.begin(&mut workers.map(|worker| (worker, 1.0)).into_iter());
             quorum.choose(Time::START, 4);
             assert_eq!(iterate(&mut quorum, 0, &[1.0, 1.0, 1.0, 9.0], 4, None), 3);
-            quorum.begin(&workers, &multiples);
+            quorum.begin(&mut workers.into_iter().zip(multiples));
             quorum.choose(Time(1_000_000_000_000), 4)
         };
         assert_eq!(next_k([1.0; 4]), 3);

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::ssp::admit_within;
 use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, UpperBound};
 use crate::free_running::{Admission, Clocks, FreeRunning, Gate};
-use crate::{Scheme, Span, Time, WorkerId};
+use crate::{Scheme, Span, Time, Update, WorkerId};
 
 /// The widest range; all of it is tried whenever a worker reaches the lower bound.
 const MAX_WIDTH: u64 = 10_000;
@@ -76,7 +76,8 @@ impl Gate for StalenessRange {
         admit_within(bound, worker, clocks)
     }
 
-    fn on_push(&mut self, worker: WorkerId, now: Time) {
+    fn on_push(&mut self, update: &Update, now: Time) {
+        let worker = update.task.worker;
         let times = self.push_times(worker);
         times.interval = times.last.map(|last| now.since(last));
         times.last = Some(now);

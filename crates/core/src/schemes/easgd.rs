@@ -27,5 +27,5 @@ fn build(settings: &Settings<'_>, setup: &Setup) -> Result<LocalPart, SchemeErro
     let beta = settings.number("beta")? as f32;
     let pull = beta / setup.workers.max(1) as f32;
     let policy = FixedIterations { iterations, start: ReplicaStart::Replica { pull } };
-    Ok(LocalPart::new(policy, CommitStep::Average { rate: beta }))
+    Ok(LocalPart::new(policy, CommitStep::Average { rate: beta, share: 1.0 }))
 }

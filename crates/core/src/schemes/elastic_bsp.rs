@@ -19,7 +19,7 @@ use super::{SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, 
 use crate::barrier::{Planner, Progression};
 use crate::free_running::{Admission, Clocks, FreeRunning, Gate, GateRequest};
 use crate::interval::{Interval, IntervalEstimator};
-use crate::{Reason, Scheme, Span, Time, WorkerId};
+use crate::{Reason, Scheme, Span, Time, Update, WorkerId};
 
 /// How many iterations of each worker are monitored.
 const MONITORED: u32 = 2;
@@ -171,7 +171,8 @@ impl Gate for ElasticBsp {
         self.drop_plan();
     }
 
-    fn on_push(&mut self, worker: WorkerId, now: Time) {
+    fn on_push(&mut self, update: &Update, now: Time) {
+        let worker = update.task.worker;
         let estimator = self.estimator;
         let state = self.worker_mut(worker);
         if let Some(since) = state.busy_since.take() {

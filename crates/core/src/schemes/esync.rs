@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    GLOBAL_RATE, MOMENTUM, OUTER, SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, averaging,
+    GLOBAL_RATE, MOMENTUM, OUTER, SchemeEntry, SchemeError, Setting, SettingDefault, Settings, Setup, StepKind,
+    averaging,
 };
 use crate::local_rounds::{LocalDecision, LocalPolicy, LocalRounds};
 use crate::{
@@ -68,6 +69,7 @@ pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
     [17, 119, 51],
     build,
 )
+.stepping_by(StepKind::Averaged)
 .settings(&[
     Setting::choice("mode", "whether workers wait for the answer to continue", &["blocking", "non-blocking"]),
     Setting::number("margin", "seconds added to the predicted time of one more local iteration", 0.0, 3600.0)

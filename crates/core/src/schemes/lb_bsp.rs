@@ -216,11 +216,12 @@ impl Sizing for BalancedSizing {
         }
     }
 
-    fn in_background(&mut self, workers: &[WorkerId]) -> Option<(Span, Reason)> {
+    fn in_background(&mut self, workers: &mut dyn Iterator<Item = WorkerId>) -> Option<(Span, Reason)> {
         if self.fresh {
             self.fresh = false;
             if !self.blocking {
-                self.next = Some(self.plan(workers));
+                let workers: Vec<WorkerId> = workers.collect();
+                self.next = Some(self.plan(&workers));
             }
         } else if let CostModel::Speeds(speeds) = &mut self.costs {
             self.training_steps = if speeds.train_step() { self.training_steps + 1 } else { TRAINING_STEPS };

@@ -4,6 +4,7 @@ mod adacomm;
 mod adasync;
 mod anytime;
 mod asp;
+mod async_local_sgd;
 mod auto;
 mod b_dbw;
 mod backup;
@@ -22,6 +23,7 @@ mod part;
 mod setting;
 mod settings;
 mod ssp;
+mod step_kind;
 
 use std::sync::{PoisonError, RwLock};
 
@@ -31,6 +33,7 @@ use crate::{CommitStep, Dispatch, RateRule, RateRuleKind, Scheme};
 pub use part::{Build, LocalPart, Part, SizingPart, combinable, combination_examples};
 pub use setting::{Setting, SettingDefault, SettingKind, UpperBound};
 pub use settings::{BuildContext, SchemeError, SchemeSpec, Settings};
+pub use step_kind::StepKind;
 
 /// The run that a scheme is built for.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -80,15 +83,29 @@ pub struct SchemeEntry {
     pub variants: &'static [&'static str],
     /// What it contributes to a combination.
     pub part: Part,
+    /// What its steps are made of. With a setting `stale=yes` they may be stale whatever this says.
+    pub step_kind: StepKind,
 }
 
 impl SchemeEntry {
     const fn of(name: &'static str, summary: &'static str, colour: [u8; 3], part: Part) -> Self {
         let compared = |_| vec![String::new()];
-        SchemeEntry { name, summary, colour, settings: &[], dispatches: false, compared, variants: &[], part }
+        let step_kind = StepKind::of(&part);
+        SchemeEntry {
+            name,
+            summary,
+            colour,
+            settings: &[],
+            dispatches: false,
+            compared,
+            variants: &[],
+            part,
+            step_kind,
+        }
     }
 
-    /// An entry without settings. It is compared as it is.
+    /// An entry without settings. It is compared as it is. Its steps count as [stale](StepKind::Stale) unless it
+    /// [says otherwise](SchemeEntry::stepping_by).
     pub const fn new(
         name: &'static str,
         summary: &'static str,
@@ -141,6 +158,11 @@ impl SchemeEntry {
     /// The same, tested with these settings as well.
     pub const fn variants(self, variants: &'static [&'static str]) -> Self {
         SchemeEntry { variants, ..self }
+    }
+
+    /// The same, with steps of this kind.
+    pub const fn stepping_by(self, step_kind: StepKind) -> Self {
+        SchemeEntry { step_kind, ..self }
     }
 
     /// The keys of its settings.
@@ -203,11 +225,11 @@ const MOMENTUM: Setting = Setting::number("momentum", "momentum of outer=nestero
 fn averaging(settings: &Settings<'_>) -> Result<CommitStep, SchemeError> {
     let rate = settings.number("rate")? as f32;
     settings.number("momentum")?;
-    settings.choice("outer", [CommitStep::Average { rate }, CommitStep::Outer { rate }])
+    settings.choice("outer", [CommitStep::Average { rate, share: 1.0 }, CommitStep::Outer { rate, share: 1.0 }])
 }
 
 /// The schemes of this crate.
-static OWN: [SchemeEntry; 18] = [
+static OWN: [SchemeEntry; 19] = [
     bsp::ENTRY,
     backup::ENTRY,
     dbw::ENTRY,
@@ -220,6 +242,7 @@ static OWN: [SchemeEntry; 18] = [
     dssp::ENTRY,
     elastic_bsp::ENTRY,
     dc_asgd::ENTRY,
+    async_local_sgd::ENTRY,
     esync::ENTRY,
     local_sgd::ENTRY,
     adacomm::ENTRY,

@@ -10,12 +10,13 @@ use thiserror::Error;
 
 use super::backup::FixedQuorum;
 use super::{
-    OUTER_MOMENTUM, Part, SchemeEntry, Setting, SettingDefault, SettingKind, Setup, UpperBound, part, parts_and_schemes,
+    OUTER_MOMENTUM, Part, SchemeEntry, Setting, SettingDefault, SettingKind, Setup, StepKind, UpperBound, part,
+    parts_and_schemes,
 };
 use crate::local_rounds::LocalRounds;
 use crate::rounds::{FixedBatch, Rounds};
 use crate::run_times::Foresight;
-use crate::{Dispatch, Pretrained, Scheme};
+use crate::{Dispatch, OuterOptimizer, Pretrained, Scheme};
 
 /// Why a scheme can't be built.
 #[derive(Debug, Clone, PartialEq, Error)]
@@ -140,10 +141,28 @@ impl SchemeSpec {
         self.parts.iter().find_map(|part| part.spec.text("model"))
     }
 
-    /// The momentum of the outer optimizer, Nesterov's, if the scheme has one: the setting `outer`.
-    pub fn outer_momentum(&self) -> Option<f64> {
-        let part = self.parts.iter().find(|part| part.spec.text("outer") == Some("nesterov"))?;
-        Some(part.spec.text("momentum").and_then(|text| text.parse().ok()).unwrap_or(OUTER_MOMENTUM))
+    /// The outer optimizer in a run of this many workers, if the scheme has one: the settings `outer`, `momentum` and
+    /// `delay`.
+    pub fn outer_optimizer(&self, workers: usize) -> Option<OuterOptimizer> {
+        self.parts.iter().find_map(|PartSpec { spec, .. }| {
+            let momentum = spec.text("momentum").and_then(|text| text.parse().ok()).unwrap_or(OUTER_MOMENTUM);
+            match spec.text("outer")? {
+                "nesterov" => Some(OuterOptimizer::Nesterov { momentum }),
+                "delayed-nesterov" => {
+                    let delay = spec.text("delay").and_then(|text| text.parse().ok()).unwrap_or(workers as u64);
+                    Some(OuterOptimizer::DelayedNesterov { momentum, delay })
+                }
+                _ => None,
+            }
+        })
+    }
+
+    /// What the scheme's steps are made of: the least safe of its parts counts.
+    pub fn step_kind(&self) -> StepKind {
+        let of = |PartSpec { spec, entry }: &PartSpec| {
+            if spec.text("stale") == Some("yes") { StepKind::Stale } else { entry.step_kind }
+        };
+        self.parts.iter().map(of).max().unwrap_or(StepKind::Stale)
     }
 
     /// Reads a spec of one of these schemes.

@@ -5,7 +5,7 @@ use std::thread::Scope;
 use std::time::{Duration, Instant};
 
 use paceline_core::{DriveError, Ledger, Time, WorkerId};
-use paceline_protocol::{Notice, ServerConfig, ServerProtocol, ToServer};
+use paceline_protocol::{MAX_PARTS, Notice, ParameterHolders, ServerConfig, ServerProtocol, ToServer};
 use paceline_runtime::{Goal, Job, Monitor, RateState, ResumePoint, ServerObserver, StepControl, Stepper, StopReason};
 use paceline_store::{Checkpoint, Optimizer};
 
@@ -14,7 +14,7 @@ use super::host::NetHost;
 use super::model::{LocalModel, ServerModel};
 use super::planning::PlanThread;
 use super::session::SessionContext;
-use super::sharded_model::{ShardCount, ShardOptions, ShardedModel};
+use super::sharded_model::{ShardOptions, ShardedModel};
 use super::{RunOutcome, ServerError, TransportOptions};
 use crate::keys::Keys;
 
@@ -32,6 +32,8 @@ pub(super) struct Coordinator<'a> {
     planner: Option<PlanThread>,
     /// Where the run resumes: its time, and the workers that have to rejoin.
     resumed: Option<(Time, BTreeSet<WorkerId>)>,
+    /// Whether the run ends when the last worker has done all that it was started for.
+    pub(super) ends_with_workers: bool,
 }
 
 impl<'a> Coordinator<'a> {
@@ -59,6 +61,8 @@ impl<'a> Coordinator<'a> {
                 (ledger, monitor, optimizer, rate_state, parameters, resumed)
             }
         };
+        // A script sends an update while it computes the rest: every shard is to have values that are there early.
+        let parts = if job.model.workload().is_none() { MAX_PARTS } else { 1 };
         let config = ServerConfig {
             workers: job.setup.workers,
             workload_spec: job.workload_spec.clone(),
@@ -70,10 +74,10 @@ impl<'a> Coordinator<'a> {
             timeout: job.timeout,
             epoch,
             takes_evaluator: job.model.workload().is_none(),
-            wants_shards: transport.shards != ShardCount::None,
+            holders: transport.shards.holders(parts),
         };
         let (keeps_models, used) = (ledger.compensates(), ledger.samples().used);
-        let model = if config.wants_shards {
+        let model = if config.holders != ParameterHolders::Server {
             let control = StepControl::new(optimizer.spec().groups.len(), rate, rate_state).clipping(job.clip_sum);
             let options = ShardOptions {
                 count: transport.shards,
@@ -83,6 +87,7 @@ impl<'a> Coordinator<'a> {
                 traffic: context.traffic.clone(),
                 keeps_models,
                 waits_for_all: ledger.waits_for_all(),
+                parts,
                 shared,
             };
             let model = ShardedModel::new(control, options, ledger.version(), &parameters, optimizer)?;
@@ -104,6 +109,7 @@ impl<'a> Coordinator<'a> {
             inputs: VecDeque::new(),
             planner: None,
             resumed,
+            ends_with_workers: false,
         })
     }
 
@@ -187,6 +193,9 @@ impl<'a> Coordinator<'a> {
             }
             if let Some(stop) = self.host.tracker.take_stop() {
                 return Ok(Some(stop));
+            }
+            if self.ends_with_workers && self.protocol.is_done() {
+                return Ok(Some(StopReason::ScriptEnded));
             }
         }
         let now = self.now();

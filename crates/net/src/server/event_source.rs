@@ -13,8 +13,8 @@ use paceline_protocol::{PeerTrust, SessionId, ToServer};
 use paceline_runtime::StopReason;
 use paceline_workload::Evaluation;
 
+use super::acceptor::Acceptor;
 use super::link::Link;
-use super::listener::Acceptor;
 use super::session_set::SessionSet;
 use crate::poller::{Poller, Waker};
 use crate::shared_memory::Region;

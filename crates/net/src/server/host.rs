@@ -10,7 +10,8 @@ use paceline_core::{
     Assignment, Commit, CommitOutcome, Decision, Event, Ledger, Share, Span, TaskId, Time, Version, Work, WorkerId,
 };
 use paceline_protocol::{
-    Evaluation, GradientLocation, Notice, ReportedUpdate, RunPosition, ServerHost, SessionId, TaskSettings, ToWorker,
+    Evaluation, GradientLocation, MAX_PARTS, Notice, ReportedUpdate, RunPosition, ServerHost, SessionId, TaskSettings,
+    ToWorker,
 };
 use paceline_runtime::{Job, ModelValues, Monitor, RunInfo, RunState, RunTracker, ServerObserver, StopReason};
 
@@ -343,10 +344,11 @@ impl ServerHost for NetHost<'_> {
         if is_due { self.evaluate(ledger.version(), now) } else { Ok(()) }
     }
 
-    fn shard_offered(&mut self, worker: WorkerId, session: SessionId, port: u16) {
+    fn shards_offered(&mut self, worker: Option<WorkerId>, session: SessionId, ports: Vec<u16>) {
         let peer = self.peers.get(&session).and_then(|peer| peer.parse::<SocketAddr>().ok());
         if let (Some(model), Some(peer)) = (self.model.sharded(), peer) {
-            model.offer(worker, session, SocketAddr::new(peer.ip(), port));
+            let places = ports.into_iter().take(MAX_PARTS.into()).map(|port| SocketAddr::new(peer.ip(), port));
+            model.offer(worker, session, places.collect());
         }
     }
 

@@ -3,10 +3,11 @@
 //! One thread, the `coordinator`, drives the protocol. It takes its inputs from an `event_source`, and the protocol acts
 //! through the `host`, which has the model and a `link` to every connection. The other end of a link is a `session`,
 //! which reads and writes the connection and never blocks. The sessions of a thread are a `session_set`: the coordinator
-//! itself has those that share memory, and a few `io_thread`s have those over TCP. The `listener` accepts connections.
+//! itself has those that share memory, and a few `io_thread`s have those over TCP. The `acceptor` accepts connections.
 //! `evaluation` says who evaluates models meanwhile, and `parameter_ring` holds the versions of the model. If the workers
 //! bring the model, a `model_intake` takes it before the run.
 
+mod acceptor;
 mod coordinator;
 mod error;
 mod evaluation;
@@ -14,7 +15,6 @@ mod event_source;
 mod host;
 mod io_thread;
 mod link;
-mod listener;
 mod model;
 mod model_intake;
 mod parameter_ring;
@@ -41,11 +41,12 @@ pub use sharded_model::ShardCount;
 
 use crate::address::Address;
 use crate::keys::Keys;
+use crate::listener::{Listener, TcpOptions};
 use crate::socket::Traffic;
+use acceptor::{Acceptor, raise_file_limit};
 use coordinator::Coordinator;
 use event_source::{CoordinatorHandle, EventSource, ServerInput};
 use io_thread::{IoThread, IoThreadHandle, thread_count};
-use listener::{Acceptor, Listener, TcpOptions, raise_file_limit};
 use session::{GradientPool, SessionContext};
 
 /// The limit of open connections.
@@ -62,7 +63,7 @@ pub struct TransportOptions {
     pub keys: Option<Keys>,
     /// Whether workers on other machines may join without keys; default `false`.
     pub open: bool,
-    /// How many shards hold the parameters, in the processes of workers; by default none: the server does.
+    /// The shards that hold the parameters; by default none: the server does.
     pub shards: ShardCount,
 }
 
@@ -90,6 +91,8 @@ pub struct Server {
     next_session: u64,
     /// The number of the lease under which the run is served; 0 without one.
     epoch: u64,
+    /// Whether the run ends when the last worker has done all that it was started for.
+    ends_with_workers: bool,
 }
 
 /// Stops a run from another thread, e.g. on Ctrl-C.
@@ -128,13 +131,29 @@ impl Server {
         let bound = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
         let (listeners, addresses) = bound.into_iter().unzip();
         let (handle, event_source) = EventSource::new().map_err(ServerError::System)?;
-        Ok(Server { listeners, addresses, transport, tcp_options, handle, event_source, next_session: 0, epoch: 0 })
+        Ok(Server {
+            listeners,
+            addresses,
+            transport,
+            tcp_options,
+            handle,
+            event_source,
+            next_session: 0,
+            epoch: 0,
+            ends_with_workers: false,
+        })
     }
 
     /// The same server under the lease with this number. Workers that have joined a server with a higher number do not join
     /// this one.
     pub fn under_lease(self, epoch: u64) -> Self {
         Server { epoch, ..self }
+    }
+
+    /// The same server, whose run ends when no worker is left and the last one had done all that it was started for: its
+    /// script has ended.
+    pub fn ending_with_workers(self) -> Self {
+        Server { ends_with_workers: true, ..self }
     }
 
     /// The addresses the server listens on. Port 0 is replaced by the port that the system chose.
@@ -180,8 +199,8 @@ impl Server {
         observer: &mut dyn ServerObserver,
     ) -> Result<RunOutcome, ServerError> {
         let over_tcp = self.is_over_tcp();
-        let Server { listeners, addresses, transport, tcp_options, handle, mut event_source, next_session, epoch } =
-            self;
+        let Server { listeners, addresses, transport, tcp_options, handle, mut event_source, .. } = self;
+        let (next_session, epoch, ends_with_workers) = (self.next_session, self.epoch, self.ends_with_workers);
         let shared = addresses.iter().any(|address| matches!(address, Address::Local { .. }));
         let context = Arc::new(SessionContext {
             pool: GradientPool::default(),
@@ -190,7 +209,8 @@ impl Server {
             length: Some(job.model.layout().len()),
             open: AtomicUsize::new(0),
         });
-        let coordinator = Coordinator::new(job, &context, &transport, epoch, shared, observer, from)?;
+        let mut coordinator = Coordinator::new(job, &context, &transport, epoch, shared, observer, from)?;
+        coordinator.ends_with_workers = ends_with_workers;
         let (io_threads, io_handles) = io_threads(over_tcp, &handle).map_err(ServerError::System)?;
         let (poller, context) = (event_source.poller(), context.clone());
         let acceptor = Acceptor::new(listeners, tcp_options, context, io_handles, next_session, poller);

@@ -10,9 +10,9 @@ use paceline_core::Time;
 use paceline_protocol::{ModelIntake, OfferStep, SessionId};
 use paceline_runtime::OfferedModel;
 
+use super::acceptor::Acceptor;
 use super::event_source::{EventSource, ServerInput};
 use super::link::Link;
-use super::listener::Acceptor;
 use super::session::{GradientPool, SessionContext};
 use super::{Server, ServerError, io_threads};
 use crate::keys::Keys;

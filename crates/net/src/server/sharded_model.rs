@@ -1,4 +1,4 @@
-//! A model whose parameters are in shards, in the processes of workers. The coordinator decides its steps and moves no values,
+//! A model whose parameters are in shards, in other processes. The coordinator decides its steps and moves no values,
 //! except for checkpoints and evaluations.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use paceline_core::{Commit, CommitOutcome, CommitStep, TaskId, Version, WorkerId};
 use paceline_protocol::{
-    FromShard, Notice, PayloadRule, SessionId, ShardGreeting, ShardPlace, ShardSum, ShardUpdate, ToShard, ToWorker,
-    Token,
+    FromShard, Notice, ParameterHolders, PayloadRule, SessionId, ShardGreeting, ShardPlace, ShardSum, ShardUpdate,
+    ToShard, ToWorker, Token,
 };
 use paceline_runtime::{PartWriters, StepControl, StepPlan, StepValues, Summands, UpdateInfo};
 use paceline_store::{BLOCK, Norms, Optimizer, ShardNorms, Shards};
@@ -45,7 +45,11 @@ const MEASUREMENTS: u8 = 4;
 /// Workers named in one message.
 const MAX_SESSIONS: usize = 4_096;
 
-/// How many shards hold the parameters of a run.
+/// The least values in a part, and the most parts of the model, where a process holds several parts.
+const MIN_PART: usize = 1 << 16;
+const MAX_LINKS: usize = 64;
+
+/// The shards that hold the parameters of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ShardCount {
     /// None: the server holds them.
@@ -55,6 +59,19 @@ pub enum ShardCount {
     Hosts,
     /// This many of the same size, beside as many workers.
     Count(NonZero<usize>),
+    /// This many processes without a worker, with parts that suit the links.
+    Apart(NonZero<usize>),
+}
+
+impl ShardCount {
+    /// Who holds the parameters, if a process of a worker may have to hold this many parts.
+    pub(super) fn holders(self, parts: u8) -> ParameterHolders {
+        match self {
+            ShardCount::None => ParameterHolders::Server,
+            ShardCount::Hosts | ShardCount::Count(_) => ParameterHolders::Workers { parts },
+            ShardCount::Apart(count) => ParameterHolders::Apart(count.get()),
+        }
+    }
 }
 
 impl FromStr for ShardCount {
@@ -65,8 +82,12 @@ impl FromStr for ShardCount {
             "none" => Ok(ShardCount::None),
             "hosts" => Ok(ShardCount::Hosts),
             _ => {
-                let count = text.parse().map(ShardCount::Count);
-                count.map_err(|_| format!("'{text}': expected none, hosts or a number of at least 1"))
+                let count = match text.strip_prefix("apart:") {
+                    Some(count) => count.parse().map(ShardCount::Apart),
+                    None => text.parse().map(ShardCount::Count),
+                };
+                count
+                    .map_err(|_| format!("'{text}': expected none, hosts, N or apart:N, with a number N of at least 1"))
             }
         }
     }
@@ -78,6 +99,7 @@ impl fmt::Display for ShardCount {
             ShardCount::None => f.write_str("none"),
             ShardCount::Hosts => f.write_str("hosts"),
             ShardCount::Count(count) => write!(f, "{count}"),
+            ShardCount::Apart(count) => write!(f, "apart:{count}"),
         }
     }
 }
@@ -94,6 +116,8 @@ pub(super) struct ShardOptions {
     pub(super) keeps_models: bool,
     /// Whether every commit waits for all workers, which do nothing in the meantime.
     pub(super) waits_for_all: bool,
+    /// How many parts one process may hold. With several, every process has values from all over the model.
+    pub(super) parts: u8,
     /// Whether models that the coordinator fetches are read by processes that share memory.
     pub(super) shared: bool,
 }
@@ -101,17 +125,19 @@ pub(super) struct ShardOptions {
 /// The connection to a shard, and its part.
 struct ShardLink {
     place: SocketAddr,
+    /// The first place of its process.
+    process: SocketAddr,
     range: Range<usize>,
     link: BlockingLink,
 }
 
 impl ShardLink {
-    /// Connects to the process of a worker. It holds nothing yet.
-    fn connect(place: SocketAddr, options: &ShardOptions) -> Result<Self, ServerError> {
+    /// Connects to a process that holds nothing yet.
+    fn connect(place: SocketAddr, process: SocketAddr, options: &ShardOptions) -> Result<Self, ServerError> {
         let lost = |error| ServerError::Shard { address: place.to_string(), error };
         let ShardOptions { congestion, keys, traffic, .. } = options;
         let link = BlockingLink::to_shard(place, congestion.as_deref(), keys.as_ref(), traffic).map_err(lost)?;
-        Ok(ShardLink { place, range: 0..0, link })
+        Ok(ShardLink { place, process, range: 0..0, link })
     }
 
     /// The bytes per second that the link carries. `None` if it does not leave this machine.
@@ -178,8 +204,8 @@ impl ShardLink {
 pub(super) struct ShardedModel {
     control: StepControl,
     options: ShardOptions,
-    /// Where shards could be, by the rank of the worker beside them, with its session.
-    offers: BTreeMap<WorkerId, (SessionId, SocketAddr)>,
+    /// Where shards of a process could be, by the rank of its worker, if it has one, and the session.
+    offers: BTreeMap<(Option<WorkerId>, SessionId), Vec<SocketAddr>>,
     links: Vec<ShardLink>,
     /// Identifies the run to shards and workers.
     run: u64,
@@ -245,9 +271,9 @@ impl ShardedModel {
 
     // --- the shards ---
 
-    /// The process of a worker would be a shard.
-    pub(super) fn offer(&mut self, worker: WorkerId, session: SessionId, place: SocketAddr) {
-        self.offers.insert(worker, (session, place));
+    /// A process would hold shards at these places, of which there is one at least: that of a worker, or one without.
+    pub(super) fn offer(&mut self, worker: Option<WorkerId>, session: SessionId, places: Vec<SocketAddr>) {
+        self.offers.insert((worker, session), places);
     }
 
     /// Gives the shards their parts, before the first task.
@@ -259,15 +285,25 @@ impl ShardedModel {
             }
             count => count,
         };
-        let offers: Vec<SocketAddr> = self.offers.values().map(|&(_, place)| place).collect();
-        let links = choose(&offers, count)?.into_iter().map(|place| ShardLink::connect(place, &self.options));
-        let mut links = links.collect::<Result<Vec<_>, _>>()?;
         let (values, optimizer) = (self.ring.newest().region.values(), &self.optimizer);
+        let offers: Vec<&Vec<SocketAddr>> = self.offers.values().collect();
+        let first_places: Vec<SocketAddr> = offers.iter().map(|places| places[0]).collect();
+        let chosen: Vec<&[SocketAddr]> =
+            choose(&first_places, count)?.into_iter().map(|index| offers[index].as_slice()).collect();
+        let parts = self.parts(&chosen, values.len());
+        // Every process has one part, then every process another.
+        let places = (0..parts).flat_map(|part| chosen.iter().map(move |places| (places[part], places[0])));
+        let links = places.map(|(place, process)| ShardLink::connect(place, process, &self.options));
+        let mut links = links.collect::<Result<Vec<_>, _>>()?;
         let token = self.options.keys.as_ref().map(Keys::token);
-        let ranges = match count {
-            ShardCount::Hosts => Shards::by_share(values.len(), &self.shares(&mut links, &offers, token)?),
-            _ => Shards::new(values.len(), links.len()).ranges().collect(),
+        let shares = match count {
+            ShardCount::Hosts | ShardCount::Apart(_) => {
+                self.shares(&mut links[..chosen.len()], &first_places, token)?
+            }
+            ShardCount::None | ShardCount::Count(_) => vec![1.0 / chosen.len() as f64; chosen.len()],
         };
+        let shares: Vec<f64> = shares.iter().map(|share| share / parts as f64).collect();
+        let ranges = Shards::by_share(values.len(), &shares.repeat(parts));
         let rules = optimizer.rules();
         let ShardOptions { payload, keeps_models, .. } = self.options;
         for (mut shard, range) in links.into_iter().zip(ranges).filter(|(_, range)| !range.is_empty()) {
@@ -296,16 +332,25 @@ impl ShardedModel {
         Ok(())
     }
 
-    /// How much of the model each of these shards gets. `offers` are the places of all workers.
+    /// How many parts of a model of this length each of these processes holds.
+    fn parts(&self, processes: &[&[SocketAddr]], length: usize) -> usize {
+        let offered = processes.iter().map(|places| places.len()).min().unwrap_or(1);
+        let (useful, bearable) = (length / (processes.len() * MIN_PART), MAX_LINKS / processes.len());
+        offered.min(self.options.parts.into()).min(useful).min(bearable).max(1)
+    }
+
+    /// How much of the model each of these shards gets. `offers` are the places of all workers, unless shards are apart from
+    /// them.
     fn shares(
         &self,
         links: &mut [ShardLink],
         offers: &[SocketAddr],
         token: Option<Token>,
     ) -> Result<Vec<f64>, ServerError> {
-        let is_all = self.options.waits_for_all;
+        let is_apart = matches!(self.options.count, ShardCount::Apart(_));
+        let is_all = self.options.waits_for_all && !is_apart;
         let host = |shard: &mut ShardLink| {
-            let workers = offers.iter().filter(|offer| offer.ip() == shard.place.ip()).count();
+            let workers = offers.iter().filter(|offer| !is_apart && offer.ip() == shard.place.ip()).count();
             let speed = if is_all { Ok(None) } else { shard.speed(token) };
             Ok(ShardHost { workers, speed: speed.map_err(|error| shard.lost(error))? })
         };
@@ -316,8 +361,17 @@ impl ShardedModel {
     /// The shards, once they are there.
     pub(super) fn notice(&mut self) -> Option<Notice> {
         let is_new = !self.links.is_empty() && !std::mem::replace(&mut self.is_announced, true);
-        let shard = |shard: &ShardLink| (shard.place.to_string(), shard.range.len());
-        is_new.then(|| Notice::Sharded { shards: self.links.iter().map(shard).collect() })
+        is_new.then(|| {
+            let mut shards: Vec<(String, usize)> = Vec::new();
+            for ShardLink { process, range, .. } in &self.links {
+                let process = process.to_string();
+                match shards.iter_mut().find(|(known, _)| *known == process) {
+                    Some((_, length)) => *length += range.len(),
+                    None => shards.push((process, range.len())),
+                }
+            }
+            Notice::Sharded { shards }
+        })
     }
 
     /// The shards, for a worker that does not know them yet.
@@ -360,7 +414,7 @@ impl ShardedModel {
 
     /// A worker has left.
     pub(super) fn forget(&mut self, session: SessionId) {
-        self.offers.retain(|_, (other, _)| *other != session);
+        self.offers.retain(|(_, other), _| *other != session);
         self.undelivered.retain(|&other| other != session.0);
         if self.introduced.remove(&session) {
             let sent = self.send_all(&ToShard::Forget { session: session.0 });
@@ -515,33 +569,35 @@ impl StepValues for ShardedValues<'_> {
     }
 }
 
-/// The places of the shards: on every host one, then on every host another, in the order given.
-fn choose(offers: &[SocketAddr], count: ShardCount) -> Result<Vec<SocketAddr>, ServerError> {
-    let mut hosts: Vec<(IpAddr, VecDeque<SocketAddr>)> = Vec::new();
-    for place in offers {
+/// Which of these processes hold the parameters: on every host one, then on every host another, in the order given.
+fn choose(offers: &[SocketAddr], count: ShardCount) -> Result<Vec<usize>, ServerError> {
+    let mut hosts: Vec<(IpAddr, VecDeque<usize>)> = Vec::new();
+    for (index, place) in offers.iter().enumerate() {
         match hosts.iter_mut().find(|(host, _)| *host == place.ip()) {
-            Some((_, places)) => places.push_back(*place),
-            None => hosts.push((place.ip(), [*place].into())),
+            Some((_, indices)) => indices.push_back(index),
+            None => hosts.push((place.ip(), [index].into())),
         }
     }
     let wanted = match count {
         ShardCount::None => 0,
         ShardCount::Hosts => hosts.len().max(1),
         ShardCount::Count(count) => count.get(),
+        // If the run resumes, some may be missing.
+        ShardCount::Apart(count) => count.get().min(offers.len()),
     };
     if let Some((local, _)) = hosts.iter().find(|(host, _)| host.is_loopback()).filter(|_| hosts.len() > 1) {
         return Err(ServerError::ShardAddress { address: *local });
     }
-    let mut places = Vec::new();
-    while places.len() < wanted {
-        let before = places.len();
-        places.extend(hosts.iter_mut().filter_map(|(_, left)| left.pop_front()));
-        if places.len() == before {
+    let mut chosen = Vec::new();
+    while chosen.len() < wanted {
+        let before = chosen.len();
+        chosen.extend(hosts.iter_mut().filter_map(|(_, left)| left.pop_front()));
+        if chosen.len() == before {
             return Err(ServerError::TooFewShards { wanted, found: offers.len() });
         }
     }
-    places.truncate(wanted);
-    Ok(places)
+    chosen.truncate(wanted);
+    Ok(chosen)
 }
 
 #[cfg(test)]
@@ -554,12 +610,13 @@ mod tests {
             .map(|text| text.parse().unwrap())
             .into();
         let ports = |count: &str| -> Vec<u16> {
-            choose(&offers, count.parse().unwrap()).unwrap().iter().map(SocketAddr::port).collect()
+            choose(&offers, count.parse().unwrap()).unwrap().into_iter().map(|index| offers[index].port()).collect()
         };
         assert_eq!(ports("hosts"), [1, 3, 4]);
         assert_eq!(ports("1"), [1]);
         assert_eq!(ports("5"), [1, 3, 4, 2, 5]);
         let refused = |offers: &[SocketAddr], count: ShardCount| choose(offers, count).unwrap_err().to_string();
+        assert_eq!(ports("apart:7"), [1, 3, 4, 2, 5]);
         assert!(refused(&offers, "6".parse().unwrap()).contains("--shards 6: 5 workers can hold a shard"));
         assert!(refused(&[], ShardCount::Hosts).contains("0 workers"));
         let mixed = ["127.0.0.1:1", "10.0.0.2:3"].map(|text| text.parse().unwrap());

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use paceline_core::{Setup, Version};
-use paceline_protocol::{Fingerprint, GradientLocation, PayloadFormat, ToServer, ToWorker, WireReport};
+use paceline_protocol::{Fingerprint, GradientLocation, PayloadFormat, Role, ToServer, ToWorker, WireReport};
 use paceline_runtime::{Iteration, Monitor, Notice, Observer};
 use paceline_workload::{Evaluation, Order, Partition, Sampler, SoftmaxRegression, Workload, synthetic_digits};
 
@@ -75,7 +75,8 @@ fn serve(job: &Job, play: impl FnOnce(&Address, &Notices<String>, &Stopper) + Se
 }
 
 fn work(address: &Address, rank: u32, workload: Arc<dyn Workload>) -> Result<WorkerOutcome, WorkerError> {
-    let worker = Worker { rank: Some(rank), join_timeout: Duration::ZERO, ..Worker::new(address.clone()) };
+    let worker =
+        Worker { role: Role::Worker(Some(rank)), join_timeout: Duration::ZERO, ..Worker::new(address.clone()) };
     worker.run(|_| Ok(workload.clone()), &mut |_| {})
 }
 
@@ -94,9 +95,9 @@ impl ScriptedWorker {
     /// Joins as a worker that has the right workload.
     fn join(address: &Address, job: &Job, rank: u32) -> Self {
         let mut worker = ScriptedWorker::connected(connect(address), job);
-        worker.send(&ToServer::Hello { rank: Some(rank), emulated: None, token: None });
+        worker.send(&ToServer::Hello { role: Role::Worker(Some(rank)), emulated: None, token: None });
         assert!(matches!(worker.peer.message(), ToWorker::Welcome { .. }));
-        worker.send(&ToServer::Ready { fingerprint: job.model.fingerprint(job.seed), shard: None });
+        worker.send(&ToServer::Ready { fingerprint: job.model.fingerprint(job.seed), shards: Vec::new() });
         worker
     }
 
@@ -158,7 +159,8 @@ fn peers_with_an_invalid_handshake_are_refused_with_the_reason() {
         (&foreign).write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
         assert!(ScriptedWorker::connected(foreign, &job).refusal().contains("does not speak the Paceline protocol"));
 
-        let mut other = frame::encode(&ToServer::Hello { rank: None, emulated: None, token: None }).unwrap();
+        let mut other =
+            frame::encode(&ToServer::Hello { role: Role::Worker(None), emulated: None, token: None }).unwrap();
         other[4..6].copy_from_slice(&999_u16.to_le_bytes());
         let stream = connect(address);
         (&stream).write_all(&other).unwrap();
@@ -194,7 +196,10 @@ fn a_worker_that_breaks_the_protocol_is_dismissed_and_the_others_continue() {
         (|worker| worker.report(0, 1.0, GradientLocation::InPlace), "was not sent as assigned"),
         (|worker| worker.report(0, 1.0, GradientLocation::Withheld), "was not sent as assigned"),
         (|worker| worker.ask(0, 1), "task 0 of worker 1 asked after 1 iterations: expected no question"),
-        (|worker| worker.send(&ToServer::Hello { rank: None, emulated: None, token: None }), "second hello"),
+        (
+            |worker| worker.send(&ToServer::Hello { role: Role::Worker(None), emulated: None, token: None }),
+            "second hello",
+        ),
         (|worker| worker.values(3), "chunk of values outside a gradient"),
         (
             |worker| {
@@ -215,7 +220,7 @@ fn a_worker_that_breaks_the_protocol_is_dismissed_and_the_others_continue() {
         (
             |worker| {
                 let fingerprint = Fingerprint::of(workload(1).as_ref(), 1);
-                worker.send(&ToServer::Ready { fingerprint, shard: None });
+                worker.send(&ToServer::Ready { fingerprint, shards: Vec::new() });
             },
             "second ready message",
         ),
@@ -372,15 +377,7 @@ fn a_worker_refused_in_the_middle_of_a_model_does_not_rejoin() {
         server.message::<ToServer>();
         let Job { workload_spec, seed, optimizer, .. } = job.clone();
         let payload = PayloadRule::default();
-        server.send(&ToWorker::Welcome {
-            rank: 0,
-            workload_spec,
-            seed,
-            payload,
-            optimizer,
-            epoch: 0,
-            wants_shard: false,
-        });
+        server.send(&ToWorker::Welcome { rank: 0, workload_spec, seed, payload, optimizer, epoch: 0, parts: 0 });
         server.message::<ToServer>();
         server.send(&ToWorker::Model { version: Version(0) });
         server.send_chunk(&[0.0; 10]);
@@ -392,7 +389,7 @@ fn a_worker_refused_in_the_middle_of_a_model_does_not_rejoin() {
 
 fn rejoining_worker(address: &Address, rank: u32) -> Worker {
     let join_timeout = Duration::from_secs(60);
-    Worker { rank: Some(rank), join_timeout, ..Worker::new(address.clone()) }
+    Worker { role: Role::Worker(Some(rank)), join_timeout, ..Worker::new(address.clone()) }
 }
 
 #[test]

@@ -2,13 +2,13 @@
 //!
 //! Updates arrive in pieces, so that a step can begin before they are complete.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
 use paceline_core::{TaskId, Version};
-use paceline_protocol::{FromShard, PayloadFormat, PayloadRule, ShardSum, ShardUpdate};
+use paceline_protocol::{FromShard, PayloadFormat, PayloadRule, PushedUpdate, ShardSum, ShardUpdate};
 use paceline_runtime::{PartStepper, StepPiece, StepPlan, WeightedValues, compensate};
 use paceline_store::{Optimizer, ShardNorms};
 
@@ -34,6 +34,8 @@ struct PushedPart {
     session: u64,
     /// The version that it was computed from.
     version: Version,
+    /// Whether it may still change.
+    is_draft: bool,
     /// The pieces that have arrived, in order.
     pieces: Vec<Region>,
     /// The model that it was computed from, if it is kept.
@@ -51,6 +53,25 @@ struct PushingWorker {
     last: Option<Version>,
     /// The models that its updates may be computed from, if they are kept.
     models: Vec<PartVersion>,
+    /// Models that were announced to a worker on this host, and are not written to its memory yet.
+    announced: VecDeque<Arc<Region>>,
+}
+
+impl PushingWorker {
+    /// Sends a model, or announces it to a worker on this host.
+    fn send(&mut self, outbox: &Outbox, (version, values): PartVersion, payload: PayloadFormat) {
+        let message = FromShard::Model { version };
+        if outbox.is_local() {
+            self.announced.push_back(values);
+            // If it fails, the connection has ended.
+            let _ = outbox.send(&message);
+            return;
+        }
+        // A message of a few bytes can be encoded.
+        let Ok(announcement) = frame::encode(&message) else { return };
+        let (number, frame, version) = (version.0, Vec::new(), Some(version));
+        outbox.transfer(Transfer { number, frame, version, announcement, values, payload }, MAX_DIRECT_BYTES);
+    }
 }
 
 /// A version of the part that is to be written.
@@ -125,8 +146,8 @@ impl HeldPart {
     pub(super) fn connect(&mut self, session: u64, outbox: Arc<Outbox>) {
         let payload = self.payload.first();
         let worker = self.workers.entry(session).or_default();
-        for (version, part) in std::mem::take(&mut worker.waiting) {
-            send_model(&outbox, version, part, payload);
+        for model in std::mem::take(&mut worker.waiting) {
+            worker.send(&outbox, model, payload);
         }
         worker.outbox = Some(outbox);
     }
@@ -135,7 +156,8 @@ impl HeldPart {
     pub(super) fn disconnect(&mut self, session: u64) {
         self.workers.remove(&session);
         let (pieces, before) = (self.pieces.len(), self.pushed.len());
-        self.pushed.retain(|_, update| update.session != session || update.pieces.len() == pieces);
+        let is_complete = |update: &PushedPart| !update.is_draft && update.pieces.len() == pieces;
+        self.pushed.retain(|_, update| update.session != session || is_complete(update));
         if self.pushed.len() < before {
             // The step may have begun with what was cut off.
             self.early = None;
@@ -152,10 +174,15 @@ impl HeldPart {
         if self.keeps_models {
             worker.models.push(newest.clone());
         }
-        match &worker.outbox {
-            Some(outbox) => send_model(outbox, newest.0, newest.1, self.payload.first()),
+        match worker.outbox.clone() {
+            Some(outbox) => worker.send(&outbox, newest, self.payload.first()),
             None => worker.waiting.push(newest),
         }
+    }
+
+    /// The model that was announced first to a worker on this host, and is not written yet.
+    pub(super) fn announced(&mut self, session: u64) -> Option<Arc<Region>> {
+        self.workers.get_mut(&session)?.announced.pop_front()
     }
 
     /// A worker has left the run.
@@ -176,7 +203,11 @@ impl HeldPart {
 
     /// An update begins to arrive. Returns where its pieces are to be written; nothing if it is not needed. An error if the
     /// worker has sent too many.
-    pub(super) fn expect(&mut self, session: u64, task: TaskId, version: Version) -> io::Result<Vec<Region>> {
+    pub(super) fn expect(&mut self, session: u64, update: PushedUpdate) -> io::Result<Vec<Region>> {
+        let PushedUpdate { task, version, is_draft } = update;
+        if self.pushed.get(&task).is_some_and(|draft| draft.is_draft && draft.session == session) {
+            self.abandon(task, Vec::new());
+        }
         // A worker's tasks come in their order.
         self.unwanted.retain(|other| other.worker != task.worker || other.number >= task.number);
         if self.unwanted.contains(&task) {
@@ -186,7 +217,7 @@ impl HeldPart {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "more updates than tasks"));
         }
         let buffer = self.free.pop().map_or_else(|| Region::private(self.current.values().len()), Ok)?;
-        self.pushed.insert(task, PushedPart { session, version, pieces: Vec::new(), model: None });
+        self.pushed.insert(task, PushedPart { session, version, is_draft, pieces: Vec::new(), model: None });
         self.early.iter_mut().for_each(|early| early.begin(session, task));
         Ok(buffer.split(&self.pieces))
     }
@@ -207,13 +238,18 @@ impl HeldPart {
             models.first().filter(|(kept, _)| *kept == version).map(|(_, model)| model.clone())
         });
         self.pushed.get_mut(&task).into_iter().for_each(|update| update.model = model.clone());
-        if self.unwanted.remove(&task) {
+        if self.unwanted.contains(&task) {
             self.remove(task);
         }
         true
     }
 
-    /// No more of an update arrives. The rest of its buffer is not needed.
+    /// A draft is the update.
+    pub(super) fn confirm(&mut self, task: TaskId) {
+        self.pushed.get_mut(&task).into_iter().for_each(|update| update.is_draft = false);
+    }
+
+    /// An update does not arrive, or no more of it. The rest of its buffer is not needed.
     pub(super) fn abandon(&mut self, task: TaskId, rest: Vec<Region>) {
         if let Some(update) = self.pushed.remove(&task) {
             self.free.extend(Region::join(update.pieces.into_iter().chain(rest).collect()));
@@ -222,6 +258,10 @@ impl HeldPart {
     }
 
     fn is_complete(&self, task: TaskId) -> bool {
+        self.has_arrived(task) && !self.pushed[&task].is_draft
+    }
+
+    fn has_arrived(&self, task: TaskId) -> bool {
         self.pushed.get(&task).is_some_and(|update| update.pieces.len() == self.pieces.len())
     }
 
@@ -234,10 +274,11 @@ impl HeldPart {
     /// An update is committed, or not needed.
     fn settle(&mut self, task: TaskId) {
         self.early.take_if(|early| early.updates().any(|(other, _)| other == task));
-        if self.is_complete(task) {
-            self.remove(task);
-        } else {
+        if !self.is_complete(task) {
             self.unwanted.insert(task);
+        }
+        if self.has_arrived(task) {
+            self.remove(task);
         }
     }
 
@@ -364,13 +405,6 @@ impl Drop for HeldPart {
     }
 }
 
-fn send_model(outbox: &Outbox, version: Version, values: Arc<Region>, payload: PayloadFormat) {
-    // A message of a few bytes can be encoded.
-    let Ok(announcement) = frame::encode(&FromShard::Model { version }) else { return };
-    let (number, frame, version) = (version.0, Vec::new(), Some(version));
-    outbox.transfer(Transfer { number, frame, version, announcement, values, payload }, MAX_DIRECT_BYTES);
-}
-
 #[cfg(test)]
 mod tests {
     use paceline_core::WorkerId;
@@ -385,6 +419,10 @@ mod tests {
         TaskId { worker: WorkerId(worker as u32), number }
     }
 
+    fn pushed(worker: usize, number: u64, version: Version) -> PushedUpdate {
+        PushedUpdate { task: task(worker, number), version, is_draft: false }
+    }
+
     fn stepper() -> PartStepper {
         PartStepper::new(Optimizer::plain("momentum".parse().unwrap(), LENGTH), StepThreads::new(1))
     }
@@ -396,7 +434,7 @@ mod tests {
     /// Two workers send updates, piece by piece. Returns how many pieces were stepped when half of them had arrived.
     fn push(held: &mut HeldPart, number: u64) -> usize {
         let mut left: Vec<_> = (0..2)
-            .map(|worker| held.expect(worker as u64, task(worker, number), held.version).unwrap().into_iter())
+            .map(|worker| held.expect(worker as u64, pushed(worker, number, held.version)).unwrap().into_iter())
             .collect();
         let mut early = 0;
         for range in held.pieces.clone() {
@@ -418,8 +456,13 @@ mod tests {
         let mut held = HeldPart::new(1, stepper(), Version(0), start, false, PayloadRule::default()).unwrap();
         let (mut expected, mut whole) = (vec![0.0; LENGTH], stepper());
         for number in 0..6 {
-            let plan =
-                StepPlan { uses_optimizer: true, rate: 0.1 / (number + 1) as f64, group_rates: None, scale: 1.0 };
+            let plan = StepPlan {
+                uses_optimizer: true,
+                rate: 0.1 / (number + 1) as f64,
+                group_rates: None,
+                scale: 1.0,
+                statistics: 1.0,
+            };
             let early = push(&mut held, number);
             assert_eq!(early, usize::from((2..5).contains(&number)), "step {number}");
             // The fifth step is another one than was forecast.
@@ -449,7 +492,7 @@ mod tests {
     fn a_step_is_not_begun_with_an_update_that_was_cut_off() {
         let start = Region::private(LENGTH).unwrap();
         let mut held = HeldPart::new(1, stepper(), Version(0), start, false, PayloadRule::default()).unwrap();
-        let plan = StepPlan { uses_optimizer: true, rate: 0.1, group_rates: None, scale: 1.0 };
+        let plan = StepPlan { uses_optimizer: true, rate: 0.1, group_rates: None, scale: 1.0, statistics: 1.0 };
         let update = |worker, number| ShardUpdate { task: task(worker, number), session: worker as u64, weight: 0.5 };
         for number in 0..2 {
             push(&mut held, number);
@@ -458,7 +501,7 @@ mod tests {
         }
         held.forecast(plan);
         for worker in 0..2 {
-            let mut pieces = held.expect(worker as u64, task(worker, 2), held.version).unwrap().into_iter();
+            let mut pieces = held.expect(worker as u64, pushed(worker, 2, held.version)).unwrap().into_iter();
             assert!(!held.arrive(task(worker, 2), pieces.next().unwrap()));
             if worker == 0 {
                 assert!(held.early.is_some());
@@ -473,17 +516,51 @@ mod tests {
     fn an_update_that_ends_half_way_leaves_nothing() {
         let start = Region::private(LENGTH).unwrap();
         let mut held = HeldPart::new(1, stepper(), Version(0), start, false, PayloadRule::default()).unwrap();
-        let mut pieces = held.expect(0, task(0, 0), Version(0)).unwrap().into_iter();
+        let mut pieces = held.expect(0, pushed(0, 0, Version(0))).unwrap().into_iter();
         assert!(!held.arrive(task(0, 0), pieces.next().unwrap()));
         held.abandon(task(0, 0), pieces.collect());
         assert_eq!((held.pushed.len(), held.free.len()), (0, 1));
-        let mut pieces = held.expect(0, task(0, 1), Version(0)).unwrap().into_iter();
+        let mut pieces = held.expect(0, pushed(0, 1, Version(0))).unwrap().into_iter();
         assert!(!held.arrive(task(0, 1), pieces.next().unwrap()));
         held.discard(&[task(0, 1)]);
         assert!(!held.arrive(task(0, 1), pieces.next().unwrap()));
         assert!(held.arrive(task(0, 1), pieces.next().unwrap()), "its other pieces still arrive");
         assert_eq!((held.pushed.len(), held.free.len()), (0, 1));
-        held.expect(0, task(0, 2), Version(0)).unwrap();
+        held.expect(0, pushed(0, 2, Version(0))).unwrap();
+        held.disconnect(0);
+        assert!(held.pushed.is_empty());
+    }
+
+    #[test]
+    fn a_draft_counts_when_it_is_confirmed_or_replaced() {
+        let start = Region::private(LENGTH).unwrap();
+        let mut held = HeldPart::new(1, stepper(), Version(0), start, false, PayloadRule::default()).unwrap();
+        let arrive = |held: &mut HeldPart, number, is_draft| {
+            let update = PushedUpdate { is_draft, ..pushed(0, number, Version(0)) };
+            for piece in held.expect(0, update).unwrap() {
+                held.arrive(task(0, number), piece);
+            }
+        };
+        for is_confirmed in [true, false] {
+            arrive(&mut held, 0, true);
+            assert!(!held.is_complete(task(0, 0)));
+            if is_confirmed {
+                held.confirm(task(0, 0));
+            } else {
+                arrive(&mut held, 0, false);
+            }
+            assert!(held.is_complete(task(0, 0)));
+            assert_eq!(held.pushed.len() + held.free.len(), 1);
+            held.discard(&[task(0, 0)]);
+            assert_eq!((held.pushed.len(), held.free.len()), (0, 1));
+        }
+        // One that is not needed by then stays away.
+        arrive(&mut held, 1, true);
+        held.discard(&[task(0, 1)]);
+        held.confirm(task(0, 1));
+        arrive(&mut held, 1, false);
+        assert_eq!((held.pushed.len(), held.free.len()), (0, 1));
+        arrive(&mut held, 2, true);
         held.disconnect(0);
         assert!(held.pushed.is_empty());
     }

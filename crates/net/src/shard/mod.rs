@@ -3,7 +3,7 @@
 //! Workers send their updates to the shards and get the model from them, each shard its part, so that no link carries more
 //! than two models a step. The coordinator decides: it says which updates are summed, how the part is stepped, and whether
 //! the step counts. A `held_part` is what there is for one run. A thread per connection, its `session`, moves the values,
-//! or writes them to storage (`saving`).
+//! or writes them to storage (`saving`). Workers on the same host share their memory with it.
 
 mod early_step;
 mod held_part;
@@ -11,20 +11,21 @@ mod saving;
 mod session;
 
 use std::io;
-use std::net::{IpAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
-use rustls::{ServerConfig, ServerConnection};
-
+use crate::address::Address;
 use crate::blocking_link::BlockingLink;
+use crate::connect::shared_place;
 use crate::connection::Side;
 use crate::keys::Keys;
+use crate::listener::{Accepted, Listener, TcpOptions};
 use crate::outbox::Outbox;
 use crate::poller::{Interest, Lookout, Poller, Waker};
-use crate::socket::{Socket, Traffic};
-use crate::tls::Tls;
+use crate::socket::Traffic;
 use held_part::HeldPart;
 use paceline_protocol::Token;
 use session::serve;
@@ -73,25 +74,40 @@ impl Shard {
     /// Listens at a free port of this address. With keys, connections are encrypted, and peers need the token.
     /// `congestion` is TCP's congestion control; `None` keeps that of the system.
     pub(crate) fn start(host: IpAddr, keys: Option<&Keys>, congestion: Option<&str>) -> io::Result<Self> {
-        let listener = TcpListener::bind((host, 0))?;
-        listener.set_nonblocking(true)?;
-        let port = listener.local_addr()?.port();
+        let (listener, address) = Listener::bind(&Address::Tcp { host: host.to_string(), port: 0 })?;
+        let Address::Tcp { port, .. } = address else { return Err(io::ErrorKind::Unsupported.into()) };
+        // Without it, workers on the same host use TCP too.
+        let local = Listener::bind(&shared_place(SocketAddr::new(host, port)));
+        let listeners: Vec<Listener> = [listener].into_iter().chain(local.ok().map(|(listener, _)| listener)).collect();
         let encryption = keys.map(Keys::server).transpose().map_err(io::Error::other)?;
+        let options = TcpOptions { congestion: congestion.map(str::to_string), encryption };
         let (held, changed, token) = (Mutex::new(None), Condvar::new(), keys.map(Keys::token));
         let (open, is_closed) = (Mutex::default(), AtomicBool::new(false));
         let shared = Arc::new(Shared { held, changed, token, open, is_closed });
         let poller = Poller::new()?;
-        let waker = poller.waker().clone();
-        let (own, congestion) = (shared.clone(), congestion.map(str::to_string));
+        let (waker, own) = (poller.waker().clone(), shared.clone());
         let thread = thread::Builder::new().name("shard".into()).spawn(move || {
             // Without a listener the coordinator does not get through, and says so.
-            let _ = accept(&listener, encryption.as_ref(), congestion.as_deref(), &poller, &own);
+            let _ = accept(&listeners, &options, &poller, &own);
         })?;
         Ok(Shard { port, shared, waker, thread: Some(thread) })
     }
 
     pub(crate) fn port(&self) -> u16 {
         self.port
+    }
+
+    /// Waits until no part is held, up to the deadline. Returns whether that is so.
+    pub(crate) fn wait_until_free(&self, deadline: Instant) -> bool {
+        let mut held = self.shared.lock();
+        while held.is_some() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            held = self.shared.changed.wait_timeout(held, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
     }
 }
 
@@ -107,36 +123,36 @@ impl Drop for Shard {
 }
 
 /// Accepts connections while the shard exists.
-fn accept(
-    listener: &TcpListener,
-    encryption: Option<&Arc<ServerConfig>>,
-    congestion: Option<&str>,
-    poller: &Poller,
-    shared: &Arc<Shared>,
-) -> io::Result<()> {
-    poller.change(listener, 0, Interest::default(), Interest::READABLE)?;
+fn accept(listeners: &[Listener], options: &TcpOptions, poller: &Poller, shared: &Arc<Shared>) -> io::Result<()> {
+    for (token, listener) in (0..).zip(listeners) {
+        listener.set_nonblocking()?;
+        poller.change(listener, token, Interest::default(), Interest::READABLE)?;
+    }
     let mut lookout = Lookout::default();
     loop {
         poller.wait(&mut lookout, None, &mut Vec::new())?;
         if shared.is_closed.load(Ordering::Acquire) {
             return Ok(());
         }
-        while let Ok((stream, _)) = listener.accept() {
-            let tls =
-                encryption.cloned().map(ServerConnection::new).transpose().map_err(io::Error::other)?.map(Tls::new);
-            let link = Socket::tcp(stream, congestion)
-                .and_then(|socket| BlockingLink::new(Side::Server, socket, tls, &Traffic::default()));
-            let Ok(link) = link else { continue };
-            let mut open = shared.open();
-            open.retain(|outbox| outbox.strong_count() > 0);
-            if open.len() >= MAX_CONNECTIONS {
-                continue;
+        for listener in listeners {
+            while let Ok(accepted) = listener.accept(options) {
+                // If the system can't spare what it takes, the peer finds the connection ended.
+                let _ = begin_session(accepted, shared);
             }
-            open.push(Arc::downgrade(link.outbox()));
-            drop(open);
-            let shared = shared.clone();
-            // If the system has no thread to spare, the peer finds the connection ended.
-            let _ = thread::Builder::new().name("shard session".into()).spawn(move || serve(link, &shared));
         }
     }
+}
+
+/// Serves a connection in a thread of its own.
+fn begin_session(Accepted { socket, tls, .. }: Accepted, shared: &Arc<Shared>) -> io::Result<()> {
+    let link = BlockingLink::new(Side::Server, socket, tls, &Traffic::default())?;
+    let mut open = shared.open();
+    open.retain(|outbox| outbox.strong_count() > 0);
+    if open.len() >= MAX_CONNECTIONS {
+        return Ok(());
+    }
+    open.push(Arc::downgrade(link.outbox()));
+    drop(open);
+    let shared = shared.clone();
+    thread::Builder::new().name("shard session".into()).spawn(move || serve(link, &shared)).map(|_| ())
 }

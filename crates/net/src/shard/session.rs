@@ -1,13 +1,15 @@
 //! One connection to a shard: of the coordinator, or of a worker.
 
+use std::collections::BTreeMap;
 use std::io;
+use std::slice;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use paceline_core::TaskId;
 use paceline_protocol::{
-    FromShard, HANDSHAKE_TIMEOUT, PayloadFormat, PayloadRule, ShardGreeting, ShardSum, ToShard, WorkerToShard,
-    token_matches,
+    FromShard, HANDSHAKE_TIMEOUT, PayloadFormat, PayloadRule, PushedUpdate, ShardGreeting, ShardSum, ToShard,
+    WorkerToShard, token_matches,
 };
 use paceline_runtime::{PartStepper, StepPlan, StepThreads};
 use paceline_store::{Optimizer, OptimizerRules, ShardNorms};
@@ -207,34 +209,82 @@ fn send_part(link: &mut BlockingLink, held: &HeldPart) -> io::Result<()> {
 
 fn receive_updates(link: &mut BlockingLink, run: u64, session: u64, shared: &Shared) -> io::Result<()> {
     let mut arriving: Option<TaskId> = None;
+    let mut vectors: BTreeMap<u8, Region> = BTreeMap::new();
+    let vector = |number: u8| move || invalid(format!("unknown shared vector {number}"));
     loop {
-        match link.receive::<WorkerToShard>(None)? {
-            Received::Message(WorkerToShard::Push { task, version }) if arriving.is_none() => {
-                let (pieces, length) =
-                    held(shared, run, |held| (held.expect(session, task, version), held.current.values().len()))?;
-                link.connection.reader().expect(pieces?, length);
-                arriving = Some(task);
+        let message = match link.receive::<WorkerToShard>(None)? {
+            Received::Message(message) => message,
+            Received::Values(None) => {
+                arriving = None;
+                continue;
             }
-            Received::Message(WorkerToShard::Push { .. }) => return Err(invalid("a second update before the first")),
-            Received::Message(WorkerToShard::Dropped) => {
-                let rest = link.connection.reader().abandon();
-                arriving.take().and_then(|task| with(shared, run, |held| held.abandon(task, rest)));
-            }
-            Received::Message(WorkerToShard::Payload { format }) => {
-                if held(shared, run, |held| held.payload)? != PayloadRule::Auto {
-                    return Err(invalid("a format that this run does not use"));
-                }
-                link.outbox().use_payload(format);
-            }
-            Received::Values(None) => arriving = None,
             Received::Values(Some(piece)) => {
                 let task = arriving.ok_or_else(|| invalid("values that nobody expects"))?;
                 if held(shared, run, |held| held.arrive(task, piece))? {
                     arriving = None;
                     shared.changed.notify_all();
                 }
+                continue;
             }
             Received::End => return Ok(()),
+        };
+        match message {
+            WorkerToShard::Push { update } if arriving.is_none() => {
+                let (pieces, length) =
+                    held(shared, run, |held| (held.expect(session, update), held.current.values().len()))?;
+                link.connection.reader().expect(pieces?, length);
+                arriving = Some(update.task);
+            }
+            WorkerToShard::Push { .. } => return Err(invalid("a second update before the first")),
+            WorkerToShard::Confirm { task } => {
+                held(shared, run, |held| held.confirm(task))?;
+                shared.changed.notify_all();
+            }
+            WorkerToShard::Dropped { task } => {
+                let rest = link.connection.reader().abandon();
+                arriving = None;
+                with(shared, run, |held| held.abandon(task, rest));
+            }
+            WorkerToShard::Share { vector, start, length } => {
+                let part = held(shared, run, |held| held.current.values().len())?;
+                let memory = Region::open(link.connection.stream().file()?, length as usize)?;
+                let end = start.checked_add(part as u64).filter(|&end| end <= length);
+                let end = end.ok_or_else(|| invalid("a shared vector that is too short"))?;
+                vectors.extend(
+                    memory.split(slice::from_ref(&(start as usize..end as usize))).pop().map(|part| (vector, part)),
+                );
+            }
+            WorkerToShard::PushShared { update, vector: number } => {
+                let values = vectors.get(&number).ok_or_else(vector(number))?.values();
+                take(values, update, run, session, shared)?;
+                link.send(&FromShard::Taken)?;
+            }
+            WorkerToShard::WriteModel { vector: number } => {
+                let model = held(shared, run, |held| held.announced(session))?;
+                let model = model.ok_or_else(|| invalid("no model was announced"))?;
+                let values = vectors.get_mut(&number).ok_or_else(vector(number))?.values_mut();
+                values.copy_from_slice(model.values());
+                link.send(&FromShard::Written)?;
+            }
+            WorkerToShard::Payload { format } => {
+                if held(shared, run, |held| held.payload)? != PayloadRule::Auto {
+                    return Err(invalid("a format that this run does not use"));
+                }
+                link.outbox().use_payload(format);
+            }
         }
     }
+}
+
+/// Takes an update of a worker on this host, piece by piece.
+fn take(values: &[f32], update: PushedUpdate, run: u64, session: u64, shared: &Shared) -> io::Result<()> {
+    let mut start = 0;
+    for mut piece in held(shared, run, |held| held.expect(session, update))?? {
+        let end = start + piece.values().len();
+        piece.values_mut().copy_from_slice(&values[start..end]);
+        start = end;
+        held(shared, run, |held| held.arrive(update.task, piece))?;
+    }
+    shared.changed.notify_all();
+    Ok(())
 }

@@ -32,6 +32,10 @@ impl WorkerLink {
         self.0.outbox()
     }
 
+    pub(super) fn socket(&self) -> &Socket {
+        self.0.connection.socket()
+    }
+
     /// Whether the server is on this machine and shares memory.
     pub(super) fn is_shared(&self) -> bool {
         self.0.connection.socket().is_local()

@@ -8,8 +8,10 @@ mod payload_choice;
 mod server_messages;
 mod session;
 mod shard_links;
+mod shared_vectors;
 mod system_load;
 mod task_queue;
+mod update_push;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,7 +21,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use paceline_core::WorkerId;
-use paceline_protocol::{Fingerprint, ServerSearch, SessionEnd, ToServer, ToWorker, Welcome};
+use paceline_protocol::{Fingerprint, MAX_PARTS, Role, ServerSearch, SessionEnd, ToServer, ToWorker, Welcome};
 use paceline_runtime::OfferedModel;
 use paceline_workload::Workload;
 use thiserror::Error;
@@ -37,14 +39,15 @@ use link::WorkerLink;
 use session::HelloAnswer;
 pub use session::{TakenTask, TaskReport, TimeSpent, WorkerSession};
 use shard_links::ShardAccess;
+pub use update_push::UpdatePush;
 
 /// A worker and how it joins its server.
 #[derive(Debug)]
 pub struct Worker {
     /// Where the server is found, or its standby.
     pub servers: ServerSearch<Address>,
-    /// The rank to ask for; `None` lets the server choose.
-    pub rank: Option<u32>,
+    /// What it joins as: a worker, by default of any rank.
+    pub role: Role,
     /// How long to try to reach the server, when joining and when rejoining.
     pub join_timeout: Duration,
     /// Emulated delays; `None` for no delays.
@@ -55,25 +58,33 @@ pub struct Worker {
     pub keys: Option<Keys>,
     /// How models in shared memory are mapped.
     pub model_mapping: ModelMapping,
-    /// The part of the parameters that this process holds, if the server asks for that.
-    pub shard: WorkerShard,
+    /// Whether memory is shared with shards on the same host; default true.
+    pub shares_memory: bool,
+    /// The parts of the parameters that this process holds, if the server asks for that.
+    pub shards: HeldShards,
 }
 
-/// The part of the parameters that a worker's process holds, once a server has asked for it. It stays when the worker rejoins.
+/// The parts of the parameters that a process holds, once a server has asked for them. They stay when it rejoins.
 #[derive(Debug, Default)]
-pub struct WorkerShard(Option<Shard>);
+pub struct HeldShards(Vec<Shard>);
 
-impl WorkerShard {
-    /// The port of the shard beside a worker that is connected by this socket. It is started if the server asks for it.
-    fn port(&mut self, socket: &Socket, access: &ShardAccess) -> Option<u16> {
-        let Socket::Tcp(stream) = socket else { return None };
-        if self.0.is_none() {
-            // Without one, the server does with others, or says what is missing.
+impl HeldShards {
+    /// The ports of as many shards, which a server can reach that is connected by this socket. They are started if need be.
+    fn ports(&mut self, parts: u8, socket: &Socket, access: &ShardAccess) -> Vec<u16> {
+        let Socket::Tcp(stream) = socket else { return Vec::new() };
+        while self.0.len() < parts.into() {
             let start =
                 |address: SocketAddr| Shard::start(address.ip(), access.keys.as_ref(), access.congestion.as_deref());
-            self.0 = stream.local_addr().and_then(start).ok();
+            // Without one, the server does with others, or says what is missing.
+            let Ok(shard) = stream.local_addr().and_then(start) else { break };
+            self.0.push(shard);
         }
-        self.0.as_ref().map(Shard::port)
+        self.0.iter().take(parts.into()).map(Shard::port).collect()
+    }
+
+    /// Waits until no run has a part of its parameters here, up to the deadline. Returns whether that is so.
+    pub fn wait_until_free(&self, deadline: Instant) -> bool {
+        self.0.iter().all(|shard| shard.wait_until_free(deadline))
     }
 }
 
@@ -90,10 +101,10 @@ pub enum WorkerNotice<'a> {
         /// The reason.
         reason: &'a str,
     },
-    /// The server has accepted this worker.
+    /// The server has accepted this process.
     Joined {
-        /// The rank of the worker.
-        worker: WorkerId,
+        /// The rank of the worker. `None` if this process holds a part of the parameters only.
+        worker: Option<WorkerId>,
         /// Where the server is.
         address: &'a Address,
     },
@@ -167,27 +178,20 @@ const PLACE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Builds a workload from its specification; an error is one line.
 type BuildWorkload<'a> = dyn FnMut(&str) -> Result<Arc<dyn Workload>, String> + 'a;
 
-/// The state that a worker keeps when it rejoins.
-#[derive(Default)]
-struct RejoinState {
-    /// The workload and the specification it was built from.
-    workload: Option<(String, Arc<dyn Workload>)>,
-    tasks: u64,
-}
-
 impl Worker {
     /// A worker of the server at `address`, of any rank, which tries to reach it for half a minute.
     pub fn new(address: Address) -> Self {
         let join_timeout = Duration::from_secs(30);
         Worker {
             servers: ServerSearch::new(address, []),
-            rank: None,
+            role: Role::Worker(None),
             join_timeout,
             emulation: None,
             congestion: None,
             keys: None,
             model_mapping: ModelMapping::default(),
-            shard: WorkerShard::default(),
+            shares_memory: true,
+            shards: HeldShards::default(),
         }
     }
 
@@ -207,23 +211,63 @@ impl Worker {
         on_notice: &mut dyn FnMut(WorkerNotice<'_>),
     ) -> Result<WorkerOutcome, WorkerError> {
         set_batch_scheduling();
+        let (mut workload, mut tasks) = (None, 0);
+        let reason = self.rejoin_until_over(on_notice, |worker, join_timeout, on_notice| {
+            let (done, end) = worker.run_session(join_timeout, &mut workload, &mut build, on_notice)?;
+            tasks += done;
+            Ok((done > 0, end))
+        })?;
+        let rank = if let Role::Worker(rank) = self.role { rank } else { None };
+        Ok(WorkerOutcome { worker: WorkerId(rank.unwrap_or_default()), tasks, reason })
+    }
+
+    /// Holds a part of the parameters until the run is over, and computes nothing. If the connection is lost, or the server
+    /// has all the shards that it needs, tries again. Returns why the run ended.
+    ///
+    /// # Errors
+    /// If the server can't be reached over TCP, refuses this process or stays away.
+    pub fn hold(mut self, on_notice: &mut dyn FnMut(WorkerNotice<'_>)) -> Result<String, WorkerError> {
+        self.role = Role::Shard { ports: Vec::new() };
+        self.rejoin_until_over(on_notice, |worker, join_timeout, on_notice| {
+            match worker.say_hello(join_timeout, on_notice)? {
+                Ok(HelloAnswer::Welcome(mut session, _)) => loop {
+                    match session.next_task(None) {
+                        Ok(_) => {}
+                        Err(end) => return Ok((true, end)),
+                    }
+                },
+                Ok(HelloAnswer::SendModel(_)) => Ok((false, SessionEnd::Lost("a shard has no model to send".into()))),
+                Err(end) => Ok((false, end)),
+            }
+        })
+    }
+
+    /// Runs sessions, up to the join timeout after another, until the run is over. A session is given that time, and returns
+    /// whether it came to anything. Returns why the run ended.
+    fn rejoin_until_over(
+        &mut self,
+        on_notice: &mut dyn FnMut(WorkerNotice<'_>),
+        mut run_session: impl FnMut(
+            &mut Self,
+            Duration,
+            &mut dyn FnMut(WorkerNotice<'_>),
+        ) -> Result<(bool, SessionEnd), WorkerError>,
+    ) -> Result<String, WorkerError> {
         let address = self.servers.first().clone();
-        let mut state = RejoinState::default();
         let mut delay = MIN_RETRY_DELAY;
         let mut disconnected: Option<(Instant, String)> = None;
         loop {
             let left = disconnected
                 .as_ref()
                 .map_or(self.join_timeout, |(since, _)| self.join_timeout.saturating_sub(since.elapsed()));
-            let before = state.tasks;
-            let reason = match (self.run_session(left, &mut state, &mut build, on_notice), disconnected.take()) {
-                (Ok(SessionEnd::Finished(reason)), _) => {
-                    let worker = WorkerId(self.rank.unwrap_or_default());
-                    return Ok(WorkerOutcome { worker, tasks: state.tasks, reason });
-                }
-                (Ok(SessionEnd::Refused(reason)), _) => return Err(WorkerError::Refused { address, reason }),
-                (Ok(SessionEnd::Lost(reason) | SessionEnd::RetryLater(reason)), earlier) => {
-                    let since = earlier.filter(|_| state.tasks == before).map(|(since, _)| since);
+            let reason = match (run_session(self, left, on_notice), disconnected.take()) {
+                (Ok((_, SessionEnd::Finished(reason))), _) => return Ok(reason),
+                (Ok((_, SessionEnd::Refused(reason))), _) => return Err(WorkerError::Refused { address, reason }),
+                (Ok((came_to_something, SessionEnd::Lost(reason) | SessionEnd::RetryLater(reason))), earlier) => {
+                    if came_to_something {
+                        delay = MIN_RETRY_DELAY;
+                    }
+                    let since = earlier.filter(|_| !came_to_something).map(|(since, _)| since);
                     disconnected = Some((since.unwrap_or_else(Instant::now), reason.clone()));
                     reason
                 }
@@ -232,9 +276,6 @@ impl Worker {
                 }
                 (Err(error), _) => return Err(error),
             };
-            if state.tasks > before {
-                delay = MIN_RETRY_DELAY;
-            }
             if disconnected.as_ref().is_some_and(|(since, _)| since.elapsed() >= self.join_timeout) {
                 return Err(WorkerError::Lost { address, reason });
             }
@@ -259,8 +300,8 @@ impl Worker {
         loop {
             let end = match self.say_hello(self.join_timeout, on_notice)? {
                 Ok(HelloAnswer::Welcome(session, welcome)) => {
-                    let (training, shard) = (&model.training, self.shard_port(&session, &welcome));
-                    session.ready(Fingerprint::of_layout(&model.layout, training.frozen), model.layout.len(), shard);
+                    let (training, shards) = (&model.training, self.shard_ports(&session, &welcome));
+                    session.ready(Fingerprint::of_layout(&model.layout, training.frozen), model.layout.len(), shards);
                     return Ok((session, welcome));
                 }
                 Ok(HelloAnswer::SendModel(link)) => match link.offer(model) {
@@ -296,18 +337,32 @@ impl Worker {
         let address = address.clone();
         let no_link = |error| WorkerError::Connect { address: self.servers.first().clone(), error, waited: None };
         let link = WorkerLink::new(socket, tls).map_err(no_link)?;
+        let access = self.shard_access();
+        let is_shard = matches!(self.role, Role::Shard { .. });
+        let role = if is_shard {
+            let ports = self.shards.ports(MAX_PARTS, link.socket(), &access);
+            if ports.is_empty() {
+                return Err(no_link(io::Error::other("a shard joins over TCP, at a port of its own")));
+            }
+            Role::Shard { ports }
+        } else {
+            self.role.clone()
+        };
         let emulated = self.emulation.as_ref().map(ToString::to_string);
         // The token is for a server on a network, and only readable for it: TLS is on with keys.
         let token = self.keys.as_ref().filter(|_| !link.is_shared()).map(Keys::token);
-        let hello = ToServer::Hello { rank: self.rank, emulated, token };
-        let answer = WorkerSession::join(link, &hello, self.shard_access(), self.model_mapping);
+        let hello = ToServer::Hello { role, emulated, token };
+        let answer = WorkerSession::join(link, &hello, access, self.model_mapping);
         match &answer {
             Ok(HelloAnswer::Welcome(_, welcome)) if !self.servers.on_welcome(welcome.epoch) => {
                 return Ok(Err(SessionEnd::RetryLater("another server has taken over its run".into())));
             }
             Ok(HelloAnswer::Welcome(_, welcome)) => {
-                self.rank = Some(welcome.rank);
-                on_notice(WorkerNotice::Joined { worker: WorkerId(welcome.rank), address: &address });
+                if let Role::Worker(rank) = &mut self.role {
+                    *rank = Some(welcome.rank);
+                }
+                let worker = (!is_shard).then_some(WorkerId(welcome.rank));
+                on_notice(WorkerNotice::Joined { worker, address: &address });
             }
             // A server that accepts connections may stand still all the same.
             Err(SessionEnd::Lost(_)) => self.servers.pass_on(),
@@ -317,49 +372,50 @@ impl Worker {
     }
 
     fn shard_access(&self) -> ShardAccess {
-        ShardAccess { keys: self.keys.clone(), congestion: self.congestion.clone() }
+        let (keys, congestion) = (self.keys.clone(), self.congestion.clone());
+        ShardAccess { keys, congestion, shares_memory: self.shares_memory }
     }
 
-    /// The port where this process would hold a part of the parameters, if the server asks for that.
-    fn shard_port(&mut self, session: &WorkerSession, welcome: &Welcome) -> Option<u16> {
+    /// The ports where this process would hold parts of the parameters, as many as the server asks for.
+    fn shard_ports(&mut self, session: &WorkerSession, welcome: &Welcome) -> Vec<u16> {
         let access = self.shard_access();
-        welcome.wants_shard.then(|| self.shard.port(session.socket(), &access))?
+        self.shards.ports(welcome.parts.min(MAX_PARTS), session.socket(), &access)
     }
 
-    /// Joins the server and works for it until the session ends.
+    /// Joins the server and works for it until the session ends. A workload that was built is kept, with its specification.
+    /// Returns how many tasks are done.
     fn run_session(
         &mut self,
         join_timeout: Duration,
-        state: &mut RejoinState,
+        kept: &mut Option<(String, Arc<dyn Workload>)>,
         build: &mut BuildWorkload<'_>,
         on_notice: &mut dyn FnMut(WorkerNotice<'_>),
-    ) -> Result<SessionEnd, WorkerError> {
+    ) -> Result<(u64, SessionEnd), WorkerError> {
         let (session, welcome) = match self.say_hello(join_timeout, on_notice)? {
             Ok(HelloAnswer::Welcome(session, welcome)) => (session, welcome),
             Ok(HelloAnswer::SendModel(_)) => {
-                return Ok(SessionEnd::Refused("its workers bring the model; this one computes the server's".into()));
+                let reason = "its workers bring the model; this one computes the server's".into();
+                return Ok((0, SessionEnd::Refused(reason)));
             }
-            Err(end) => return Ok(end),
+            Err(end) => return Ok((0, end)),
         };
-        let shard = self.shard_port(&session, &welcome);
+        let shards = self.shard_ports(&session, &welcome);
         let Welcome { workload_spec, seed, optimizer, .. } = welcome;
-        let built = state.workload.take().filter(|(spec, _)| *spec == workload_spec);
+        let built = kept.take().filter(|(spec, _)| *spec == workload_spec);
         let workload = match built.map_or_else(|| build(&workload_spec), |(_, workload)| Ok(workload)) {
             Ok(workload) => workload,
             Err(reason) => {
-                session.leave(reason.clone());
+                session.leave(reason.clone(), false);
                 return Err(WorkerError::Workload { reason });
             }
         };
-        state.workload = Some((workload_spec, workload.clone()));
+        *kept = Some((workload_spec, workload.clone()));
         let layout = workload.layout();
-        session.ready(Fingerprint::of(workload.as_ref(), seed), layout.len(), shard);
+        session.ready(Fingerprint::of(workload.as_ref(), seed), layout.len(), shards);
         let mut replica = workload.replica();
         replica.track(session.progress().clone());
         let (emulation, kept) = (self.emulation.as_mut(), BTreeMap::new());
-        let (tasks, end) = Computer { session, replica, layout, optimizer, emulation, kept }.compute();
-        state.tasks += tasks;
-        Ok(end)
+        Ok(Computer { session, replica, layout, optimizer, emulation, kept }.compute())
     }
 }
 

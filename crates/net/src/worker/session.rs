@@ -24,6 +24,7 @@ use super::server_messages::ServerMessages;
 use super::shard_links::{ShardAccess, ShardLinks};
 use super::system_load::SystemLoad;
 use super::task_queue::{TaskModel, TaskQueue};
+use super::update_push::UpdatePush;
 use crate::frame;
 use crate::frame_reader::invalid;
 use crate::outbox::{Transfer, TransferEnd};
@@ -36,6 +37,8 @@ enum ResultBuffer {
     Shared(Arc<Mutex<Region>>),
     /// Own memory, to be sent.
     Own(Region),
+    /// Own memory that is being sent to shards.
+    Pushed(Arc<UpdatePush>),
 }
 
 /// A task that the worker has taken. It is reported with [`WorkerSession::report`].
@@ -59,6 +62,9 @@ impl TakenTask {
     }
 
     /// The model, and a place for the result: the gradient, or the difference of the model and the replica.
+    ///
+    /// # Panics
+    /// If the result is [being sent](WorkerSession::push).
     pub fn with_values<T>(&mut self, compute: impl FnOnce(&[f32], &mut [f32]) -> T) -> T {
         let model = self.parameters.values();
         match &mut self.result {
@@ -66,6 +72,7 @@ impl TakenTask {
                 compute(model, region.lock().unwrap_or_else(PoisonError::into_inner).values_mut())
             }
             ResultBuffer::Own(region) => compute(model, region.values_mut()),
+            ResultBuffer::Pushed(_) => panic!("the result is being sent"),
         }
     }
 
@@ -74,11 +81,20 @@ impl TakenTask {
         self.parameters.memory()
     }
 
-    /// The memory of the result.
-    pub fn result_memory(&self) -> ValueMemory {
+    /// The memory of the result. `None` if it is [being sent](WorkerSession::push).
+    pub fn result_memory(&self) -> Option<ValueMemory> {
         match &self.result {
-            ResultBuffer::Shared(region) => region.lock().unwrap_or_else(PoisonError::into_inner).memory(),
-            ResultBuffer::Own(region) => region.memory(),
+            ResultBuffer::Shared(region) => Some(region.lock().unwrap_or_else(PoisonError::into_inner).memory()),
+            ResultBuffer::Own(region) => Some(region.memory()),
+            ResultBuffer::Pushed(_) => None,
+        }
+    }
+
+    /// The result on its way to the shards, after [`WorkerSession::push`].
+    pub fn update_push(&self) -> Option<&Arc<UpdatePush>> {
+        match &self.result {
+            ResultBuffer::Pushed(push) => Some(push),
+            ResultBuffer::Own(_) | ResultBuffer::Shared(_) => None,
         }
     }
 }
@@ -185,18 +201,18 @@ impl WorkerSession {
         self.tasks
     }
 
-    /// Tells the server that this worker has its model, of this length, and can take tasks. Its process would hold a part of
-    /// the parameters at this port, if one is given.
-    pub(super) fn ready(&self, fingerprint: Fingerprint, length: usize, shard: Option<u16>) {
+    /// Tells the server that this worker has its model, of this length, and can take tasks. Its process would hold parts of the
+    /// parameters at these ports.
+    pub(super) fn ready(&self, fingerprint: Fingerprint, length: usize, shards: Vec<u16>) {
         self.length.get_or_init(|| length);
         // If it fails, the first task is the end of the session.
-        let _ = self.exchange.outbox().send(&ToServer::Ready { fingerprint, shard });
+        let _ = self.exchange.outbox().send(&ToServer::Ready { fingerprint, shards });
     }
 
-    /// Leaves for this reason.
-    pub fn leave(&self, reason: String) {
+    /// Leaves for this reason. `is_done` says whether the worker has done all that it was started for.
+    pub fn leave(&self, reason: String, is_done: bool) {
         // It fails only if the server has closed the connection.
-        let _ = self.exchange.outbox().send(&ToServer::Leave { reason });
+        let _ = self.exchange.outbox().send(&ToServer::Leave { reason, is_done });
     }
 
     /// Waits for the next task. The one before must be reported. `None` if there is none by the deadline.
@@ -209,14 +225,17 @@ impl WorkerSession {
             return Ok(None);
         };
         self.progress.step();
-        let length = parameters.values().len();
         let result = match gradient {
             Some(shared) => ResultBuffer::Shared(shared),
             None if self.exchange.is_shared() && self.shard_links.get().is_none() => {
                 return Err(self.failed(&invalid("assignment without shared buffers")));
             }
             None => {
-                let own = self.buffer.take().map_or_else(|| Region::private(length), Ok);
+                let new = || match self.shard_links.get() {
+                    Some(links) => links.vector(),
+                    None => Region::private(parameters.values().len()),
+                };
+                let own = self.buffer.take().map_or_else(new, Ok);
                 ResultBuffer::Own(own.map_err(|error| self.failed(&error))?)
             }
         };
@@ -294,14 +313,33 @@ impl WorkerSession {
         self.task_queue.is_collected()
     }
 
+    /// Lets the parts of a task's result go to their shards while others are still computed, as [`TakenTask::update_push`]
+    /// is told. Without shards, nothing changes.
+    #[must_use]
+    pub fn push(&self, task: TakenTask) -> TakenTask {
+        let Assignment { task: id, version, .. } = task.assignment;
+        let result = match (task.result, self.shard_links.get()) {
+            (ResultBuffer::Own(values), Some(links)) => match links.push(id, version, values) {
+                Ok(push) => ResultBuffer::Pushed(Arc::new(push)),
+                Err(values) => ResultBuffer::Own(values),
+            },
+            (result, _) => result,
+        };
+        TakenTask { result, ..task }
+    }
+
     /// Reports the result of a task, as far as it is still needed. Returns when it is sent.
     ///
     /// # Errors
     /// If the session has ended.
     pub fn report(&mut self, task: TakenTask, report: TaskReport) -> Result<(), SessionEnd> {
+        let task = self.push(task);
+        let number = task.assignment.task.number;
         let sent = match task.result {
-            ResultBuffer::Shared(_) => self.report_in_place(task.assignment.task.number, report),
-            ResultBuffer::Own(values) => self.upload(&task.assignment, report, values),
+            ResultBuffer::Shared(_) => self.report_in_place(number, report),
+            ResultBuffer::Own(_) if self.shard_links.get().is_some() => Err(io::ErrorKind::NotConnected.into()),
+            ResultBuffer::Own(values) => self.upload(number, report, values),
+            ResultBuffer::Pushed(push) => self.finish_push(number, report, &push),
         };
         sent.map_err(|error| self.failed(&error))?;
         self.task_queue.finish();
@@ -355,30 +393,15 @@ impl WorkerSession {
         self.exchange.outbox().send(&message)
     }
 
-    fn upload(&mut self, assignment: &Assignment, report: TaskReport, values: Region) -> io::Result<()> {
-        let number = assignment.task.number;
+    /// Sends the result to the server.
+    fn upload(&mut self, number: u64, report: TaskReport, values: Region) -> io::Result<()> {
         let status = self.task_queue.result_status();
-        let shard_links = self.shard_links.clone();
-        let gradient = match (status, shard_links.get()) {
-            (ResultStatus::Late, _) => GradientLocation::Withheld,
-            (_, Some(_)) => GradientLocation::InShards,
-            (_, None) => GradientLocation::Follows,
-        };
-        let report = self.report_message(number, report, gradient);
+        let report = self.report_message(number, report, location(status, GradientLocation::Follows));
         let end = match status {
             ResultStatus::Cancelled => TransferEnd::Withdrawn,
             ResultStatus::Late => {
                 self.exchange.outbox().send(&report)?;
                 TransferEnd::Sent
-            }
-            ResultStatus::Wanted if let Some(links) = shard_links.get() => {
-                let Assignment { task, version, .. } = *assignment;
-                let (buffer, end) = links.push(task, version, values, || self.is_cancelled())?;
-                self.buffer = buffer;
-                if end == TransferEnd::Sent {
-                    self.exchange.outbox().send(&report)?;
-                }
-                end
             }
             ResultStatus::Wanted => {
                 let (values, payload) = (Arc::new(values), self.payload.format());
@@ -394,6 +417,31 @@ impl WorkerSession {
                 end
             }
         };
+        self.note_end(number, end)
+    }
+
+    /// Sends the result to the shards, then the report to the server.
+    fn finish_push(&mut self, number: u64, report: TaskReport, push: &UpdatePush) -> io::Result<()> {
+        let status = self.task_queue.result_status();
+        let report = self.report_message(number, report, location(status, GradientLocation::InShards));
+        let end = match status {
+            ResultStatus::Wanted => push.finish(|| self.is_cancelled())?,
+            ResultStatus::Cancelled | ResultStatus::Late => {
+                push.withdraw()?;
+                if status == ResultStatus::Late { TransferEnd::Sent } else { TransferEnd::Withdrawn }
+            }
+        };
+        self.buffer = push.take_buffer();
+        match end {
+            TransferEnd::Sent => self.exchange.outbox().send(&report)?,
+            TransferEnd::Disconnected => self.shard_links.get().into_iter().for_each(ShardLinks::wait_for_end),
+            TransferEnd::Withdrawn => {}
+        }
+        self.note_end(number, end)
+    }
+
+    /// Counts the task, or tells the server that its result is not sent.
+    fn note_end(&mut self, number: u64, end: TransferEnd) -> io::Result<()> {
         match end {
             TransferEnd::Sent => self.tasks += 1,
             TransferEnd::Withdrawn => self.exchange.outbox().send(&ToServer::Dropped { number })?,
@@ -401,6 +449,11 @@ impl WorkerSession {
         }
         Ok(())
     }
+}
+
+/// Where a result of this status is, if it would be at `place`.
+fn location(status: ResultStatus, place: GradientLocation) -> GradientLocation {
+    if status == ResultStatus::Late { GradientLocation::Withheld } else { place }
 }
 
 impl Drop for WorkerSession {

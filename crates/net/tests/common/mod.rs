@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use paceline_core::Setup;
 use paceline_net::{
-    Address, Emulation, RunOutcome, Server, ServerError, TransportOptions, Worker, WorkerError, WorkerOutcome,
+    Address, Emulation, Role, RunOutcome, Server, ServerError, TransportOptions, Worker, WorkerError, WorkerOutcome,
 };
 use paceline_runtime::{Job, ServerObserver};
 use paceline_workload::{Order, Partition, Sampler, SoftmaxRegression, Workload, synthetic_digits};
@@ -61,9 +61,10 @@ pub fn address(server: &Server, transport: TransportKind) -> Address {
     server.addresses().iter().find(is_local).unwrap().clone()
 }
 
-/// A worker that asks for `rank`.
+/// A worker that asks for `rank`. Every other one reaches all shards over TCP, as from another host.
 pub fn worker(address: Address, rank: u32) -> Worker {
-    Worker { rank: Some(rank), join_timeout: Duration::ZERO, ..Worker::new(address) }
+    let shares_memory = rank.is_multiple_of(2);
+    Worker { role: Role::Worker(Some(rank)), join_timeout: Duration::ZERO, shares_memory, ..Worker::new(address) }
 }
 
 /// Runs `worker` on the workload of `job`.

@@ -78,9 +78,9 @@ pub trait ServerHost {
     /// If the run can't continue.
     fn end_turn(&mut self, now: Time, event: &Event, ledger: &Ledger) -> Result<(), Self::Error>;
 
-    /// The process of a worker would hold a part of the parameters, at this port of its host. Hosts that asked for none need
-    /// not care.
-    fn shard_offered(&mut self, _worker: WorkerId, _session: SessionId, _port: u16) {}
+    /// A process would hold parts of the parameters, each at one of these ports of its host; that of a worker, or one without.
+    /// Hosts that asked for none need not care.
+    fn shards_offered(&mut self, _worker: Option<WorkerId>, _session: SessionId, _ports: Vec<u16>) {}
 
     /// A process is ready to evaluate models; there is no other.
     fn evaluator_joined(&mut self, session: SessionId);

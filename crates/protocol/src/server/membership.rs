@@ -4,9 +4,9 @@ use paceline_core::{Event, Time, WorkerId};
 use subtle::ConstantTimeEq;
 
 use super::liveness::PATIENCE;
-use super::{Handled, PeerTrust, ServerConfig, ServerHost, ServerProtocol, SessionId, Stage};
+use super::{Handled, ParameterHolders, PeerTrust, ServerConfig, ServerHost, ServerProtocol, SessionId, Stage};
 use crate::Fingerprint;
-use crate::message::{ToWorker, Token};
+use crate::message::{Role, ToWorker, Token};
 use crate::notice::Notice;
 
 /// How many ranks a run for `workers` workers has. More workers than planned may join, but not without limit: reports
@@ -16,11 +16,11 @@ pub fn max_ranks(workers: usize) -> u32 {
 }
 
 impl ServerProtocol {
-    /// Gives a new worker a rank and sends it the workload.
+    /// Gives a new worker a rank and sends it the workload. Welcomes an evaluator, or a shard.
     pub(super) fn on_hello<H: ServerHost>(
         &mut self,
         id: SessionId,
-        rank: Option<u32>,
+        role: Role,
         emulated: Option<String>,
         token: Option<&Token>,
         host: &mut H,
@@ -33,42 +33,67 @@ impl ServerProtocol {
             self.close("the run is over", |stage| matches!(stage, Stage::Handshake(_)), host);
             return Ok(());
         }
-        if rank.map(WorkerId) == Some(WorkerId::EVALUATOR) && !self.config.takes_evaluator {
-            return self.dismiss(id, "the server evaluates the model itself".into(), false, host);
-        }
         let limit = max_ranks(self.config.workers);
         let taken = |rank: u32| self.members.contains_key(&WorkerId(rank));
-        let rank = match rank {
-            Some(rank) if rank >= limit && WorkerId(rank) != WorkerId::EVALUATOR => {
+        let worker = match role {
+            Role::Shard { ports } => return self.on_shard(id, ports, host),
+            Role::Evaluator if !self.config.takes_evaluator => {
+                return self.dismiss(id, "the server evaluates the model itself".into(), false, host);
+            }
+            // It may be the same process, whose old connection is not closed yet.
+            Role::Evaluator if self.members.contains_key(&WorkerId::EVALUATOR) => {
+                return self.dismiss(id, "there is an evaluator".into(), true, host);
+            }
+            Role::Evaluator => WorkerId::EVALUATOR,
+            Role::Worker(Some(rank)) if rank >= limit => {
                 let workers = self.config.workers;
                 let reason = format!("rank {rank}: expected 0 to {} in a run for {workers} workers", limit - 1);
                 return self.dismiss(id, reason, false, host);
             }
-            // It may be the same worker, whose old connection is not closed yet.
-            Some(rank) if taken(rank) => {
-                let reason = match WorkerId(rank) {
-                    WorkerId::EVALUATOR => "there is an evaluator".into(),
-                    _ => format!("rank {rank} is taken"),
-                };
-                return self.dismiss(id, reason, true, host);
+            Role::Worker(Some(rank)) if taken(rank) => {
+                return self.dismiss(id, format!("rank {rank} is taken"), true, host);
             }
-            Some(rank) => rank,
-            None => match (0..limit).find(|&rank| !taken(rank)) {
-                Some(rank) => rank,
+            Role::Worker(Some(rank)) => WorkerId(rank),
+            Role::Worker(None) => match (0..limit).find(|&rank| !taken(rank)) {
+                Some(rank) => WorkerId(rank),
                 None => return self.dismiss(id, format!("all {limit} ranks are taken"), true, host),
             },
         };
-        let worker = WorkerId(rank);
         session.stage = Stage::Building(worker);
         session.emulated = emulated.as_deref().map(printable);
         session.patience = self.patience.get(&worker).copied().unwrap_or(PATIENCE);
         self.members.insert(worker, id);
-        let ServerConfig { workload_spec, seed, payload, optimizer, epoch, wants_shards, .. } = self.config.clone();
-        let wants_shard = wants_shards && worker != WorkerId::EVALUATOR;
-        host.send(id, &ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer, epoch, wants_shard });
+        let parts = match self.config.holders {
+            ParameterHolders::Workers { parts } if worker != WorkerId::EVALUATOR => parts,
+            _ => 0,
+        };
+        self.welcome(id, worker.0, parts, host);
+        Ok(())
+    }
+
+    fn welcome<H: ServerHost>(&mut self, id: SessionId, rank: u32, parts: u8, host: &mut H) {
+        let ServerConfig { workload_spec, seed, payload, optimizer, epoch, .. } = self.config.clone();
+        host.send(id, &ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer, epoch, parts });
         let next = self.now + PATIENCE;
         self.schedule(id, next);
-        Ok(())
+    }
+
+    /// A process without a worker would hold parts of the parameters.
+    fn on_shard<H: ServerHost>(&mut self, id: SessionId, ports: Vec<u16>, host: &mut H) -> Handled<H> {
+        let ParameterHolders::Apart(count) = self.config.holders else {
+            let reason = "the server takes no shards without workers: start it with --shards apart:N";
+            return self.dismiss(id, reason.into(), false, host);
+        };
+        // If one of those that are there is lost, the run may resume with this one.
+        if self.has_started() || self.holding() >= count {
+            return self.dismiss(id, format!("the server has the {count} shards that it needs"), true, host);
+        }
+        let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
+        session.stage = Stage::Holding;
+        host.notice(Notice::ShardJoined { peer: session.peer.clone() });
+        host.shards_offered(None, id, ports);
+        self.welcome(id, 0, 0, host);
+        self.begin_if_complete(host)
     }
 
     pub(super) fn on_ready<H: ServerHost>(
@@ -76,7 +101,7 @@ impl ServerProtocol {
         id: SessionId,
         worker: WorkerId,
         theirs: &Fingerprint,
-        shard: Option<u16>,
+        shards: Vec<u16>,
         host: &mut H,
     ) -> Handled<H> {
         if let Some(difference) = self.config.fingerprint.difference(theirs) {
@@ -90,15 +115,21 @@ impl ServerProtocol {
             return Ok(());
         }
         session.stage = Stage::Joined(worker);
-        if let Some(port) = shard.filter(|_| self.config.wants_shards) {
-            host.shard_offered(worker, id, port);
+        if matches!(self.config.holders, ParameterHolders::Workers { .. }) && !shards.is_empty() {
+            host.shards_offered(Some(worker), id, shards);
         }
         host.notice(Notice::Joined { worker, peer: session.peer.clone(), emulated: session.emulated.clone() });
         if self.started.is_some() {
             return self.feed(Event::Joined { worker }, host);
         }
+        self.begin_if_complete(host)
+    }
+
+    /// Starts the run if all that it waits for are there.
+    fn begin_if_complete<H: ServerHost>(&mut self, host: &mut H) -> Handled<H> {
+        let shards = if let ParameterHolders::Apart(count) = self.config.holders { count } else { 0 };
         let ready = self.ready();
-        if ready.len() >= self.config.workers { self.begin(ready, host) } else { Ok(()) }
+        if ready.len() >= self.config.workers && self.holding() >= shards { self.begin(ready, host) } else { Ok(()) }
     }
 
     /// The workers that have joined.
@@ -139,6 +170,10 @@ impl ServerProtocol {
             Stage::Finished => Ok(()),
             Stage::Handshake(_) | Stage::Building(_) => {
                 host.notice(Notice::Refused { peer: session.peer, reason });
+                Ok(())
+            }
+            Stage::Holding => {
+                host.notice(Notice::ShardLeft { peer: session.peer, reason });
                 Ok(())
             }
             Stage::Evaluating => {

@@ -29,8 +29,23 @@ pub use membership::{max_ranks, token_matches};
 /// The time limit of the handshake: from the connection, encryption included, to the complete hello.
 pub const HANDSHAKE_TIMEOUT: Span = Span(10_000_000_000);
 
-/// How long a run in shards that resumes waits for all of its workers. Then it goes on with those that are there.
+/// How long a run in shards that resumes waits for all of its workers and shards. Then it goes on with those that are there.
 const GATHERING_TIME: Span = Span(20_000_000_000);
+
+/// Who holds the parameters of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ParameterHolders {
+    /// The server.
+    #[default]
+    Server,
+    /// Processes of workers.
+    Workers {
+        /// How many parts one of them may have to hold.
+        parts: u8,
+    },
+    /// This many processes without a worker. The run starts when they are there.
+    Apart(usize),
+}
 
 /// What the server tells its workers, and asks of them.
 #[derive(Debug, Clone)]
@@ -55,8 +70,8 @@ pub struct ServerConfig {
     pub epoch: u64,
     /// Whether a process may join to evaluate models.
     pub takes_evaluator: bool,
-    /// Whether processes of workers may have to hold a part of the parameters.
-    pub wants_shards: bool,
+    /// Who holds the parameters.
+    pub holders: ParameterHolders,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +84,8 @@ enum Stage {
     Joined(WorkerId),
     /// It evaluates models.
     Evaluating,
+    /// It holds a part of the parameters, and computes nothing.
+    Holding,
     /// The run is over; it closes the connection next.
     Finished,
 }
@@ -78,7 +95,7 @@ impl Stage {
         match self {
             Stage::Building(worker) | Stage::Joined(worker) => Some(worker),
             Stage::Evaluating => Some(WorkerId::EVALUATOR),
-            Stage::Handshake(_) | Stage::Finished => None,
+            Stage::Handshake(_) | Stage::Holding | Stage::Finished => None,
         }
     }
 }
@@ -135,6 +152,8 @@ pub struct ServerProtocol {
     start_time: Time,
     /// Whether the run is over.
     is_over: bool,
+    /// Whether the last worker has left, and had done all that it was started for.
+    is_done: bool,
     /// The workers of a run that is resumed, until it starts.
     departed: Vec<WorkerId>,
     /// Until when that waits for all of its workers.
@@ -159,6 +178,7 @@ impl ServerProtocol {
             started: None,
             start_time: Time::START,
             is_over: false,
+            is_done: false,
             departed: Vec::new(),
             gathering: None,
         }
@@ -179,8 +199,8 @@ impl ServerProtocol {
         departed.into_iter().try_for_each(|worker| self.feed(Event::Left { worker }, host))
     }
 
-    /// Continues a run at its time `at` once as many workers are ready as for a new one, or after 20 seconds with those
-    /// that are ready then. Its workers, `departed`, have to rejoin.
+    /// Continues a run at its time `at` once as many workers and shards are there as for a new one, or after 20 seconds with
+    /// those that are there then. Its workers, `departed`, have to rejoin.
     pub fn resume_with_all(&mut self, now: Time, at: Time, departed: impl IntoIterator<Item = WorkerId>) {
         (self.now, self.start_time, self.gathering) = (now, at, Some(now + GATHERING_TIME));
         self.departed.extend(departed);
@@ -245,6 +265,16 @@ impl ServerProtocol {
     /// The connected workers that have joined.
     pub fn joined(&self) -> usize {
         self.sessions.values().filter(|session| matches!(session.stage, Stage::Joined(_))).count()
+    }
+
+    /// Whether a run has no worker left, and the last one had done all that it was started for.
+    pub fn is_done(&self) -> bool {
+        self.is_done && self.has_started() && self.members.is_empty()
+    }
+
+    /// The connected processes that hold a part of the parameters and compute nothing.
+    fn holding(&self) -> usize {
+        self.sessions.values().filter(|session| session.stage == Stage::Holding).count()
     }
 
     /// Whether every connection is closed.
@@ -312,22 +342,27 @@ impl ServerProtocol {
         session.hear(self.now);
         match (session.stage, message) {
             (Stage::Finished, _) => Ok(()),
-            (Stage::Handshake(_), ToServer::Hello { rank, emulated, token }) => {
-                self.on_hello(id, rank, emulated, token.as_ref(), host)
+            (Stage::Handshake(_), ToServer::Hello { role, emulated, token }) => {
+                self.on_hello(id, role, emulated, token.as_ref(), host)
             }
             (Stage::Handshake(_), _) => self.violation(id, "expected a hello as the first message", host),
             (_, ToServer::Hello { .. }) => self.violation(id, "second hello", host),
-            (_, ToServer::Leave { reason }) => self.dismiss(id, printable(&reason), false, host),
+            (_, ToServer::Leave { reason, is_done }) => {
+                self.dismiss(id, printable(&reason), false, host)?;
+                self.is_done = is_done && self.joined() == 0;
+                Ok(())
+            }
             (_, ToServer::Heartbeat { progress }) => {
                 if std::mem::replace(&mut session.progress, progress) != progress {
                     progressed(session, self.now, &mut self.lateness);
                 }
                 Ok(())
             }
-            (Stage::Building(worker), ToServer::Ready { fingerprint, shard }) => {
-                self.on_ready(id, worker, &fingerprint, shard, host)
+            (Stage::Building(worker), ToServer::Ready { fingerprint, shards }) => {
+                self.on_ready(id, worker, &fingerprint, shards, host)
             }
             (Stage::Building(_), _) => self.violation(id, "expected a ready message", host),
+            (Stage::Holding, _) => self.violation(id, "a message of a worker from a shard", host),
             (Stage::Joined(_) | Stage::Evaluating, ToServer::Ready { .. }) => {
                 self.violation(id, "second ready message", host)
             }
@@ -382,8 +417,9 @@ impl ServerProtocol {
             self.check(id, host)?;
         }
         if self.gathering.is_some_and(|until| until <= self.now) {
+            let is_held = !matches!(self.config.holders, ParameterHolders::Apart(_)) || self.holding() > 0;
             match self.ready() {
-                ready if ready.is_empty() => self.gathering = Some(self.now + GATHERING_TIME),
+                ready if ready.is_empty() || !is_held => self.gathering = Some(self.now + GATHERING_TIME),
                 ready => self.begin(ready, host)?,
             }
         }
@@ -483,7 +519,7 @@ impl ServerProtocol {
             GradientLocation::InPlace => trust == PeerTrust::SameUser,
             GradientLocation::Follows => trust == PeerTrust::Network,
             GradientLocation::Withheld => late,
-            GradientLocation::InShards => self.config.wants_shards,
+            GradientLocation::InShards => self.config.holders != ParameterHolders::Server,
         };
         let report = report.bounded(self.now.since(sent));
         let samples = u64::from(report.samples.unwrap_or(samples)) * u64::from(iterations);

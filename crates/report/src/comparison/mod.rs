@@ -1,12 +1,15 @@
-//! Contestants compared: their runs under the same conditions, ranked, and figures of them.
+//! Contestants compared: their runs under the same conditions, ranked, what to use, and figures of them.
 
+mod advice;
 mod figures;
 mod paired;
 mod ranking;
 mod suite;
 
+use paceline_core::StepKind;
 use paceline_runtime::Summary;
 
+pub use advice::{Advice, BoldAnswer, SafeAnswer, SafeGrounds};
 pub use figures::panels;
 pub use paired::{Difference, FEWEST_SEEDS, PairedRatio};
 pub use ranking::{RankedContestant, Ranking};
@@ -16,6 +19,8 @@ pub use suite::{Suite, SuiteEntry, SuiteRace};
 pub struct ContestantRuns {
     /// Its name: the scheme, and the workers if they are not all.
     pub name: String,
+    /// What the scheme's steps are made of.
+    pub step_kind: StepKind,
     /// Its learning rate.
     pub rate: f32,
     /// Whether that is the best at the edge of the rates that were tried; `None` if it was not tuned.

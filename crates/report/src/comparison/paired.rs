@@ -1,5 +1,6 @@
 //! Two contestants compared seed by seed.
 
+use paceline_runtime::Summary;
 use serde::Serialize;
 
 use super::RunResult;
@@ -35,9 +36,19 @@ pub struct PairedRatio {
 impl PairedRatio {
     /// Compares two contestants' runs; `None` if no seed is common.
     pub fn new(own: &[RunResult], other: &[RunResult]) -> Option<Self> {
+        PairedRatio::by(own, other, |own, other| Some(other.time_to_target? / own.time_to_target?))
+    }
+
+    /// How many times as many samples per second.
+    pub(super) fn of_speeds(own: &[RunResult], other: &[RunResult]) -> Option<Self> {
+        let speed = |run: &Summary| Some(run.samples_used as f64 / run.time_to_target?);
+        PairedRatio::by(own, other, |own, other| Some(speed(own)? / speed(other)?))
+    }
+
+    fn by(own: &[RunResult], other: &[RunResult], ratio: impl Fn(&Summary, &Summary) -> Option<f64>) -> Option<Self> {
         let log_ratio = |run: &RunResult| {
             let other = other.iter().find(|other| other.summary.seed == run.summary.seed)?;
-            Some((other.summary.time_to_target? / run.summary.time_to_target?).ln())
+            Some(ratio(&run.summary, &other.summary)?.ln())
         };
         let logs: Vec<f64> = own.iter().filter_map(log_ratio).filter(|log| log.is_finite()).collect();
         let interval = mean_interval(&logs).filter(|_| logs.len() >= FEWEST_SEEDS);

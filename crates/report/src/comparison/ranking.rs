@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use paceline_core::StepKind;
 use paceline_runtime::{Goals, Summary};
 use serde::Serialize;
 
@@ -12,7 +13,7 @@ use crate::statistics::{deviation, mean};
 use crate::tables::aligned;
 
 /// The scheme that others are compared with, if it is among them.
-const BASELINE: &str = "bsp";
+pub(super) const BASELINE: &str = "bsp";
 
 /// A contestant's rank, with means over its runs. Times are in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -22,6 +23,8 @@ pub struct RankedContestant {
     /// The scheme with its settings, and the workers if they are not all.
     #[serde(rename = "scheme")]
     pub name: String,
+    /// What the scheme's steps are made of.
+    pub step_kind: StepKind,
     /// The learning rate.
     pub rate: f64,
     /// Whether it is the best at the edge of the rates that were tried; `None` if it was not tuned.
@@ -76,6 +79,7 @@ impl RankedContestant {
         RankedContestant {
             place: 0,
             name: contestant.name.clone(),
+            step_kind: contestant.step_kind,
             rate: contestant.written_rate(),
             rate_at_edge: contestant.at_edge,
             runs: contestant.runs.len(),
@@ -195,12 +199,6 @@ impl Ranking {
         self.first().into_iter().chain(level.map(|(place, _)| place)).collect()
     }
 
-    /// The one to use: the fastest, but the baseline if that can't be told apart from it.
-    pub fn recommended(&self) -> Option<&RankedContestant> {
-        let leaders = self.leaders();
-        leaders.iter().find(|place| place.name == BASELINE).or(leaders.first()).copied()
-    }
-
     /// The fastest, if it reached the target in every run.
     fn first(&self) -> Option<&RankedContestant> {
         self.places.first().filter(|place| place.finished())
@@ -304,7 +302,7 @@ mod tests {
             run
         };
         let runs = (1..).zip(times).map(run).collect();
-        ContestantRuns { name: name.into(), rate: 0.1, at_edge: None, runs }
+        ContestantRuns { name: name.into(), step_kind: StepKind::Fresh, rate: 0.1, at_edge: None, runs }
     }
 
     fn reached(name: &str, times: [f64; 4]) -> ContestantRuns {
@@ -351,7 +349,6 @@ mod tests {
         let ranking = ranking(&all_runs);
         assert!(ranking.winner().is_none());
         assert_eq!(names(&ranking.leaders()), ["ssp", "asp"]);
-        assert_eq!(ranking.recommended().unwrap().name, "ssp");
         let explanation = ranking.explanation();
         let start =
             "ssp and asp lead; they can't be told apart with these seeds. ssp: accuracy>0.9 after 85.0 s, 1.26 ";
@@ -363,10 +360,9 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_differ_from_bsp_is_not_recommended() {
+    fn what_does_not_differ_from_bsp_leads_with_it() {
         let ranking = ranking(&[reached("bsp", BSP), reached("asp", [90.0, 150.0, 75.0, 105.0])]);
         assert_eq!(ranking.places[0].name, "asp");
-        assert_eq!(ranking.recommended().unwrap().name, "bsp");
         let explanation = ranking.explanation();
         assert!(explanation.starts_with("asp and bsp lead; they can't be told apart"), "{explanation}");
         assert!(explanation.ends_with("), which is no difference."), "{explanation}");

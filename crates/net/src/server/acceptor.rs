@@ -1,28 +1,20 @@
 //! Accepts connections.
 
 use std::io;
-use std::net::TcpListener;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use paceline_protocol::{PeerTrust, SessionId};
-use rustix::net::sockopt::socket_peercred;
-use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
-use rustls::{ServerConfig, ServerConnection};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::MAX_CONNECTIONS;
 use super::event_source::ServerInput;
 use super::io_thread::IoThreadHandle;
 use super::session::{Session, SessionContext};
 use super::session_set::SessionSet;
-use crate::address::Address;
+use crate::listener::{Accepted, Listener, TcpOptions};
 use crate::poller::{Interest, Poller};
-use crate::socket::Socket;
-use crate::tls::Tls;
 
 /// The delay before the next accept after the system could not provide another connection.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -33,86 +25,11 @@ const MAX_ACCEPTED: usize = 64;
 /// The token of the first listener. Sessions count from 0 and never get this high.
 const FIRST_LISTENER: u64 = 1 << 63;
 
-/// Options of the TCP connections that are accepted.
-#[derive(Debug, Default)]
-pub(super) struct TcpOptions {
-    pub(super) congestion: Option<String>,
-    pub(super) encryption: Option<Arc<ServerConfig>>,
-}
-
-/// A listening socket.
-#[derive(Debug)]
-pub(super) enum Listener {
-    Tcp(TcpListener),
-    Local(UnixListener),
-}
-
 /// Raises this process's limit of open files to its maximum: every connection is one, and the usual limit is low.
 pub(super) fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     // If the limit can't be raised, connections beyond it are refused.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-}
-
-impl Listener {
-    /// Binds to `address`. Also returns the address in use, whose port differs if 0 was requested.
-    pub(super) fn bind(address: &Address) -> io::Result<(Self, Address)> {
-        match address {
-            Address::Tcp { host, port } => {
-                let listener = TcpListener::bind((host.as_str(), *port))?;
-                let port = listener.local_addr()?.port();
-                Ok((Listener::Tcp(listener), Address::Tcp { host: host.clone(), port }))
-            }
-            Address::Local { name } => {
-                let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
-                Ok((Listener::Local(listener), address.clone()))
-            }
-        }
-    }
-
-    fn set_nonblocking(&self) -> io::Result<()> {
-        match self {
-            Listener::Tcp(listener) => listener.set_nonblocking(true),
-            Listener::Local(listener) => listener.set_nonblocking(true),
-        }
-    }
-
-    fn accept(&self, options: &TcpOptions) -> io::Result<Accepted> {
-        match self {
-            Listener::Tcp(listener) => {
-                let (stream, peer) = listener.accept()?;
-                let socket = Socket::tcp(stream, options.congestion.as_deref())?;
-                let connection = options.encryption.clone().map(ServerConnection::new).transpose();
-                let tls = connection.map_err(io::Error::other)?.map(Tls::new);
-                Ok(Accepted { socket, tls, peer: peer.to_string() })
-            }
-            Listener::Local(listener) => {
-                let (stream, _) = listener.accept()?;
-                let peer = socket_peercred(&stream)?;
-                // Any process on the host can reach an abstract name, but memory is shared with the same user only.
-                if peer.uid != getuid() {
-                    return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the process belongs to another user"));
-                }
-                Ok(Accepted { socket: Socket::local(stream), tls: None, peer: format!("process {}", peer.pid) })
-            }
-        }
-    }
-}
-
-impl AsFd for Listener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Listener::Tcp(listener) => listener.as_fd(),
-            Listener::Local(listener) => listener.as_fd(),
-        }
-    }
-}
-
-/// A new connection.
-struct Accepted {
-    socket: Socket,
-    tls: Option<Tls>,
-    peer: String,
 }
 
 /// A listener, and what it is waited for.
