@@ -92,8 +92,9 @@ fn other_formats_take_half_or_a_quarter_of_the_traffic_and_still_train() {
         let share = bytes(payload.into()) / full;
         assert!((expected - 0.05..expected + 0.05).contains(&share), "{payload}: {share} of the traffic of f32");
     }
-    // Whatever every worker chooses.
-    assert!((0.2..1.01).contains(&(bytes(PayloadRule::Auto) / full)));
+    // Whatever every worker chooses. At the end of a run a model may be on its way, or not.
+    let share = bytes(PayloadRule::Auto) / full;
+    assert!((0.2..1.05).contains(&share), "auto: {share} of the traffic of f32");
 }
 
 /// A run of `bsp` in which values are rounded as the payload says, with the codecs alone.
