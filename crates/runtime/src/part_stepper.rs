@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use paceline_store::{BLOCK, NextState, Optimizer, OptimizerKind, OptimizerStep, ShardNorms, Shards, aggregate_shard};
+use paceline_store::{
+    BLOCK, NextState, Optimizer, OptimizerKind, OptimizerStep, ShardNorms, Shards, aggregate_shard, continue_shard,
+};
 
 use crate::step_control::StepPlan;
 use crate::step_threads::StepThreads;
@@ -15,6 +17,8 @@ pub type WeightedValues<'a> = (&'a [f32], f32);
 pub struct StepPiece<'a> {
     /// The range. It begins at a multiple of [`BLOCK`].
     pub range: Range<usize>,
+    /// The sum of the updates before these, in the range only, if there are any.
+    pub begun: Option<&'a [f32]>,
     /// The updates, in the order of the sum: in the range only.
     pub updates: Vec<WeightedValues<'a>>,
 }
@@ -62,7 +66,7 @@ impl PartStepper {
         new: &mut [f32],
         updates: &[WeightedValues<'_>],
     ) -> ShardNorms {
-        ShardNorms::concat(&self.attempt_pieces(plan, old, new, self.pieces(old.len(), updates)))
+        ShardNorms::concat(&self.attempt_pieces(plan, old, new, self.pieces(old.len(), None, updates)))
     }
 
     /// The same for some pieces of the vector, in their order. Returns the norms of each.
@@ -104,7 +108,7 @@ impl PartStepper {
 
     /// The norms of the updates, of this length, and of their sum, without a step.
     pub fn measure(&self, length: usize, updates: &[WeightedValues<'_>]) -> ShardNorms {
-        ShardNorms::concat(&self.measure_pieces(self.pieces(length, updates)))
+        ShardNorms::concat(&self.measure_pieces(self.pieces(length, None, updates)))
     }
 
     /// The same for some pieces of the vector. Returns the norms of each.
@@ -119,12 +123,34 @@ impl PartStepper {
         self.threads.map(pieces, measure)
     }
 
-    /// All of a vector of this length, in as many pieces as the threads want.
-    fn pieces<'a>(&self, length: usize, updates: &[WeightedValues<'a>]) -> Vec<StepPiece<'a>> {
+    /// Writes the sum of the updates into `sum`, or adds them to what `is_begun` there. Returns the norms.
+    pub(crate) fn add_up(&self, updates: &[WeightedValues<'_>], sum: &mut [f32], is_begun: bool) -> ShardNorms {
+        let trainable = self.optimizer.rules().trainable();
+        let (mut parts, mut left) = (Vec::new(), &mut *sum);
+        for StepPiece { range, updates, .. } in self.pieces(left.len(), None, updates) {
+            let (own, after) = left.split_at_mut(range.len());
+            left = after;
+            parts.push((updates, trainable.saturating_sub(range.start).min(range.len()), own));
+        }
+        let add = if is_begun { continue_shard } else { aggregate_shard };
+        ShardNorms::concat(&self.threads.map(parts, |(updates, trainable, own)| add(&updates, trainable, own)))
+    }
+
+    /// All of a vector of this length, in as many pieces as the threads want. `begun` is the sum of the updates before these.
+    pub(crate) fn pieces<'a>(
+        &self,
+        length: usize,
+        begun: Option<&'a [f32]>,
+        updates: &[WeightedValues<'a>],
+    ) -> Vec<StepPiece<'a>> {
         let ranges = Shards::new(length, self.threads.parts()).ranges().filter(|range| !range.is_empty());
         let of_range = |(values, weight): &WeightedValues<'a>, range: &Range<usize>| (&values[range.clone()], *weight);
         ranges
-            .map(|range| StepPiece { updates: updates.iter().map(|one| of_range(one, &range)).collect(), range })
+            .map(|range| StepPiece {
+                begun: begun.map(|begun| &begun[range.clone()]),
+                updates: updates.iter().map(|one| of_range(one, &range)).collect(),
+                range,
+            })
             .collect()
     }
 
@@ -159,7 +185,13 @@ impl<'a> SumBlock<'a> {
         let sum = &mut self.sum[..block.len()];
         self.sources.clear();
         self.sources.extend(self.piece.updates.iter().map(|(values, weight)| (&values[block.clone()], *weight)));
-        let norms = aggregate_shard(&self.sources, trainable, sum);
+        let norms = match self.piece.begun {
+            Some(begun) => {
+                sum.copy_from_slice(&begun[block]);
+                continue_shard(&self.sources, trainable, sum)
+            }
+            None => aggregate_shard(&self.sources, trainable, sum),
+        };
         (sum, norms)
     }
 }

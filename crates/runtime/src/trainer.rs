@@ -3,12 +3,14 @@
 use std::convert::Infallible;
 
 use paceline_core::{Commit, CommitOutcome, CommitStep, OuterOptimizer, SchemeSpec, Share, TaskId, Version, WorkerId};
-use paceline_store::{Layout, Norms, Optimizer, OptimizerKind, OptimizerSpec};
+use paceline_store::{Layout, Norms, Optimizer, OptimizerKind, OptimizerSpec, ShardNorms};
 
-use crate::part_stepper::{PartStepper, WeightedValues};
+use crate::early_sum::EarlySum;
+use crate::part_stepper::{PartStepper, StepPiece, WeightedValues};
 use crate::rate_control::{RateSpec, RateState};
 use crate::step_control::{StepControl, StepPlan, StepValues, Summands, UpdateInfo};
 use crate::step_threads::StepThreads;
+use crate::summed_workers::SummedWorkers;
 
 /// One update's part in a commit: its gradient, weight and mean training loss.
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +40,8 @@ impl<'a> Contribution<'a> {
 pub struct Stepper {
     control: StepControl,
     part: PartStepper,
+    summed: SummedWorkers<WorkerId>,
+    early: EarlySum,
 }
 
 impl Stepper {
@@ -49,7 +53,8 @@ impl Stepper {
     /// A stepper that continues with an optimizer and a learning rate in this state.
     pub fn resumed(optimizer: Optimizer, rate: RateSpec, state: RateState) -> Self {
         let control = StepControl::new(optimizer.spec().groups.len(), rate, state);
-        Stepper { control, part: PartStepper::new(optimizer, StepThreads::new(1)) }
+        let part = PartStepper::new(optimizer, StepThreads::new(1));
+        Stepper { control, part, summed: SummedWorkers::default(), early: EarlySum::default() }
     }
 
     /// The same stepper on these threads. Their number does not change the result, bit for bit.
@@ -92,9 +97,21 @@ impl Stepper {
         workers: usize,
     ) -> CommitOutcome {
         let updates: Vec<UpdateInfo<'_>> = contributions.iter().map(Contribution::info).collect();
-        let mut values = LocalValues { part: &mut self.part, old, new, contributions };
+        let foresees = !matches!(commit.step, CommitStep::Compensated { .. });
+        let Stepper { part, summed, early, .. } = self;
+        let mut values = LocalValues { part, summed, early, foresees, old, new, contributions };
         let Ok(outcome) = self.control.commit(commit, &updates, workers, &mut values);
+        self.early.clear();
         outcome
+    }
+
+    /// Adds up the first updates of the next step, as far as they are there and more are awaited: `arrived` has the update
+    /// of a worker. It does so if the next step can be foreseen; if it turns out to be another one, only work is lost.
+    pub fn add_up_early<'a>(&mut self, arrived: impl Fn(WorkerId) -> Option<(TaskId, &'a [f32])>) {
+        let Some((_, members)) = self.summed.expected().and_then(<[_]>::split_last) else { return };
+        let next = members.iter().skip(self.early.len());
+        let next = next.map_while(|&(worker, weight)| arrived(worker).map(|(task, values)| (task, (values, weight))));
+        self.early.extend(&self.part, &next.collect::<Vec<_>>());
     }
 
     /// The learning rate of a worker's local iterations on the newest version.
@@ -106,14 +123,29 @@ impl Stepper {
 /// The values of a commit in this process.
 struct LocalValues<'a> {
     part: &'a mut PartStepper,
+    summed: &'a mut SummedWorkers<WorkerId>,
+    early: &'a EarlySum,
+    /// Whether such a step can be foreseen.
+    foresees: bool,
     old: &'a [f32],
     new: &'a mut [f32],
     contributions: &'a [Contribution<'a>],
 }
 
 impl<'a> LocalValues<'a> {
-    fn updates(&self, summands: &Summands) -> Vec<WeightedValues<'a>> {
-        summands.iter().map(|&(position, weight)| (self.contributions[position].gradient, weight)).collect()
+    /// Has the sum of these updates made, in pieces. It goes on from the early sum if it begins with the same.
+    fn sum(
+        &mut self,
+        summands: &Summands,
+        make: impl FnOnce(&mut Self, Vec<StepPiece<'a>>) -> Vec<ShardNorms>,
+    ) -> Norms {
+        let contribution = |&(position, weight): &(usize, f32)| (&self.contributions[position], weight);
+        let begun = self.early.of(summands.iter().map(contribution).map(|(one, weight)| (one.task, weight)));
+        let left = summands[begun.map_or(0, |_| self.early.len())..].iter().map(contribution);
+        let left: Vec<WeightedValues<'a>> = left.map(|(one, weight)| (one.gradient, weight)).collect();
+        let pieces = self.part.pieces(self.old.len(), begun, &left);
+        let norms = ShardNorms::concat(&make(self, pieces));
+        Norms::join(&[if begun.is_some() { self.early.complete(&norms) } else { norms }])
     }
 }
 
@@ -121,16 +153,18 @@ impl StepValues for LocalValues<'_> {
     type Error = Infallible;
 
     fn measure(&mut self, updates: &Summands) -> Result<Norms, Infallible> {
-        Ok(Norms::join(&[self.part.measure(self.old.len(), &self.updates(updates))]))
+        Ok(self.sum(updates, |values, pieces| values.part.measure_pieces(pieces)))
     }
 
     fn attempt(&mut self, plan: &StepPlan, updates: &Summands) -> Result<Norms, Infallible> {
-        let updates = self.updates(updates);
-        Ok(Norms::join(&[self.part.attempt(plan, self.old, self.new, &updates)]))
+        let member = |&(position, weight): &(usize, f32)| (self.contributions[position].task.worker, weight);
+        self.summed.attempt(updates.iter().filter(|_| self.foresees).map(member).collect());
+        Ok(self.sum(updates, |values, pieces| values.part.attempt_pieces(plan, values.old, values.new, pieces)))
     }
 
     fn accept(&mut self, plan: &StepPlan) -> Result<(), Infallible> {
         self.part.accept(plan);
+        self.summed.accept();
         Ok(())
     }
 
@@ -419,6 +453,56 @@ mod tests {
                     assert_eq!((&new, stepper.optimizer()), (&other, expected.optimizer()), "{optimizer}");
                     std::mem::swap(&mut old, &mut new);
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn sums_that_begin_early_give_the_same_bits() {
+        let layout = Layout::new([("w", vec![3 * BLOCK + 5])], [("mean", vec![9])]);
+        let broken = [(1, BLOCK, f32::NAN)];
+        let (good, bad) = (gradients(layout.len(), 4, &[]), gradients(layout.len(), 4, &broken));
+        let last_bad = gradients(layout.len(), 4, &[(3, 2 * BLOCK, f32::NAN)]);
+        let task = |worker: usize, number| TaskId { worker: WorkerId(worker as u32), number };
+        for (clip, threads) in [(None, 1), (Some(0.1), 1), (None, 2), (Some(0.1), 3)] {
+            let rate = RateSpec::constant(0.1);
+            let stepper = || {
+                let stepper = Stepper::new(&layout, "momentum".parse().unwrap(), rate).clipping(clip);
+                stepper.threads(StepThreads::new(threads))
+            };
+            let (mut early, mut plain) = (stepper(), stepper());
+            let mut old = vec![0.5; layout.len()];
+            let (mut new, mut expected) = (old.clone(), old.clone());
+            for number in 0..14 {
+                // One step has other weights than were foreseen, one an update of another task, and two a broken one.
+                let weights = if number == 4 { [0.4, 0.2, 0.2, 0.2] } else { [0.25; 4] };
+                let other = |worker: usize| if number == 8 && worker == 0 { 99 } else { number };
+                let gradients = match number {
+                    9 => &bad,
+                    12 => &last_bad,
+                    _ => &good,
+                };
+                let one = |worker: usize| Contribution {
+                    task: task(worker, number),
+                    gradient: &gradients[worker],
+                    weight: weights[worker],
+                    loss: 1.0,
+                    rates: &[],
+                };
+                let all = [0, 1, 2, 3].map(one);
+                // They arrive one by one, in another order.
+                for there in [vec![2], vec![0, 2], vec![0, 1, 2], vec![0, 1, 2, 3]] {
+                    early.add_up_early(|WorkerId(worker)| {
+                        let worker = worker as usize;
+                        there.contains(&worker).then(|| (task(worker, other(worker)), &gradients[worker][..]))
+                    });
+                }
+                let is_foreseen = [2, 3, 4, 7, 8, 9, 12].contains(&number);
+                assert_eq!(early.early.len(), if is_foreseen { 3 } else { 0 }, "step {number}");
+                let outcome = early.commit(&commit(OPTIMIZER), &old, &mut new, &all, 4);
+                assert_eq!(outcome, plain.commit(&commit(OPTIMIZER), &old, &mut expected, &all, 4), "step {number}");
+                assert_eq!((&new, early.optimizer()), (&expected, plain.optimizer()), "step {number}");
+                std::mem::swap(&mut old, &mut new);
             }
         }
     }

@@ -65,6 +65,19 @@ impl ShardNorms {
         ShardNorms { sums, columns, broken: broken.into_iter().collect() }
     }
 
+    /// Those of a sum that was made in two goes: of the sources in the first, and of those that `rest` added to it.
+    ///
+    /// # Panics
+    /// If the two are not of the same blocks.
+    pub fn continued(&self, rest: &ShardNorms) -> Self {
+        assert_eq!(self.sums.len() * rest.columns, rest.sums.len() * self.columns, "norms of different blocks");
+        let (first, columns) = (self.columns - 1, self.columns - 1 + rest.columns);
+        let rows = self.sums.chunks_exact(self.columns).zip(rest.sums.chunks_exact(rest.columns));
+        let sums = rows.flat_map(|(row, rest)| row[..first].iter().chain(rest)).copied().collect();
+        let broken = self.broken.iter().copied().chain(rest.broken.iter().map(|index| first + index)).collect();
+        ShardNorms { sums, columns, broken }
+    }
+
     /// The norms whose [`sums`](ShardNorms::sums) were sent. `None` if they are not those of `sources` sources.
     pub fn received(sums: Vec<f64>, sources: usize, broken: Vec<usize>) -> Option<Self> {
         let columns = sources + 1;
@@ -122,6 +135,19 @@ pub fn aggregate(sources: &[(&[f32], f32)], trainable: usize, out: &mut [f32]) -
 /// # Panics
 /// In the same cases as [`aggregate`].
 pub fn aggregate_shard(sources: &[(&[f32], f32)], trainable: usize, out: &mut [f32]) -> ShardNorms {
+    add_shard(sources, trainable, out, false)
+}
+
+/// The same, added to a sum that was begun in `out`. The squares of the result are those of the whole sum; see
+/// [`ShardNorms::continued`].
+///
+/// # Panics
+/// In the same cases as [`aggregate`].
+pub fn continue_shard(sources: &[(&[f32], f32)], trainable: usize, out: &mut [f32]) -> ShardNorms {
+    add_shard(sources, trainable, out, true)
+}
+
+fn add_shard(sources: &[(&[f32], f32)], trainable: usize, out: &mut [f32], is_begun: bool) -> ShardNorms {
     for (source, _) in sources {
         assert_eq!(source.len(), out.len(), "a gradient differs in length from the output");
     }
@@ -132,10 +158,10 @@ pub fn aggregate_shard(sources: &[(&[f32], f32)], trainable: usize, out: &mut [f
     let (learned, statistics) = out.split_at_mut(trainable);
     for (tile, out) in learned.chunks_mut(TILE).enumerate() {
         let row = tile * TILE / BLOCK * columns;
-        add_tile(sources, tile * TILE, out, &mut sums[row..row + columns]);
+        add_tile(sources, tile * TILE, out, is_begun, &mut sums[row..row + columns]);
     }
     for (tile, out) in statistics.chunks_mut(TILE).enumerate() {
-        add_tile(sources, trainable + tile * TILE, out, &mut sums[blocks * columns..]);
+        add_tile(sources, trainable + tile * TILE, out, is_begun, &mut sums[blocks * columns..]);
     }
     let is_finite = |&index: &usize| sums.iter().skip(index).step_by(columns).all(|sum| sum.is_finite());
     let broken = (0..sources.len()).filter(|index| !is_finite(index)).collect();
@@ -144,7 +170,10 @@ pub fn aggregate_shard(sources: &[(&[f32], f32)], trainable: usize, out: &mut [f
 }
 
 /// Sums one tile of all sources, from `start`, into `out`, and adds the squares to `sums`.
-fn add_tile(sources: &[(&[f32], f32)], start: usize, out: &mut [f32], sums: &mut [f64]) {
+fn add_tile(sources: &[(&[f32], f32)], start: usize, out: &mut [f32], is_begun: bool, sums: &mut [f64]) {
+    if !is_begun {
+        out.fill(0.0);
+    }
     let (chunks, rest) = out.as_chunks_mut();
     add_chunks(sources, start, chunks, sums);
     if !rest.is_empty() {
@@ -158,13 +187,13 @@ fn add_tile(sources: &[(&[f32], f32)], start: usize, out: &mut [f32], sums: &mut
         let padded: Vec<_> = sources.iter().map(pad).collect();
         let sources: Vec<_> = padded.iter().map(|(chunk, weight)| (&chunk[..], *weight)).collect();
         let mut chunk = [[0.0; LANES]];
+        chunk[0][..rest.len()].copy_from_slice(rest);
         add_chunks(&sources, 0, &mut chunk, sums);
         rest.copy_from_slice(&chunk[0][..rest.len()]);
     }
 }
 
 fn add_chunks(sources: &[(&[f32], f32)], start: usize, out: &mut [[f32; LANES]], sums: &mut [f64]) {
-    out.fill([0.0; LANES]);
     let mut result = 0.0;
     for (index, group) in sources.chunks(GROUP).enumerate() {
         let add = match group.len() {

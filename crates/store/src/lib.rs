@@ -20,7 +20,7 @@ mod schedule;
 mod shards;
 mod tensor_file;
 
-pub use aggregate::{Norms, ShardNorms, aggregate, aggregate_shard};
+pub use aggregate::{Norms, ShardNorms, aggregate, aggregate_shard, continue_shard};
 pub use atomic::{create_folder, try_file, write_file};
 pub use checkpoint::{
     Checkpoint, CheckpointError, CheckpointFolder, CheckpointView, LatestCheckpoint, ReservedModel, load_checkpoint,

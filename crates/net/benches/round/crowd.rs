@@ -93,7 +93,7 @@ impl ServerObserver for ServerCost {}
 fn count(scheme: &str, address: &Address, workers: usize, iterations: usize, task: Duration) -> ServerCost {
     let mut cost = ServerCost::new(workers, iterations as u64);
     let before = resident_bytes();
-    idle::run(&idle::job(scheme, LENGTH, workers, iterations), address, 1, task, &mut cost);
+    idle::run(&idle::job(scheme, LENGTH, workers, iterations), address, &[task], &mut cost);
     cost.resident -= before;
     cost
 }

@@ -4,6 +4,7 @@
 use std::env;
 use std::net::SocketAddr;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use paceline_net::{PayloadFormat, ShardCount};
 
@@ -44,7 +45,7 @@ fn own(length: usize, hosts: usize, shards: ShardCount, payload: PayloadFormat) 
     server.args(["serve-host", &length, &workers, &shards.to_string(), &payload.to_string()]);
     let worker = |host: usize| {
         let mut worker = on(host, &program);
-        worker.env(ROLE, format!("{} 1 0", address()));
+        worker.env(ROLE, idle::role(address(), host - 1..host, Duration::ZERO));
         worker
     };
     let programs = std::iter::once(server).chain((1..=hosts).map(worker)).collect();

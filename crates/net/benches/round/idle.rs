@@ -1,11 +1,13 @@
 //! Workers that compute nothing, so that only the transport of values is measured.
 
+use std::fmt::Display;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use std::{process, thread};
 
 use paceline_core::Setup;
-use paceline_net::{Address, Emulation, PayloadFormat, Server, ShardCount, TransportOptions, Worker};
+use paceline_net::{Address, Emulation, PayloadFormat, Role, Server, ShardCount, TransportOptions, Worker};
 use paceline_runtime::{Job, ServerObserver};
 use paceline_store::Layout;
 use paceline_workload::{Draw, Evaluation, Replica, Workload};
@@ -69,30 +71,38 @@ pub fn bind(address: &Address, payload: PayloadFormat, shards: ShardCount) -> Se
     Server::bind(std::slice::from_ref(address), transport).expect("the address is free")
 }
 
-/// Runs `job` at `address` with its workers spread over `processes`. Every task takes at least `task`.
-pub fn run(job: &Job, address: &Address, processes: usize, task: Duration, observer: &mut dyn ServerObserver) {
+/// Runs `job` at `address` with its workers spread over processes. Every task takes at least as long as is said for its
+/// process.
+pub fn run(job: &Job, address: &Address, tasks: &[Duration], observer: &mut dyn ServerObserver) {
     let server = bind(address, PayloadFormat::F32, ShardCount::None);
-    let workers = job.setup.workers / processes;
-    let role = format!("{} {workers} {}", server.addresses()[0], task.as_millis());
-    let children: Vec<_> = (0..processes).map(|_| crate::start(role.clone())).collect();
+    let workers = job.setup.workers / tasks.len();
+    let address = &server.addresses()[0];
+    let role = |(process, task): (usize, &Duration)| role(address, process * workers..(process + 1) * workers, *task);
+    let children: Vec<_> = tasks.iter().enumerate().map(|one| crate::start(role(one))).collect();
     server.run(job, observer).expect("idle workers do not fail");
     for mut child in children {
         assert!(child.wait().expect("the workers were started").success());
     }
 }
 
-/// Runs the workers of `role`: address, number of workers, and milliseconds per task.
+/// What a process does that runs the workers of these ranks.
+pub fn role(address: impl Display, ranks: Range<usize>, task: Duration) -> String {
+    format!("{address} {} {} {}", ranks.start, ranks.end, task.as_millis())
+}
+
+/// Runs the workers of a [`role`].
 pub fn work(role: &str) {
-    let [address, workers, milliseconds] = role.split(' ').collect::<Vec<_>>()[..] else { process::exit(2) };
-    let (Ok(address), Ok(workers), Ok(milliseconds)) =
-        (address.parse::<Address>(), workers.parse(), milliseconds.parse::<u64>())
+    let [address, first, end, milliseconds] = role.split(' ').collect::<Vec<_>>()[..] else { process::exit(2) };
+    let (Ok(address), Ok(first), Ok(end), Ok(milliseconds)) =
+        (address.parse::<Address>(), first.parse::<u32>(), end.parse(), milliseconds.parse())
     else {
         process::exit(2)
     };
     thread::scope(|scope| {
-        for _ in 0..workers {
+        for rank in first..end {
             let task = Duration::from_millis(milliseconds);
             let worker = Worker {
+                role: Role::Worker(Some(rank)),
                 join_timeout: Duration::from_secs(10),
                 emulation: (milliseconds > 0).then(|| Emulation::times(format!("{task:?} a task"), move || task)),
                 congestion: congestion(),

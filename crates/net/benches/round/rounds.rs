@@ -19,6 +19,10 @@ const WORKERS: [usize; 3] = [2, 4, 8];
 /// Rounds before the measurement, in which pages are touched and connections reach full speed.
 const WARM_UP: usize = 5;
 
+/// How late the last worker is in some rounds, and how many of them are measured at most.
+const LATE: Duration = Duration::from_millis(100);
+const LATE_ROUNDS: usize = 30;
+
 /// The number of rounds to measure: a few seconds for every length.
 pub fn rounds(length: usize) -> usize {
     (200_000_000 / length).clamp(15, 500)
@@ -55,8 +59,20 @@ impl ServerObserver for RoundRecorder {}
 fn own(address: &Address, length: usize, workers: usize) -> RoundTimes {
     let job = idle::job("bsp", length, workers, rounds(length) + WARM_UP);
     let mut durations = RoundRecorder::default();
-    idle::run(&job, address, workers, Duration::ZERO, &mut durations);
+    idle::run(&job, address, &vec![Duration::ZERO; workers], &mut durations);
     RoundTimes::of(durations.0.split_off(WARM_UP))
+}
+
+/// What is left of a round when the last worker, which is late, has its gradient.
+fn own_after_last(address: &Address, length: usize, workers: usize) -> RoundTimes {
+    let rounds = rounds(length).min(LATE_ROUNDS);
+    let job = idle::job("bsp", length, workers, rounds + WARM_UP);
+    let mut durations = RoundRecorder::default();
+    let mut tasks = vec![Duration::ZERO; workers];
+    tasks[workers - 1] = LATE;
+    idle::run(&job, address, &tasks, &mut durations);
+    let left = durations.0.split_off(WARM_UP).into_iter().map(|round| round - LATE.as_secs_f64() * 1e3);
+    RoundTimes::of(left.collect())
 }
 
 /// Bytes per second that two threads copy, each byte counted as read and as written.
@@ -159,6 +175,7 @@ pub fn compare(lengths: &[usize]) {
             };
             row("bare sum", Some(bare_sum::measure(length, workers)), shared_bound);
             row("shared memory", Some(own(&local, length, workers)), shared_bound);
+            row("after the last", Some(own_after_last(&local, length, workers)), shared_bound);
             row("TCP", Some(own(&tcp, length, workers)), tcp_bound);
             row("Gloo", peers::gloo(length, workers), tcp_bound);
             row("OpenMPI", peers::open_mpi(length, workers, false), shared_bound);

@@ -173,8 +173,12 @@ impl<'a> Coordinator<'a> {
         let limit = self.host.job.goals.time_limit();
         let end = limit.and_then(|limit| self.protocol.clock_time(limit));
         let due = [self.protocol.next_timer(), end].into_iter().flatten().min();
-        self.inputs.extend(event_source.gather(due.map(|due| self.instant(due))).map_err(ServerError::System)?);
+        let due = due.map(|due| self.instant(due)).into_iter().chain(self.host.early_sum_at()).min();
+        self.inputs.extend(event_source.gather(due).map_err(ServerError::System)?);
         self.host.observer.await_lease()?;
+        if self.inputs.is_empty() {
+            self.host.add_up_early();
+        }
         while let Some(input) = self.inputs.pop_front() {
             self.handle(input).map_err(failure)?;
             self.host.observer.await_lease()?;

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::Scope;
+use std::time::Instant;
 
 use paceline_core::{
     Assignment, Commit, CommitOutcome, Decision, Event, Ledger, Share, Span, TaskId, Time, Version, Work, WorkerId,
@@ -44,6 +45,8 @@ pub(super) struct NetHost<'a> {
     closing: HashMap<SessionId, Link>,
     /// Updates that are not committed yet.
     arrived: HashMap<TaskId, UncommittedUpdate>,
+    /// When they may be added up in advance, if nothing else comes before.
+    early_sum_at: Option<Instant>,
     /// The gradient that came with the message at hand.
     pub(super) received: Option<Region>,
     /// Tasks that were withdrawn before they were sent.
@@ -74,6 +77,7 @@ impl<'a> NetHost<'a> {
             peers: HashMap::new(),
             closing: HashMap::new(),
             arrived: HashMap::new(),
+            early_sum_at: None,
             received: None,
             withdrawn: Vec::new(),
             emulated: BTreeMap::new(),
@@ -170,6 +174,22 @@ impl<'a> NetHost<'a> {
         }
     }
 
+    // --- the sum of the next step ---
+
+    /// When the updates that are there are to be added up, if no other comes before.
+    pub(super) fn early_sum_at(&self) -> Option<Instant> {
+        self.early_sum_at
+    }
+
+    /// Adds up the updates that are there, if it is time.
+    pub(super) fn add_up_early(&mut self) {
+        if let ServerModel::Here(model) = &mut self.model
+            && self.early_sum_at.take_if(|at| *at <= Instant::now()).is_some()
+        {
+            model.add_up_early(&self.arrived, busy(&self.links));
+        }
+    }
+
     // --- the state of the run ---
 
     /// Passes the state to the observer if the run could resume from this state.
@@ -211,6 +231,11 @@ impl<'a> NetHost<'a> {
             emulated: std::mem::take(&mut self.emulated).into_iter().collect(),
         })
     }
+}
+
+/// How many processors of this host its workers use.
+fn busy(links: &HashMap<SessionId, Link>) -> usize {
+    links.values().filter(|link| link.uses_processor()).count()
 }
 
 impl ServerHost for NetHost<'_> {
@@ -287,6 +312,9 @@ impl ServerHost for NetHost<'_> {
         let Some(gradient) = gradient else { return false };
         let parameters = parameters.filter(|_| self.keeps_models);
         self.arrived.insert(task, UncommittedUpdate { gradient, loss, rates, samples, parameters });
+        if let ServerModel::Here(model) = &self.model {
+            self.early_sum_at = model.early_sum_delay().map(|delay| Instant::now() + delay);
+        }
         true
     }
 
@@ -305,13 +333,11 @@ impl ServerHost for NetHost<'_> {
     }
 
     fn commit(&mut self, commit: &Commit, live: usize) -> Result<CommitOutcome, ServerError> {
+        self.early_sum_at = None;
         let take = |share: &Share| self.arrived.remove(&share.task).ok_or(ServerError::GradientNotSent(share.task));
         let mut updates = commit.updates.iter().map(take).collect::<Result<Vec<_>, _>>()?;
         let outcome = match &mut self.model {
-            ServerModel::Here(model) => {
-                let busy = || self.links.values().filter(|link| link.uses_processor()).count();
-                model.commit(commit, &mut updates, live, busy)?
-            }
+            ServerModel::Here(model) => model.commit(commit, &mut updates, live, || busy(&self.links))?,
             ServerModel::Sharded(model) => model.commit(commit, &updates, live)?,
         };
         let is_good = |share: &Share| !outcome.broken.contains(&share.task);

@@ -1,8 +1,11 @@
 //! The model of a run: in the server's memory, or in shards.
 
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
 
-use paceline_core::{Commit, CommitOutcome, CommitStep, Share};
+use paceline_core::{Commit, CommitOutcome, CommitStep, Share, TaskId};
 use paceline_protocol::SessionId;
 use paceline_runtime::{Contribution, Job, RateState, Stepper, compensate};
 use paceline_store::Optimizer;
@@ -12,6 +15,9 @@ use super::error::no_memory;
 use super::parameter_ring::{ParameterBuffer, ParameterRing};
 use super::sharded_model::ShardedModel;
 use crate::shared_memory::Region;
+
+/// The least values of a model whose updates are added up while others are awaited: less is done in no time.
+const MIN_EARLY_SUM: usize = 1 << 18;
 
 /// A gradient or model difference.
 pub(super) enum StoredGradient {
@@ -101,6 +107,8 @@ pub(super) struct LocalModel {
     ring: ParameterRing,
     values: usize,
     trainable: usize,
+    /// How long the last step took.
+    step_time: Duration,
 }
 
 impl LocalModel {
@@ -108,7 +116,32 @@ impl LocalModel {
         let (layout, values) = (job.model.layout(), parameters.len());
         let stepper = stepper.clipping(job.clip_sum).threads(job.step_threads());
         let ring = ParameterRing::new(parameters, shared).map_err(no_memory(values))?;
-        Ok(LocalModel { stepper, ring, values, trainable: layout.trainable() })
+        Ok(LocalModel { stepper, ring, values, trainable: layout.trainable(), step_time: Duration::ZERO })
+    }
+
+    /// How long to wait for more updates before those that are there are added up: as long as a step takes, so that nothing
+    /// is lost where updates come close together. `None` if it is not worth while.
+    pub(super) fn early_sum_delay(&self) -> Option<Duration> {
+        (self.values >= MIN_EARLY_SUM).then_some(self.step_time)
+    }
+
+    /// Adds up the first updates of the next step, while more are awaited.
+    pub(super) fn add_up_early(&mut self, arrived: &HashMap<TaskId, UncommittedUpdate>, busy: usize) {
+        if available_parallelism().is_ok_and(|processors| processors.get() <= busy) {
+            return;
+        }
+        let mut first = BTreeMap::new();
+        for (task, update) in arrived {
+            let number = first.entry(task.worker).or_insert((task.number, update));
+            if task.number < number.0 {
+                *number = (task.number, update);
+            }
+        }
+        self.stepper.spare_processors(arrived.len(), || busy);
+        self.stepper.add_up_early(|worker| {
+            let (number, update) = first.get(&worker)?;
+            Some((TaskId { worker, number: *number }, update.gradient.values()?))
+        });
     }
 
     /// Steps the model. `busy` says how many processors have other work.
@@ -138,7 +171,10 @@ impl LocalModel {
         });
         let contributions = contributions.collect::<Result<Vec<_>, ServerError>>()?;
         self.stepper.spare_processors(contributions.len(), busy);
+        let start = Instant::now();
         let step = |old: &[f32], new: &mut [f32]| self.stepper.commit(commit, old, new, &contributions, live);
-        self.ring.advance(step).map_err(no_memory(self.values))
+        let outcome = self.ring.advance(step).map_err(no_memory(self.values));
+        self.step_time = start.elapsed();
+        outcome
     }
 }

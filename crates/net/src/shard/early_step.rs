@@ -15,34 +15,6 @@ use paceline_store::ShardNorms;
 /// The session of a worker, and the weight of its update in the sum.
 type Member = (u64, f32);
 
-/// Whose updates the latest steps summed. If they were the same twice, the next step can be foreseen.
-#[derive(Default)]
-pub(super) struct SummedWorkers {
-    attempted: Vec<Member>,
-    accepted: Vec<Member>,
-    is_steady: bool,
-}
-
-impl SummedWorkers {
-    /// A step by this sum was attempted.
-    pub(super) fn attempt(&mut self, sum: &ShardSum) {
-        // Steps of corrected updates are never begun early.
-        let members = sum.updates.iter().filter(|_| sum.lambda.is_none());
-        self.attempted = members.map(|update| (update.session, update.weight)).collect();
-    }
-
-    /// The last attempt counts.
-    pub(super) fn accept(&mut self) {
-        self.is_steady = !self.attempted.is_empty() && self.attempted == self.accepted;
-        self.accepted = std::mem::take(&mut self.attempted);
-    }
-
-    /// The next step, over this many pieces, if it can be foreseen. `plan` is how it is made then.
-    pub(super) fn foresee(&self, plan: StepPlan, pieces: usize) -> Option<EarlyStep> {
-        self.is_steady.then(|| EarlyStep::new(plan, &self.accepted, pieces))
-    }
-}
-
 pub(super) struct EarlyStep {
     pub(super) plan: StepPlan,
     members: Vec<Member>,
@@ -56,7 +28,8 @@ pub(super) struct EarlyStep {
 }
 
 impl EarlyStep {
-    fn new(plan: StepPlan, members: &[Member], pieces: usize) -> Self {
+    /// A step by this plan, over this many pieces, that sums the updates of these workers.
+    pub(super) fn new(plan: StepPlan, members: &[Member], pieces: usize) -> Self {
         EarlyStep {
             plan,
             members: members.to_vec(),

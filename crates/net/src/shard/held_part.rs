@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use paceline_core::{TaskId, Version};
 use paceline_protocol::{FromShard, PayloadFormat, PayloadRule, PushedUpdate, ShardSum, ShardUpdate};
-use paceline_runtime::{PartStepper, StepPiece, StepPlan, WeightedValues, compensate};
+use paceline_runtime::{PartStepper, StepPiece, StepPlan, SummedWorkers, WeightedValues, compensate};
 use paceline_store::{Optimizer, ShardNorms};
 
-use super::early_step::{EarlyStep, SummedWorkers};
+use super::early_step::EarlyStep;
 use crate::frame;
 use crate::outbox::{Outbox, Transfer};
 use crate::shared_memory::Region;
@@ -104,7 +104,8 @@ pub(super) struct HeldPart {
     /// Buffers for updates.
     free: Vec<Region>,
     early: Option<EarlyStep>,
-    summed: SummedWorkers,
+    /// By session.
+    summed: SummedWorkers<u64>,
     /// The version that is to be written, until that begins.
     pub(super) retained: Option<RetainedPart>,
 }
@@ -318,6 +319,7 @@ impl HeldPart {
         };
         let step_piece = |piece: usize| StepPiece {
             range: self.pieces[piece].clone(),
+            begun: None,
             updates: sum.updates.iter().enumerate().map(|(index, one)| (values(piece, index), one.weight)).collect(),
         };
         let pieces = (norms.len()..self.pieces.len()).map(step_piece).collect();
@@ -329,7 +331,9 @@ impl HeldPart {
         });
         if plan.is_some() {
             self.early = None;
-            self.summed.attempt(sum);
+            // Steps of corrected updates are never begun early.
+            let members = sum.updates.iter().filter(|_| sum.lambda.is_none());
+            self.summed.attempt(members.map(|update| (update.session, update.weight)).collect());
         }
         ShardNorms::concat(&norms)
     }
@@ -345,7 +349,7 @@ impl HeldPart {
 
     /// How the next step will be made if it sums updates of the same workers as the last.
     pub(super) fn forecast(&mut self, plan: StepPlan) {
-        self.early = self.summed.foresee(plan, self.pieces.len());
+        self.early = self.summed.expected().map(|members| EarlyStep::new(plan, members, self.pieces.len()));
     }
 
     /// Steps the pieces in which all updates of the next step have arrived.
@@ -354,7 +358,8 @@ impl HeldPart {
         let updates = |piece: usize| -> Vec<WeightedValues<'_>> {
             early.updates().map(|(task, weight)| (self.pushed[&task].pieces[piece].values(), weight)).collect()
         };
-        let step_piece = |piece: usize| StepPiece { range: self.pieces[piece].clone(), updates: updates(piece) };
+        let step_piece =
+            |piece: usize| StepPiece { range: self.pieces[piece].clone(), begun: None, updates: updates(piece) };
         let pieces: Vec<StepPiece<'_>> = early.ready().map(step_piece).collect();
         if let Some(first) = pieces.first() {
             self.stepper.spare_processors(first.updates.len(), || 1);

@@ -1,6 +1,8 @@
 //! The harness for tests of whole runs: a server and its workers on threads, over real sockets.
 #![allow(dead_code, reason = "no test uses all of it")]
 
+pub mod bowl;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
