@@ -46,6 +46,7 @@ mod server;
 mod shard;
 mod shared_memory;
 mod socket;
+mod socket_buffers;
 mod tls;
 mod worker;
 mod worker_output;

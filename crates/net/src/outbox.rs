@@ -343,6 +343,8 @@ impl Outbox {
     /// Adds a transfer. It is sent at once, as far as the kernel takes it, if it has at most `direct` bytes.
     pub(crate) fn transfer(&self, transfer: Transfer, direct: usize) {
         let bytes = transfer.payload.bytes(transfer.values.as_ref().as_ref().len());
+        // If that fails, so does sending.
+        let _ = self.socket.fit_buffers();
         let mut queue = self.lock();
         if queue.failed || queue.closed {
             queue.end_transfer(TransferEnd::Disconnected);

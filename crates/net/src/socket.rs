@@ -16,14 +16,8 @@ use rustix::net::{
     recvmsg, sendmsg, sockopt,
 };
 
+use crate::socket_buffers::SocketBuffers;
 use crate::tls::Tls;
-
-/// The kernel buffer per direction of a TCP connection, in bytes: two chunks, so that one is sent while the next is
-/// prepared.
-const SOCKET_BUFFER: usize = 512 * 1024;
-
-/// The least buffer of one of several connections.
-const MIN_SEND_BUFFER: usize = 64 * 1024;
 
 /// File descriptors that may be pending before their message is read.
 const MAX_PENDING_FILES: usize = 8;
@@ -45,8 +39,15 @@ impl Traffic {
 /// A connected socket. Clones share the connection and its file descriptor, since file descriptors are scarce.
 #[derive(Debug, Clone)]
 pub(crate) enum Socket {
-    Tcp(Arc<TcpStream>),
+    Tcp(Arc<TcpSocket>),
     Local(Arc<UnixStream>),
+}
+
+/// A connected TCP socket.
+#[derive(Debug)]
+pub(crate) struct TcpSocket {
+    pub(crate) stream: TcpStream,
+    buffers: SocketBuffers,
 }
 
 impl Socket {
@@ -54,8 +55,7 @@ impl Socket {
     /// system.
     pub(crate) fn tcp(stream: TcpStream, congestion: Option<&str>) -> io::Result<Self> {
         stream.set_nodelay(true)?;
-        sockopt::set_socket_send_buffer_size(&stream, SOCKET_BUFFER)?;
-        sockopt::set_socket_recv_buffer_size(&stream, SOCKET_BUFFER)?;
+        let buffers = SocketBuffers::new(&stream)?;
         // A peer whose machine vanished, or that reads nothing, is detected after about half a minute.
         sockopt::set_tcp_user_timeout(&stream, 30_000)?;
         sockopt::set_socket_keepalive(&stream, true)?;
@@ -65,20 +65,29 @@ impl Socket {
         if let Some(name) = congestion {
             sockopt::set_tcp_congestion(&stream, name)?;
         }
-        Ok(Socket::Tcp(Arc::new(stream)))
+        Ok(Socket::Tcp(Arc::new(TcpSocket { stream, buffers })))
     }
 
-    /// For one of several connections over which a vector is sent in parts: together they keep as many bytes on the way as
-    /// one connection, so that they do not crowd each other out of the link.
+    /// For one of several connections over which a vector is sent in parts.
     pub(crate) fn share_send_buffer(&self, connections: usize) -> io::Result<()> {
-        let share = (SOCKET_BUFFER / connections.max(1)).max(MIN_SEND_BUFFER);
-        Ok(sockopt::set_socket_send_buffer_size(self, share)?)
+        match self {
+            Socket::Tcp(tcp) => tcp.buffers.share(&tcp.stream, connections),
+            Socket::Local(_) => Ok(()),
+        }
+    }
+
+    /// To be called before a vector is sent.
+    pub(crate) fn fit_buffers(&self) -> io::Result<()> {
+        match self {
+            Socket::Tcp(tcp) => tcp.buffers.fit(&tcp.stream),
+            Socket::Local(_) => Ok(()),
+        }
     }
 
     /// Whether the peer is on this host.
     pub(crate) fn is_within_host(&self) -> io::Result<bool> {
         Ok(match self {
-            Socket::Tcp(stream) => stream.peer_addr()?.ip() == stream.local_addr()?.ip(),
+            Socket::Tcp(tcp) => tcp.stream.peer_addr()?.ip() == tcp.stream.local_addr()?.ip(),
             Socket::Local(_) => true,
         })
     }
@@ -95,7 +104,7 @@ impl Socket {
     /// Closes one or both directions. It is not an error if they are closed already.
     pub(crate) fn shutdown(&self, how: Shutdown) {
         let _ = match self {
-            Socket::Tcp(stream) => stream.shutdown(how),
+            Socket::Tcp(tcp) => tcp.stream.shutdown(how),
             Socket::Local(stream) => stream.shutdown(how),
         };
     }
@@ -141,7 +150,7 @@ impl Socket {
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Socket::Tcp(stream) => stream.as_fd(),
+            Socket::Tcp(tcp) => tcp.stream.as_fd(),
             Socket::Local(stream) => stream.as_fd(),
         }
     }

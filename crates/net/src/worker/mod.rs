@@ -71,12 +71,12 @@ pub struct HeldShards(Vec<Shard>);
 impl HeldShards {
     /// The ports of as many shards, which a server can reach that is connected by this socket. They are started if need be.
     fn ports(&mut self, parts: u8, socket: &Socket, access: &ShardAccess) -> Vec<u16> {
-        let Socket::Tcp(stream) = socket else { return Vec::new() };
+        let Socket::Tcp(tcp) = socket else { return Vec::new() };
         while self.0.len() < parts.into() {
             let start =
                 |address: SocketAddr| Shard::start(address.ip(), access.keys.as_ref(), access.congestion.as_deref());
             // Without one, the server does with others, or says what is missing.
-            let Ok(shard) = stream.local_addr().and_then(start) else { break };
+            let Ok(shard) = tcp.stream.local_addr().and_then(start) else { break };
             self.0.push(shard);
         }
         self.0.iter().take(parts.into()).map(Shard::port).collect()
