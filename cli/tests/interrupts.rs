@@ -170,3 +170,34 @@ fn a_second_interrupt_ends_a_server_that_is_stuck() {
     run.signal("INT");
     assert_eq!(run.end().0, Some(130));
 }
+
+#[test]
+fn an_interrupted_worker_leaves_when_its_task_is_done() {
+    let folder = tempdir().unwrap();
+    let out = folder.path().join("run");
+    let run = ["--workers", "2", "--until", "time=1e9", "--out", out.to_str().unwrap()];
+    let server = PacelineProcess::start(&[&["serve", "--listen", "127.0.0.1:0"], &run[..]].concat());
+    let address = server.await_line("waiting for 2 workers on ").rsplit(' ').next().unwrap().to_string();
+    let work = ["work", "--join", &address, "--emulate", "uniform:0.2,0.2"];
+    let workers = [PacelineProcess::start(&work), PacelineProcess::start(&work)];
+    for _ in 0..2 {
+        assert!(server.await_line("worker ").contains("joined"));
+    }
+    let [first, second] = workers;
+    first.await_line("joined");
+    first.signal("TERM");
+    let (code, text, errors) = first.end();
+    assert_eq!(code, Some(130), "{errors:?}");
+    assert!(text.contains(" tasks; it has left") || text.contains(" task; it has left"), "{text}{errors:?}");
+    assert!(errors.iter().any(|line| line.starts_with("interrupted: leaves when")), "{errors:?}");
+    assert!(server.await_line("worker ").contains("left: its process was interrupted"));
+    server.signal("INT");
+    assert_eq!(server.end().0, Some(130));
+    assert_eq!(second.end().0, Some(0));
+
+    // Nobody is there.
+    let mut alone = PacelineProcess::start(&["work", "--join", &address]);
+    alone.await_handler();
+    alone.signal("TERM");
+    assert_eq!(alone.end().0, Some(130));
+}

@@ -392,8 +392,9 @@ fn times(compute: f64, querying: f64, loading: f64) -> TimeSpent {
 fn exception(error: &WorkerError) -> PyErr {
     match error {
         WorkerError::Refused { .. } | WorkerError::Workload { .. } => InputError::new_err(error.to_string()),
-        WorkerError::Connect { .. } | WorkerError::Lost { .. } | WorkerError::Finished { .. } => {
-            RunError::new_err(error.to_string())
-        }
+        WorkerError::Connect { .. }
+        | WorkerError::Lost { .. }
+        | WorkerError::Finished { .. }
+        | WorkerError::Interrupted => RunError::new_err(error.to_string()),
     }
 }

@@ -10,7 +10,7 @@ use paceline_config::{Failure, WorkloadSpec};
 use paceline_core::WorkerId;
 use paceline_net::{Address, Keys, Role, ServerSearch, Worker};
 use paceline_report::numbers::counted;
-use paceline_runtime::RunEnding;
+use paceline_runtime::{RunEnding, is_interrupted};
 use serde_json::json;
 
 use crate::interrupt;
@@ -83,7 +83,12 @@ impl WorkArgs {
         if !self.command.is_empty() {
             return Err(self.become_script(&servers, rank, &environment));
         }
-        interrupt::listen(|| std::process::exit(RunEnding::Interrupted.exit_code().into()))?;
+        // One that was started by `train` has nobody to leave when its parent is gone.
+        let has_parent = self.parent.is_some();
+        interrupt::listen(move || match has_parent {
+            true => std::process::exit(RunEnding::Interrupted.exit_code().into()),
+            false => eprintln!("interrupted: leaves when its task is done; interrupt again to end at once"),
+        })?;
         let emulation = match &self.emulate {
             // Times are drawn by rank. Without one, the process number makes workers differ.
             Some(delay) => {
@@ -105,9 +110,11 @@ impl WorkArgs {
             say(json!({ "worker": done.worker, "tasks": done.tasks, "reason": done.reason }));
         } else if !self.join.quiet {
             let tasks = counted(done.tasks as usize, "task");
-            say(format_args!("{} did {tasks}; the run has ended: {}", done.worker, done.reason));
+            let end =
+                if is_interrupted() { "it has left".into() } else { format!("the run has ended: {}", done.reason) };
+            say(format_args!("{} did {tasks}; {end}", done.worker));
         }
-        Ok(())
+        interrupt::check()
     }
 
     /// Goes on as a worker's script in this process. Returns only if it can't.

@@ -7,6 +7,7 @@ use anyhow::anyhow;
 use clap::Args;
 use paceline_config::Failure;
 use paceline_net::{Address, Keys, ServerSearch, Worker, WorkerError, WorkerNotice};
+use paceline_runtime::RunEnding;
 
 use crate::launcher::LauncherEnvironment;
 
@@ -77,6 +78,7 @@ impl JoinOptions {
 /// A process could not take part, or could not continue.
 pub fn failure(error: WorkerError) -> Failure {
     match error {
+        WorkerError::Interrupted => Failure::Ended(RunEnding::Interrupted),
         WorkerError::Lost { .. } => Failure::run(error),
         _ => Failure::Input(error.into()),
     }

@@ -7,6 +7,7 @@ use std::os::unix::net::{SocketAddr, UnixStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use paceline_runtime::is_interrupted;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Uid, getuid};
 use rustls::ClientConnection;
@@ -48,6 +49,9 @@ pub(crate) fn connect<'a>(
         if delay == MIN_RETRY_DELAY {
             on_waiting(&error);
         }
+        if is_interrupted() {
+            return Err(WorkerError::Interrupted);
+        }
         thread::sleep(delay.min(left));
         delay = (delay * 2).min(MAX_RETRY_DELAY);
     }
@@ -61,6 +65,7 @@ fn is_absence(error: &io::Error) -> bool {
             | io::ErrorKind::ConnectionReset
             | io::ErrorKind::HostUnreachable
             | io::ErrorKind::NetworkUnreachable
+            | io::ErrorKind::NotFound
             | io::ErrorKind::TimedOut
     )
 }
@@ -68,7 +73,9 @@ fn is_absence(error: &io::Error) -> bool {
 /// Connects to the first address of a host that accepts.
 fn reach(host: &str, port: u16) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
-    for address in (host, port).to_socket_addrs()? {
+    // Names of containers and virtual machines have addresses once these are up.
+    let unknown = |error: io::Error| io::Error::new(io::ErrorKind::NotFound, error);
+    for address in (host, port).to_socket_addrs().map_err(unknown)? {
         match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,

@@ -1,16 +1,19 @@
 //! The computing thread: gradients of the model, or local iterations on a replica of it.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use paceline_core::{Assignment, LocalWork, ReplicaStart, Span, Work};
 use paceline_protocol::{AfterIteration, RunPosition, SessionEnd, TaskSettings, after_iteration};
-use paceline_runtime::{LocalReplica, local_optimizer, pulled_replica, replica_at};
+use paceline_runtime::{LocalReplica, is_interrupted, local_optimizer, pulled_replica, replica_at};
 use paceline_store::{Layout, Optimizer, OptimizerSpec};
 use paceline_workload::{Draw, Replica};
 
 use super::emulation::Emulation;
 use super::session::{TakenTask, TaskReport, TimeSpent, WorkerSession};
+
+/// After this time, a worker that waits notices that its process was interrupted.
+const INTERRUPT_DELAY: Duration = Duration::from_millis(250);
 
 /// Runs the tasks of one session.
 pub(super) struct Computer<'a> {
@@ -35,14 +38,19 @@ pub(super) struct KeptReplica {
 type WhileOpen<T> = Result<T, SessionEnd>;
 
 impl Computer<'_> {
-    /// Runs one task after another until the session ends. Returns also how many are done.
+    /// Runs one task after another until the session ends, or the process is interrupted. Returns also how many are done.
     pub(super) fn compute(mut self) -> (u64, SessionEnd) {
-        loop {
-            match self.session.next_task(None).and_then(|task| task.map_or(Ok(()), |task| self.run_task(task))) {
-                Ok(()) => {}
-                Err(end) => return (self.session.tasks(), end),
+        let end = loop {
+            if is_interrupted() {
+                self.session.leave("its process was interrupted".into(), false);
+                break SessionEnd::Finished("interrupted".into());
             }
-        }
+            let next = self.session.next_task(Some(Instant::now() + INTERRUPT_DELAY));
+            if let Err(end) = next.and_then(|task| task.map_or(Ok(()), |task| self.run_task(task))) {
+                break end;
+            }
+        };
+        (self.session.tasks(), end)
     }
 
     fn run_task(&mut self, mut task: TakenTask) -> WhileOpen<()> {

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use paceline_core::WorkerId;
 use paceline_protocol::{Fingerprint, MAX_PARTS, Role, ServerSearch, SessionEnd, ToServer, ToWorker, Welcome};
-use paceline_runtime::OfferedModel;
+use paceline_runtime::{OfferedModel, is_interrupted};
 use paceline_workload::Workload;
 use thiserror::Error;
 
@@ -156,6 +156,9 @@ pub enum WorkerError {
         /// Why it ended.
         reason: String,
     },
+    /// The process was interrupted while no server was there.
+    #[error("interrupted")]
+    Interrupted,
     /// The workload can't be built here.
     #[error("can't build the workload of the server: {reason}")]
     Workload {
@@ -195,7 +198,8 @@ impl Worker {
         }
     }
 
-    /// Takes part in a run until it is over. If the connection is lost, the worker rejoins.
+    /// Takes part in a run until it is over, or [the process is interrupted](paceline_runtime::request_interrupt). If the
+    /// connection is lost, the worker rejoins.
     ///
     /// Sets the scheduling policy of the calling thread to `SCHED_BATCH`: when it wakes up, it does not preempt other
     /// threads any more.
@@ -276,6 +280,9 @@ impl Worker {
                 }
                 (Err(error), _) => return Err(error),
             };
+            if is_interrupted() {
+                return Err(WorkerError::Interrupted);
+            }
             if disconnected.as_ref().is_some_and(|(since, _)| since.elapsed() >= self.join_timeout) {
                 return Err(WorkerError::Lost { address, reason });
             }
