@@ -183,6 +183,8 @@ pub struct ServedRun<'a> {
     pub taken: Option<(Option<&'a Path>, Lease)>,
     /// The storage of the checkpoints, if it is not the run folder.
     pub storage: Option<Arc<dyn ObjectStorage>>,
+    /// Whether the workers of an interrupted run wait for it to be resumed.
+    pub keep_workers: bool,
 }
 
 /// Worker processes of a script on this machine.
@@ -218,6 +220,9 @@ impl ServedRun<'_> {
         let mut run = self.output.parts(run, new_folder.clone(), http);
         if let Some(length) = self.lease {
             run = run.lease(length);
+        }
+        if self.keep_workers {
+            run = run.keeping_workers();
         }
         if let Some((folder, lease)) = self.taken {
             run = run.take_over(folder.map_or(new_folder, Path::to_path_buf), lease);

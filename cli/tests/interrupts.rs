@@ -201,3 +201,32 @@ fn an_interrupted_worker_leaves_when_its_task_is_done() {
     alone.signal("TERM");
     assert_eq!(alone.end().0, Some(130));
 }
+
+#[test]
+fn the_workers_of_an_interrupted_server_wait_for_it_if_asked_to() {
+    let folder = tempdir().unwrap();
+    let out = folder.path().join("run");
+    let out = out.to_str().unwrap();
+    let run = ["--workers", "2", "--until", "iterations=60", "--out", out];
+    let first = PacelineProcess::start(&[&["serve", "--listen", "127.0.0.1:0", "--keep-workers"], &run[..]].concat());
+    let address = first.await_line("waiting for 2 workers on ").rsplit(' ').next().unwrap().to_string();
+    let work = ["work", "--join", &address, "--emulate", "uniform:0.02,0.02"];
+    let workers = [PacelineProcess::start(&work), PacelineProcess::start(&work)];
+    for _ in 0..2 {
+        first.await_line("worker ");
+    }
+    first.signal("TERM");
+    assert_eq!(first.end().0, Some(130));
+    for worker in &workers {
+        let line = worker.await_line("disconnected");
+        assert!(line.contains("the server is stopped; the run goes on when it is back"), "{line}");
+    }
+
+    let second = PacelineProcess::start(&["serve", "--listen", &address, "--resume", out, "--json"]);
+    assert_eq!(second.finish()["iterations"], 60);
+    for worker in workers {
+        let (code, text, errors) = worker.end();
+        assert_eq!(code, Some(0), "{errors:?}");
+        assert!(text.contains("the run has ended: iterations=60 is reached"), "{text}");
+    }
+}

@@ -67,6 +67,11 @@ pub struct ServeArgs {
     #[arg(long)]
     open: bool,
 
+    /// When interrupted, as by a supervisor that moves this server, let the workers wait for the run to be resumed, as long as
+    /// their --join-timeout says
+    #[arg(long)]
+    keep_workers: bool,
+
     #[command(flatten)]
     job: JobOptions,
 
@@ -103,6 +108,7 @@ impl ServeArgs {
             lease: self.lease.map(Duration::from_secs_f64),
             taken: None,
             storage: self.output.storage().map_err(Failure::Input)?,
+            keep_workers: self.keep_workers,
         };
         self.output.check_folder("--standby", self.standby.as_deref()).map_err(Failure::Input)?;
         let elsewhere = |source| ServedElsewhere::new(source, run.storage.as_ref());

@@ -91,6 +91,7 @@ impl TrainArgs {
             lease: None,
             taken: None,
             storage: self.output.storage().map_err(Failure::Input)?,
+            keep_workers: false,
         };
         run.run(&job, |run, bars| {
             run.run_with_processes(self.job.workers, command, logs::worker_output(bars, self.output.json))
@@ -113,6 +114,7 @@ impl TrainArgs {
             lease: None,
             taken: None,
             storage: None,
+            keep_workers: false,
         };
         let command = |server: &Address, folder: &Path, worker| self.script(server, folder, worker);
         run.run_script(&script, Some(&ScriptWorkers { count: self.job.workers, command: &command }))

@@ -43,6 +43,7 @@ pub struct RunBuilder<'a> {
     observers: Vec<&'a mut dyn Observer>,
     server: Option<Server>,
     started: Arc<AtomicBool>,
+    keeps_workers: bool,
     lease: Option<Duration>,
     stored: Option<StoredRun>,
 }
@@ -63,6 +64,7 @@ impl<'a> RunBuilder<'a> {
             observers: Vec::new(),
             server: None,
             started: Arc::default(),
+            keeps_workers: false,
             lease: None,
             stored: None,
         }
@@ -78,6 +80,12 @@ impl<'a> RunBuilder<'a> {
     /// Sets this flag after the first iteration, e.g. for [`LocalWorkers`](paceline_net::LocalWorkers).
     pub fn started(mut self, flag: Arc<AtomicBool>) -> Self {
         self.started = flag;
+        self
+    }
+
+    /// If the run is interrupted, its workers wait for it to be resumed.
+    pub fn keeping_workers(mut self) -> Self {
+        self.keeps_workers = true;
         self
     }
 
@@ -194,6 +202,7 @@ impl<'a> RunBuilder<'a> {
             checkpointer.hold(lease.clone());
         }
         let server = server.under_lease(lease.as_ref().map_or(0, Lease::epoch));
+        let server = if self.keeps_workers { server.keeping_workers() } else { server };
         if let Some(server) = &status_server {
             tracing::info!("status at http://{}/status", server.address());
         }

@@ -34,6 +34,8 @@ pub(super) struct Coordinator<'a> {
     resumed: Option<(Time, BTreeSet<WorkerId>)>,
     /// Whether the run ends when the last worker has done all that it was started for.
     pub(super) ends_with_workers: bool,
+    /// Whether the workers wait for the run to be resumed when the user interrupts it.
+    pub(super) keeps_workers: bool,
 }
 
 impl<'a> Coordinator<'a> {
@@ -110,6 +112,7 @@ impl<'a> Coordinator<'a> {
             planner: None,
             resumed,
             ends_with_workers: false,
+            keeps_workers: false,
         })
     }
 
@@ -149,7 +152,11 @@ impl<'a> Coordinator<'a> {
             StopReason::Goal(goal) => format!("{goal} is reached"),
             other => other.to_string(),
         };
-        self.protocol.finish(self.now(), &farewell, &mut self.host).map_err(failure)?;
+        let ended = match stop {
+            StopReason::Interrupted if self.keeps_workers => self.protocol.suspend(self.now(), &mut self.host),
+            _ => self.protocol.finish(self.now(), &farewell, &mut self.host),
+        };
+        ended.map_err(failure)?;
         self.host.offer_checkpoint(self.protocol.ledger())?;
         if stop != StopReason::Interrupted {
             self.await_last_evaluation(now, event_source)?;

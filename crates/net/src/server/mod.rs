@@ -93,6 +93,8 @@ pub struct Server {
     epoch: u64,
     /// Whether the run ends when the last worker has done all that it was started for.
     ends_with_workers: bool,
+    /// Whether the workers wait for the run to be resumed when the user interrupts it.
+    keeps_workers: bool,
 }
 
 /// Stops a run from another thread, e.g. on Ctrl-C.
@@ -141,6 +143,7 @@ impl Server {
             next_session: 0,
             epoch: 0,
             ends_with_workers: false,
+            keeps_workers: false,
         })
     }
 
@@ -154,6 +157,11 @@ impl Server {
     /// script has ended.
     pub fn ending_with_workers(self) -> Self {
         Server { ends_with_workers: true, ..self }
+    }
+
+    /// The same server, whose workers wait for the run to be resumed when the user interrupts it.
+    pub fn keeping_workers(self) -> Self {
+        Server { keeps_workers: true, ..self }
     }
 
     /// The addresses the server listens on. Port 0 is replaced by the port that the system chose.
@@ -200,7 +208,7 @@ impl Server {
     ) -> Result<RunOutcome, ServerError> {
         let over_tcp = self.is_over_tcp();
         let Server { listeners, addresses, transport, tcp_options, handle, mut event_source, .. } = self;
-        let (next_session, epoch, ends_with_workers) = (self.next_session, self.epoch, self.ends_with_workers);
+        let (next_session, epoch) = (self.next_session, self.epoch);
         let shared = addresses.iter().any(|address| matches!(address, Address::Local { .. }));
         let context = Arc::new(SessionContext {
             pool: GradientPool::default(),
@@ -210,7 +218,7 @@ impl Server {
             open: AtomicUsize::new(0),
         });
         let mut coordinator = Coordinator::new(job, &context, &transport, epoch, shared, observer, from)?;
-        coordinator.ends_with_workers = ends_with_workers;
+        (coordinator.ends_with_workers, coordinator.keeps_workers) = (self.ends_with_workers, self.keeps_workers);
         let (io_threads, io_handles) = io_threads(over_tcp, &handle).map_err(ServerError::System)?;
         let (poller, context) = (event_source.poller(), context.clone());
         let acceptor = Acceptor::new(listeners, tcp_options, context, io_handles, next_session, poller);

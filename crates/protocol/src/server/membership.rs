@@ -30,7 +30,7 @@ impl ServerProtocol {
             return self.violation(id, reason, host);
         }
         if self.is_over {
-            self.close("the run is over", |stage| matches!(stage, Stage::Handshake(_)), host);
+            self.close(&self.farewell("the run is over"), |stage| matches!(stage, Stage::Handshake(_)), host);
             return Ok(());
         }
         let limit = max_ranks(self.config.workers);

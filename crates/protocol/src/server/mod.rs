@@ -445,26 +445,47 @@ impl ServerProtocol {
     /// # Errors
     /// If the run can't continue.
     pub fn finish<H: ServerHost>(&mut self, now: Time, reason: &str, host: &mut H) -> Handled<H> {
+        self.settle(now, host)?;
+        self.close(&self.farewell(reason), |stage| stage != Stage::Evaluating, host);
+        Ok(())
+    }
+
+    /// The same for a run that is to go on later: whoever takes part is told to rejoin.
+    ///
+    /// # Errors
+    /// If the run can't continue.
+    pub fn suspend<H: ServerHost>(&mut self, now: Time, host: &mut H) -> Handled<H> {
+        self.settle(now, host)?;
+        let reason = "the server is stopped; the run goes on when it is back".into();
+        self.close(&ToWorker::Refuse { reason, may_rejoin: true }, |_| true, host);
+        Ok(())
+    }
+
+    /// Sends the end of the run to the evaluator.
+    pub fn finish_evaluation<H: ServerHost>(&mut self, reason: &str, host: &mut H) {
+        self.close(&self.farewell(reason), |stage| stage == Stage::Evaluating, host);
+    }
+
+    /// The end of the run, for a worker.
+    fn farewell(&self, reason: &str) -> ToWorker {
+        ToWorker::Finished { reason: reason.into(), version: self.ledger.version(), buffer: None }
+    }
+
+    /// Ends the run: what has arrived and is not committed is discarded.
+    fn settle<H: ServerHost>(&mut self, now: Time, host: &mut H) -> Handled<H> {
         self.move_clock(now);
         for worker in self.ledger.unsettled_workers() {
             host.discard_all(worker);
             self.feed(Event::Left { worker }, host)?;
         }
         self.is_over = true;
-        self.close(reason, |stage| stage != Stage::Evaluating, host);
         Ok(())
     }
 
-    /// Sends the end of the run to the evaluator.
-    pub fn finish_evaluation<H: ServerHost>(&mut self, reason: &str, host: &mut H) {
-        self.close(reason, |stage| stage == Stage::Evaluating, host);
-    }
-
-    /// Sends the end of the run to the peers in some stages.
-    fn close<H: ServerHost>(&mut self, reason: &str, is_meant: impl Fn(Stage) -> bool, host: &mut H) {
-        let version = self.ledger.version();
+    /// Sends the last message to the peers in some stages.
+    fn close<H: ServerHost>(&mut self, message: &ToWorker, is_meant: impl Fn(Stage) -> bool, host: &mut H) {
         for (&id, session) in self.sessions.iter_mut().filter(|(_, session)| is_meant(session.stage)) {
-            host.close(id, &ToWorker::Finished { reason: reason.into(), version, buffer: None });
+            host.close(id, message);
             if let Some(worker) = session.stage.worker() {
                 self.members.remove(&worker);
             }
