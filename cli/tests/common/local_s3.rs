@@ -2,15 +2,13 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use super::process::PacelineProcess;
+use super::python::python_with;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/local_s3.py");
-
-/// Set where no test may be skipped.
-const ALL_TESTS: &str = "PACELINE_ALL_TESTS";
 
 /// moto, which serves S3 in memory, with a bucket named `bucket`.
 pub struct LocalS3 {
@@ -21,17 +19,12 @@ pub struct LocalS3 {
 impl LocalS3 {
     /// `None` where no Python has moto.
     pub fn start() -> Option<Self> {
-        let started = LocalS3::start_at(0);
-        if started.is_none() {
-            assert!(std::env::var_os(ALL_TESTS).is_none(), "no Python has moto[s3], flask and flask-cors");
-            println!("skipped: no Python has moto[s3], flask and flask-cors, which serve S3; ./test installs them");
-        }
-        started
+        LocalS3::start_at(0)
     }
 
     /// The same at a port; 0 for a free one.
     pub fn start_at(port: u16) -> Option<Self> {
-        let mut process = Command::new(python()?)
+        let mut process = Command::new(python_with("moto.server, flask_cors", "moto[s3], flask and flask-cors")?)
             .args([SCRIPT, &port.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -67,17 +60,6 @@ impl Drop for LocalS3 {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
-}
-
-/// A Python that has moto: that of `./test`, or the system's.
-fn python() -> Option<PathBuf> {
-    let target = Path::new(env!("CARGO_BIN_EXE_paceline")).parent()?.parent()?;
-    let candidates = [target.join("python/bin/python"), "python3".into()];
-    let has_moto = |python: &PathBuf| {
-        let check = Command::new(python).args(["-c", "import moto.server, flask_cors"]).stderr(Stdio::null()).status();
-        check.is_ok_and(|status| status.success())
-    };
-    candidates.into_iter().find(has_moto)
 }
 
 /// A place for checkpoints, and how processes reach it.

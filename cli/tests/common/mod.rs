@@ -3,6 +3,7 @@
 
 pub mod local_s3;
 pub mod process;
+pub mod python;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
