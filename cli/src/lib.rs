@@ -41,6 +41,7 @@ mod commands;
 mod comparison;
 mod destination;
 mod interrupt;
+mod launched;
 mod launcher;
 mod logs;
 mod options;
