@@ -269,3 +269,47 @@ fn train_restarts_a_worker_that_died_and_ends_when_none_is_left() {
     let run = json(&["train", "--resume", out.to_str().unwrap(), "--until", "loss<1.5", "--json"]);
     assert_eq!(run[0]["reached"], true, "{run:?}");
 }
+
+#[test]
+fn a_server_ends_when_its_workers_stay_away_and_when_its_parent_exits() {
+    let folder = tempdir().unwrap();
+    let serve = |name: &str, rest: &[&str]| {
+        let out = folder.path().join(name).display().to_string();
+        let address = format!("local:paceline-left-{}-{name}", std::process::id());
+        let data = ["--model", "softmax", "--data", "digits:600,200", "--workers", "1", "--until", "time=300"];
+        let arguments = [&["serve", "--listen", &address, "--out", &out], &data[..], rest].concat();
+        (address.clone(), arguments.iter().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    let (address, arguments) = serve("empty", &["--empty-timeout", "0.2"]);
+    let server = PacelineProcess::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    let worker = PacelineProcess::start(&["work", "--join", &address]);
+    server.await_line("worker 0 joined");
+    worker.kill();
+    let (code, _, errors) = server.end();
+    assert_eq!(code, Some(5), "{errors:?}");
+    let summary: Value = serde_json::from_slice(&fs::read(folder.path().join("empty/summary.json")).unwrap()).unwrap();
+    assert_eq!(summary["stopped_by"], "no worker left; none came back within 0.2 s");
+
+    // A shell starts a server and ends; the server is told once, and ends with its result.
+    let (address, arguments) = serve("orphan", &["--parent", "$$"]);
+    let mut shell = Command::new("sh");
+    let script = format!("\"$PROGRAM\" {} & exec sleep 300", arguments.join(" "));
+    shell.env("PROGRAM", env!("CARGO_BIN_EXE_paceline")).args(["-c", &script]);
+    let mut shell = PacelineProcess::spawn(shell);
+    let worker = PacelineProcess::start(&["work", "--join", &address]);
+    shell.await_line("worker 0 joined");
+    shell.child.kill().unwrap();
+    shell.await_line("interrupted");
+    let (code, _, errors) = worker.end();
+    assert_eq!(code, Some(0), "{errors:?}");
+    let summary: Value = serde_json::from_slice(&fs::read(folder.path().join("orphan/summary.json")).unwrap()).unwrap();
+    assert_eq!(summary["ending"], "interrupted");
+
+    for wrong in ["0", "-1", "x"] {
+        let error = refused(&["serve", "--empty-timeout", wrong]);
+        assert!(
+            error.contains(&format!("'{wrong}' for '--empty-timeout <SECONDS>': expected seconds, above 0")),
+            "{error}"
+        );
+    }
+}

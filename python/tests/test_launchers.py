@@ -41,8 +41,9 @@ class Launched:
         self.folder = folder
         self.groups: list[subprocess.Popen[bytes]] = []
         #: Nothing of a launcher that may have started the tests.
-        kept = ("PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
-        self.environment = {name: os.environ[name] for name in kept if name in os.environ} | {"OMP_NUM_THREADS": "1"}
+        kept = ("PATH", "HOME", "LANG", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
+        self.environment = {name: os.environ[name] for name in kept if name in os.environ}
+        self.environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
 
     def start(self, command: list[str], **variables: str) -> subprocess.Popen[bytes]:
         with (self.folder / "output").open("ab") as output:
@@ -269,11 +270,39 @@ def test_two_agents_with_shards_use_keys_of_the_run(launched: Launched) -> None:
         endpoint = f"127.0.0.1:{port}"
     both = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
     both += ["--rdzv-id", "two", "--local-addr", "127.0.0.1"]
-    given = {"PACELINE_OPTIONS": "--out run --shards 2 --until iterations=5", "TMPDIR": str(launched.folder)}
+    given = {"PACELINE_OPTIONS": "--out run --shards 2 --until iterations=5"}
     processes = [launched.start([*TORCHRUN, *both, *command, "epochs=100"], **given) for _ in range(2)]
     assert [launched.end(process) for process in processes] == [0, 0], launched.output
     assert "the parameters are in 2 shards" in launched.output
     assert launched.summary()["iterations"] == 5
+    assert not list(launched.folder.glob("paceline-keys-*")), "the keys are removed"
+
+
+#: Four processes on two hosts, whose addresses are 10.0.0.1 and 10.0.0.2.
+ON_HOSTS = """
+    for rank in 0 1 2 3; do
+        SLURM_PROCID=$rank "$HOSTS_SCRIPT" on $((rank / 2 + 1)) "$@" &
+        processes="$processes $!"
+    done
+    for process in $processes; do wait "$process" || exit 1; done
+"""
+
+
+@pytest.mark.parametrize("keys", [None, "keys"])
+def test_processes_on_several_hosts_use_tcp_and_give_the_same(
+    launched: Launched, trained: Path, keys: str | None
+) -> None:
+    given = {**SLURM, "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "node[1-2]", "PACELINE_OPTIONS": "--out run"}
+    if keys is not None:
+        assert launched.run([sys.executable, "-m", "paceline", "keys", keys]) == 0, launched.output
+        given["PACELINE_KEYS"] = keys
+    command = [str(HOSTS), "2", "--", "bash", "-c", ON_HOSTS, "bash", sys.executable, str(EXAMPLE), *TINY]
+    code = launched.run(command, **given, HOSTS_SCRIPT=str(HOSTS))
+    if code == 77:
+        pytest.skip(launched.output)
+    assert code == 0, launched.output
+    check_same(launched.folder / "run", trained, launched.output)
+    assert launched.output.count(" from 10.0.0.2:") == launched.output.count(" from process ") == 2
     assert not list(launched.folder.glob("paceline-keys-*")), "the keys are removed"
 
 

@@ -64,6 +64,9 @@ def _serve(launch: Launch, keys: Path | None) -> Membership:
                 "PACELINE_JOIN_TIMEOUT=SECONDS waits longer"
             )
             raise RunError(message)
+        # A shard in this process reads them later.
+        if not answer["has_shards"]:
+            server.remove_keys()
         if server.announced["takes_evaluator"]:
             server.start_evaluator(launch.size)
         return _membership(launch, answer, server.keys, rendezvous, server)
@@ -78,11 +81,6 @@ def _find(launch: Launch, keys: Path | None) -> Membership:
     if "failed" in answer:
         print("paceline: rank 0 can't serve, and says why", file=sys.stderr)
         raise SystemExit(answer["failed"])
-    if keys is None and answer["keys"] is not None:
-        keys = Path(tempfile.mkdtemp(prefix="paceline-keys-"))
-        atexit.register(shutil.rmtree, keys, ignore_errors=True)
-        for name in KEYS:
-            (keys / name).write_text(answer["keys"][name])
     return _membership(launch, answer, keys, rendezvous)
 
 
@@ -98,20 +96,37 @@ def _membership(
     is_local = port is None or (is_near and not answer["has_shards"])
     host = "127.0.0.1" if launch.on_one_host else launch.host or ""
     timeout = join_timeout()
+    own_keys = None if is_local or keys is not None else _write_keys(answer["keys"])
+
+    def await_others() -> None:
+        # A run that goes on would not wait for the last ones. Its server has not served before.
+        rendezvous.await_others(f"joined/{answer['local']}")
+        # A shard in this process reads them later.
+        if own_keys is not None and not answer["has_shards"]:
+            shutil.rmtree(own_keys, ignore_errors=True)
+
     return Membership(
         server=answer["local"] if is_local else f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         rank=launch.rank,
         workers=launch.size,
         seed=answer["seed"],
         join_timeout=min(timeout, _LOCAL_TIMEOUT) if is_local else timeout,
-        keys=None if is_local else keys,
+        keys=None if is_local else keys or own_keys,
         folder=folder,
         # Another host has it only if they share a file system.
         sees_folder=lambda: is_near or (launch.run is not None and launch_of(folder) == launch.run),
-        # A run that goes on would not wait for the last ones. Its server has not served before.
-        await_others=lambda: rendezvous.await_others(f"joined/{answer['local']}"),
+        await_others=await_others,
         own_server=server,
     )
+
+
+def _write_keys(texts: dict[str, str]) -> Path:
+    """Write the keys of this run to a folder that only this user can read."""
+    folder = Path(tempfile.mkdtemp(prefix="paceline-keys-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for name in KEYS:
+        (folder / name).write_text(texts[name])
+    return folder
 
 
 def _host() -> list[str]:

@@ -114,7 +114,7 @@ def _srun(environment: Mapping[str, str]) -> Launch | None:
         # Below the ports that systems give to clients.
         port=_whole(environment, "MASTER_PORT", 20_000 + (job * 10 + step) % 10_000),
         name=f"srun-{job}.{step}",
-        run=f"srun {environment.get('SLURM_CLUSTER_NAME', '')} {job}.{step}",
+        run=f"srun {environment.get('SLURM_CLUSTER_NAME', 'slurm')}-{job}.{step}",
         restarts=_whole(environment, "SLURM_RESTART_COUNT", 0),
     )
 

@@ -99,6 +99,11 @@ class LaunchedServer:
             environment.pop(variable, None)
         self._evaluator = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, process_group=0)
 
+    def remove_keys(self) -> None:
+        """Remove the keys that were made for this run: the server has read them."""
+        if self._own_keys is not None:
+            shutil.rmtree(self._own_keys, ignore_errors=True)
+
     def wait(self) -> int:
         """Wait until the run has ended. Return the exit code."""
         try:
@@ -125,8 +130,7 @@ class LaunchedServer:
             except subprocess.TimeoutExpired:
                 self._evaluator.kill()
                 self._evaluator.wait()
-        if self._own_keys is not None:
-            shutil.rmtree(self._own_keys, ignore_errors=True)
+        self.remove_keys()
         code = self.exit_code
         assert code is not None
         return code
