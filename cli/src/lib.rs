@@ -51,6 +51,7 @@ mod script;
 mod serving;
 
 use std::ffi::OsString;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -169,8 +170,9 @@ fn run_command(arguments: Vec<OsString>) -> u8 {
 fn report(failure: &Failure) -> u8 {
     match failure {
         Failure::Help(text) => output::exit_unless_written(text.print()),
-        Failure::Ended(_) => eprintln!("{failure}"),
-        Failure::Input(_) | Failure::Run(_) => eprintln!("error: {failure}"),
+        // The exit code says it to who does not read standard error any more.
+        Failure::Ended(_) => _ = writeln!(io::stderr(), "{failure}"),
+        Failure::Input(_) | Failure::Run(_) => _ = writeln!(io::stderr(), "error: {failure}"),
     }
     failure.exit_code()
 }

@@ -29,7 +29,7 @@ use crate::interrupt;
 use crate::launched::{Announcement, EmptyRunWatch, LaunchOptions};
 use crate::logs;
 use crate::options::ConfigFile;
-use crate::output::say;
+use crate::output::say_before_saving;
 use crate::script::ScriptOptions;
 
 /// Where results go.
@@ -338,14 +338,14 @@ fn show(ended: &EndedRun, as_json: bool) -> anyhow::Result<()> {
     let (outcome, folder) = (ended.outcome(), ended.folder().unwrap_or(Path::new("")));
     if as_json {
         let emulated = outcome.emulated.iter().map(|(worker, how)| (worker.0.to_string(), json!(how))).collect();
-        say(serde_json::to_string(&ServedSummary { summary: &outcome.summary, emulated, folder })?);
+        say_before_saving(serde_json::to_string(&ServedSummary { summary: &outcome.summary, emulated, folder })?);
         return Ok(());
     }
-    say(format_args!("{}\n", table(std::slice::from_ref(&outcome.summary))));
-    say(format_args!("{}\n", workers_table(&outcome.summary.worker_times)));
+    say_before_saving(format_args!("{}\n", table(std::slice::from_ref(&outcome.summary))));
+    say_before_saving(format_args!("{}\n", workers_table(&outcome.summary.worker_times)));
     for (worker, how) in &outcome.emulated {
-        say(format_args!("Straggling was emulated: {worker}, {how}"));
+        say_before_saving(format_args!("Straggling was emulated: {worker}, {how}"));
     }
-    say(format_args!("run folder: {}", folder.display()));
+    say_before_saving(format_args!("run folder: {}", folder.display()));
     Ok(())
 }

@@ -4,7 +4,7 @@ mod common;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use serde_json::Value;
@@ -290,19 +290,25 @@ fn a_server_ends_when_its_workers_stay_away_and_when_its_parent_exits() {
     let summary: Value = serde_json::from_slice(&fs::read(folder.path().join("empty/summary.json")).unwrap()).unwrap();
     assert_eq!(summary["stopped_by"], "no worker left; none came back within 0.2 s");
 
-    // A shell starts a server and ends; the server is told once, and ends with its result.
+    // A shell starts a server and ends, and so does who reads their output: the server ends with its result.
     let (address, arguments) = serve("orphan", &["--parent", "$$"]);
-    let mut shell = Command::new("sh");
     let script = format!("\"$PROGRAM\" {} & exec sleep 300", arguments.join(" "));
-    shell.env("PROGRAM", env!("CARGO_BIN_EXE_paceline")).args(["-c", &script]);
-    let mut shell = PacelineProcess::spawn(shell);
-    let worker = PacelineProcess::start(&["work", "--join", &address]);
-    shell.await_line("worker 0 joined");
-    shell.child.kill().unwrap();
-    shell.await_line("interrupted");
+    let mut shell = Command::new("sh");
+    shell.env("PROGRAM", env!("CARGO_BIN_EXE_paceline")).args(["-c", &script]).stdin(Stdio::null());
+    let mut shell = shell.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut worker = PacelineProcess::start(&["work", "--join", &address]);
+    let path = |name: &str| folder.path().join("orphan").join(name);
+    await_file(&path("metrics.csv"), &mut worker, |path| fs::read(path).is_ok_and(|text| text.len() > 500));
+    drop((shell.stdout.take(), shell.stderr.take()));
+    shell.kill().unwrap();
+    shell.wait().unwrap();
     let (code, _, errors) = worker.end();
     assert_eq!(code, Some(0), "{errors:?}");
-    let summary: Value = serde_json::from_slice(&fs::read(folder.path().join("orphan/summary.json")).unwrap()).unwrap();
+    let start = Instant::now();
+    while !path("report.html").exists() && start.elapsed() < Duration::from_secs(60) {
+        thread::sleep(Duration::from_millis(10));
+    }
+    let summary: Value = serde_json::from_slice(&fs::read(path("summary.json")).unwrap()).unwrap();
     assert_eq!(summary["ending"], "interrupted");
 
     for wrong in ["0", "-1", "x"] {
