@@ -108,6 +108,7 @@ enum Command {
     Torture(commands::torture::TortureArgs),
     Scale(commands::scale::ScaleArgs),
     Keys(commands::keys::KeysArgs),
+    Doctor(commands::doctor::DoctorArgs),
 }
 
 /// The emulated delays of a worker: a factor, or times such as `lognormal:-2,0.5`, drawn by its rank.
@@ -159,6 +160,7 @@ fn run_command(arguments: Vec<OsString>) -> u8 {
         Command::Torture(command) => command.run(),
         Command::Scale(command) => command.run(),
         Command::Keys(command) => command.run(),
+        Command::Doctor(command) => command.run(),
     });
     match outcome {
         Ok(()) => 0,
