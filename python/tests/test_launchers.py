@@ -417,10 +417,13 @@ def test_options_that_can_t_be_read_are_named(launched: Launched, options: str, 
 
 def test_a_rank_that_does_not_come_ends_the_others(launched: Launched) -> None:
     command = script(launched)
-    given = {**OPEN_MPI, "PACELINE_JOIN_TIMEOUT": "3"}
+    given = {**OPEN_MPI, "PACELINE_JOIN_TIMEOUT": "10"}
     processes = [launched.start(command, **given, OMPI_COMM_WORLD_RANK=str(rank)) for rank in (0, 1)]
-    assert [launched.end(process) for process in processes] == [1, 130], launched.output
-    assert "ranks 2, 3 of mpirun did not call paceline.join() within 3 s" in launched.output
+    first, second = [launched.end(process) for process in processes]
+    assert first == 1, launched.output
+    # It was told where the server is, if it came in time.
+    assert second in (1, 130), launched.output
+    assert "2, 3 of mpirun did not call paceline.join() within 10 s; PACELINE_JOIN_TIMEOUT=SECONDS" in launched.output
     launched.await_nobody()
 
 
@@ -444,12 +447,8 @@ def test_the_only_process_of_a_launcher_is_alone_unless_it_has_options(launched:
 
 def test_a_run_whose_workers_are_gone_ends(launched: Launched) -> None:
     command = script(launched)
-    given = {
-        **OPEN_MPI,
-        "PACELINE_JOIN_TIMEOUT": "8",
-        "PACELINE_OPTIONS": "--scheme asp --out run --checkpoint-every 0.1",
-    }
-    given |= {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    options = "--scheme asp --out run --checkpoint-every 0.1 --empty-timeout 1"
+    given = {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PACELINE_OPTIONS": options}
     ended = launched.start([*command, "samples=64"], **given, OMPI_COMM_WORLD_RANK="0")
     killed = launched.start([*command, "epochs=1000000"], **given, OMPI_COMM_WORLD_RANK="1")
     launched.await_file("run/workers/1.state.*")
@@ -458,7 +457,7 @@ def test_a_run_whose_workers_are_gone_ends(launched: Launched) -> None:
         time.sleep(0.05)
     killed.kill()
     assert launched.end(ended) == 5, launched.output
-    assert "no worker left; none came back within 8 s" in launched.summary()["stopped_by"]
+    assert "no worker left; none came back within 1 s" in launched.summary()["stopped_by"]
 
 
 @pytest.mark.parametrize(

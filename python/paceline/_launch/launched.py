@@ -16,9 +16,6 @@ from paceline._launch.server import KEYS, LaunchedServer, ServerFailedError
 from paceline._membership import Membership, join_timeout
 from paceline.errors import InputError, RunError
 
-#: How long rank 0 tells the others that it can't serve, in seconds.
-_FAILURE_TIMEOUT = 10.0
-
 #: A server on the same host that is lost does not come back.
 _LOCAL_TIMEOUT = 5.0
 
@@ -40,7 +37,7 @@ def _serve(launch: Launch, keys: Path | None) -> Membership:
         server = LaunchedServer(launch, keys, timeout)
     except (ServerFailedError, InputError, RunError) as error:
         code = error.code if isinstance(error, ServerFailedError) else 2 if isinstance(error, InputError) else 1
-        rendezvous.answer({"failed": code}, min(timeout, _FAILURE_TIMEOUT))
+        rendezvous.answer({"failed": code})
         if isinstance(error, ServerFailedError):
             raise SystemExit(code) from None
         raise
@@ -114,10 +111,18 @@ def _membership(
         keys=None if is_local else keys or own_keys,
         folder=folder,
         # Another host has it only if they share a file system.
-        sees_folder=lambda: is_near or (launch.run is not None and launch_of(folder) == launch.run),
+        sees_folder=lambda: _is_own(folder) and (is_near or launch_of(folder) == (launch.run or "")),
         await_others=await_others,
         own_server=server,
     )
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether a folder belongs to this user: states in it are loaded, and so are trusted."""
+    try:
+        return folder.stat().st_uid == os.getuid()
+    except OSError:
+        return False
 
 
 def _write_keys(texts: dict[str, str]) -> Path:

@@ -59,14 +59,14 @@ class Rendezvous:
         )
         raise RunError(message)
 
-    def answer(self, answer: dict[str, Any], timeout: float | None = None) -> list[int]:
+    def answer(self, answer: dict[str, Any]) -> list[int]:
         """Tell all other processes. Return the ranks that have not asked in time."""
         text = json.dumps(answer)
         missing = set(range(1, self._launch.size))
         unconfirmed: dict[int, int] = {}
         with self._errors():
             answered = self._store.add("answered", 0)
-            for _ in _pauses(time.monotonic() + (self._timeout if timeout is None else timeout)):
+            for _ in _pauses(time.monotonic() + self._timeout):
                 for number in range(answered + 1, self._store.add("asked", 0) + 1):
                     rank = self._rank(number)
                     self._store.set(f"answer/{number}", text)

@@ -46,7 +46,8 @@ class LaunchedServer:
         """Start it, and wait until it listens. On one host without shards, only its own user can reach it."""
         given = _given_options(launch)
         options = ["--workers", str(launch.size), "--listen", f"local:paceline-{os.getpid()}"]
-        options += ["--empty-timeout", f"{timeout:g}"]
+        if "--empty-timeout" not in names_of(given):
+            options += ["--empty-timeout", f"{timeout:g}"]
         #: A folder with the keys of this run; None if there are none.
         self.keys: Path | None = None
         self._own_keys: Path | None = None
