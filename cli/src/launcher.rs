@@ -3,6 +3,15 @@
 use anyhow::anyhow;
 use paceline_net::{Address, DEFAULT_PORT};
 
+/// Variables that only one launcher sets, each with that.
+const LAUNCHERS: [(&str, &str); 5] = [
+    ("TORCHELASTIC_RUN_ID", "torchrun"),
+    ("OMPI_COMM_WORLD_RANK", "mpirun"),
+    ("SLURM_STEP_ID", "srun"),
+    ("PMI_RANK", "mpirun"),
+    ("WORLD_SIZE", "a launcher"),
+];
+
 /// The server's address, this process's rank and the number of workers, as a launcher sets them in the environment.
 #[derive(Debug, Default, PartialEq)]
 pub struct LauncherEnvironment {
@@ -10,18 +19,25 @@ pub struct LauncherEnvironment {
     port: Option<String>,
     rank: Option<String>,
     workers: Option<String>,
+    launcher: Option<&'static str>,
 }
 
 impl LauncherEnvironment {
-    /// Reads the environment, in which `variable` looks one up. If several launchers have set variables, the first one counts.
+    /// Reads the environment, in which `variable` looks one up. If several launchers have set variables, the innermost one counts.
     pub fn read(variable: impl Fn(&str) -> Option<String>) -> Self {
         let first = |names: &[&str]| names.iter().find_map(|name| variable(name));
         LauncherEnvironment {
             host: first(&["MASTER_ADDR", "SLURM_LAUNCH_NODE_IPADDR"]),
             port: variable("MASTER_PORT"),
-            rank: first(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]),
-            workers: first(&["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]),
+            rank: first(&["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"]),
+            workers: first(&["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"]),
+            launcher: LAUNCHERS.iter().find(|(name, _)| variable(name).is_some()).map(|(_, launcher)| *launcher),
         }
+    }
+
+    /// What the launcher is called, if this process was started by one.
+    pub fn launcher(&self) -> Option<&'static str> {
+        self.launcher
     }
 
     /// Where the server is.
@@ -67,6 +83,8 @@ mod tests {
         assert_eq!(read(&slurm), (Some("10.0.0.1:7077".into()), Some(5)));
         assert_eq!(read(&[("OMPI_COMM_WORLD_RANK", "1")]), (None, Some(1)));
         assert_eq!(read(&[("PMI_RANK", "2")]), (None, Some(2)));
+        // Slurm has started one mpirun on every host, and numbers these.
+        assert_eq!(read(&[("SLURM_PROCID", "0"), ("OMPI_COMM_WORLD_RANK", "3")]), (None, Some(3)));
         assert_eq!(read(&[]), (None, None));
         assert!(LauncherEnvironment { rank: Some("x".into()), ..LauncherEnvironment::default() }.rank().is_err());
     }

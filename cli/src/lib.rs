@@ -41,6 +41,7 @@ mod commands;
 mod comparison;
 mod destination;
 mod interrupt;
+mod launched;
 mod launcher;
 mod logs;
 mod options;
@@ -50,6 +51,7 @@ mod script;
 mod serving;
 
 use std::ffi::OsString;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -106,6 +108,7 @@ enum Command {
     Torture(commands::torture::TortureArgs),
     Scale(commands::scale::ScaleArgs),
     Keys(commands::keys::KeysArgs),
+    Doctor(commands::doctor::DoctorArgs),
 }
 
 /// The emulated delays of a worker: a factor, or times such as `lognormal:-2,0.5`, drawn by its rank.
@@ -157,6 +160,7 @@ fn run_command(arguments: Vec<OsString>) -> u8 {
         Command::Torture(command) => command.run(),
         Command::Scale(command) => command.run(),
         Command::Keys(command) => command.run(),
+        Command::Doctor(command) => command.run(),
     });
     match outcome {
         Ok(()) => 0,
@@ -168,8 +172,9 @@ fn run_command(arguments: Vec<OsString>) -> u8 {
 fn report(failure: &Failure) -> u8 {
     match failure {
         Failure::Help(text) => output::exit_unless_written(text.print()),
-        Failure::Ended(_) => eprintln!("{failure}"),
-        Failure::Input(_) | Failure::Run(_) => eprintln!("error: {failure}"),
+        // The exit code says it to who does not read standard error any more.
+        Failure::Ended(_) => _ = writeln!(io::stderr(), "{failure}"),
+        Failure::Input(_) | Failure::Run(_) => _ = writeln!(io::stderr(), "error: {failure}"),
     }
     failure.exit_code()
 }

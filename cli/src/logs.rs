@@ -40,7 +40,9 @@ struct AboveBars(MultiProgress);
 
 impl Write for AboveBars {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.suspend(|| io::stderr().write(bytes))
+        // A terminal that is gone does not end the run.
+        let _ = self.0.suspend(|| io::stderr().write_all(bytes));
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {

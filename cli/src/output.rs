@@ -9,6 +9,14 @@ pub fn say(line: impl Display) {
     exit_unless_written(writeln!(io::stdout(), "{line}"));
 }
 
+/// The same, but the program goes on if the reader has closed the pipe: the result is saved, whoever has seen it.
+pub fn say_before_saving(line: impl Display) {
+    match writeln!(io::stdout(), "{line}") {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+        outcome => exit_unless_written(outcome),
+    }
+}
+
 /// Exits if standard output could not be written.
 pub fn exit_unless_written(outcome: io::Result<()>) {
     match outcome {

@@ -75,6 +75,11 @@ impl<'a> ScriptOptions<'a> {
         self.evaluate_every > 0
     }
 
+    /// The seed of all random numbers.
+    pub fn seed(&self) -> u64 {
+        self.job.seed
+    }
+
     /// The job of the model that the workers bring.
     pub fn job(&self, model: OfferedModel) -> anyhow::Result<Job> {
         self.job.of_script(model, self.goals.clone(), self.evaluate_every)

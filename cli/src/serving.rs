@@ -12,7 +12,7 @@ use indicatif::MultiProgress;
 use paceline_config::file::Configuration;
 use paceline_config::{Failure, ForceOption};
 use paceline_core::WorkerId;
-use paceline_net::{Address, LocalWorkers, Server, ServerError, TransportOptions, WorkerOutput};
+use paceline_net::{Address, LocalWorkers, Server, ServerError, ShardCount, TransportOptions, WorkerOutput};
 use paceline_objects::{Place, open_place};
 use paceline_report::progress::{RunBar, bars};
 use paceline_report::tables::{table, workers_table};
@@ -26,9 +26,10 @@ use serde_json::json;
 
 use crate::destination::check_trace;
 use crate::interrupt;
+use crate::launched::{Announcement, EmptyRunWatch, LaunchOptions};
 use crate::logs;
 use crate::options::ConfigFile;
-use crate::output::say;
+use crate::output::say_before_saving;
 use crate::script::ScriptOptions;
 
 /// Where results go.
@@ -183,8 +184,8 @@ pub struct ServedRun<'a> {
     pub taken: Option<(Option<&'a Path>, Lease)>,
     /// The storage of the checkpoints, if it is not the run folder.
     pub storage: Option<Arc<dyn ObjectStorage>>,
-    /// Whether the workers of an interrupted run wait for it to be resumed.
-    pub keep_workers: bool,
+    /// What it does for the process that starts it.
+    pub launch: &'a LaunchOptions,
 }
 
 /// Worker processes of a script on this machine.
@@ -204,11 +205,15 @@ impl ServedRun<'_> {
         let bars = self.begin()?;
         let mut progress = RunBar::live(&bars, job.scheme.to_string(), &job.goals);
         let http = self.output.listen().map_err(Failure::Input)?;
-        let (output, folder) = (self.output, self.output.new_folder());
+        let (output, folder, timeout) = (self.output, self.output.new_folder(), self.empty_timeout());
+        let (watch, mut count) = EmptyRunWatch::new();
         let run = RunBuilder::new(job, self.addresses).transport(self.transport.clone());
-        let run = self.parts(run, folder, http).observer(&mut progress);
+        let run = self.parts(run, folder, http).observer(&mut progress).observer(&mut count);
         let run = run.prepare().map_err(Failure::input)?;
         let stopper = run.stopper();
+        if let Some(timeout) = timeout {
+            watch.start(timeout, stopper.clone()).map_err(Failure::run)?;
+        }
         interrupt::listen(move || stopper.stop(StopReason::Interrupted))?;
         let ended = start(run, &bars).map_err(Failure::run)?;
         drop(progress);
@@ -221,7 +226,7 @@ impl ServedRun<'_> {
         if let Some(length) = self.lease {
             run = run.lease(length);
         }
-        if self.keep_workers {
+        if self.launch.keep_workers {
             run = run.keeping_workers();
         }
         if let Some((folder, lease)) = self.taken {
@@ -254,6 +259,20 @@ impl ServedRun<'_> {
         // The script of a run that resumes may have nothing left to do.
         let started = Arc::new(AtomicBool::new(is_resumed));
         let (is_started, logs) = (started.clone(), folder.join(WORKER_LOGS));
+        if let Some(file) = &self.launch.announce {
+            let announcement = Announcement {
+                addresses: server.addresses(),
+                folder: &absolute,
+                seed: script.seed(),
+                takes_evaluator: script.has_evaluator(),
+                has_shards: self.transport.shards != ShardCount::default(),
+            };
+            announcement.write(file).map_err(Failure::Input)?;
+        }
+        let (watch, mut count) = EmptyRunWatch::new();
+        if let Some(timeout) = self.empty_timeout() {
+            watch.start(timeout, stopper.clone()).map_err(Failure::run)?;
+        }
         let on_interrupt = stopper.clone();
         interrupt::listen(move || on_interrupt.stop(StopReason::Interrupted))?;
         let show = logs::worker_output(&bars, output.json);
@@ -262,7 +281,7 @@ impl ServedRun<'_> {
             let job = script.job(model).map_err(Failure::Input)?;
             let mut progress = RunBar::live(&bars, job.scheme.to_string(), &job.goals);
             let run = RunBuilder::new(&job, []).server(server).started(started);
-            let run = self.parts(run, folder, http).observer(&mut progress);
+            let run = self.parts(run, folder, http).observer(&mut progress).observer(&mut count);
             run.prepare().map_err(Failure::input)?.run().map_err(Failure::run)
         };
         let ended = match workers {
@@ -284,6 +303,10 @@ impl ServedRun<'_> {
             }
         };
         conclude(ended, output.json)
+    }
+
+    fn empty_timeout(&self) -> Option<Duration> {
+        self.launch.empty_timeout.map(Duration::from_secs_f64)
     }
 
     /// Checks the output, and begins to show what happens.
@@ -318,14 +341,14 @@ fn show(ended: &EndedRun, as_json: bool) -> anyhow::Result<()> {
     let (outcome, folder) = (ended.outcome(), ended.folder().unwrap_or(Path::new("")));
     if as_json {
         let emulated = outcome.emulated.iter().map(|(worker, how)| (worker.0.to_string(), json!(how))).collect();
-        say(serde_json::to_string(&ServedSummary { summary: &outcome.summary, emulated, folder })?);
+        say_before_saving(serde_json::to_string(&ServedSummary { summary: &outcome.summary, emulated, folder })?);
         return Ok(());
     }
-    say(format_args!("{}\n", table(std::slice::from_ref(&outcome.summary))));
-    say(format_args!("{}\n", workers_table(&outcome.summary.worker_times)));
+    say_before_saving(format_args!("{}\n", table(std::slice::from_ref(&outcome.summary))));
+    say_before_saving(format_args!("{}\n", workers_table(&outcome.summary.worker_times)));
     for (worker, how) in &outcome.emulated {
-        say(format_args!("Straggling was emulated: {worker}, {how}"));
+        say_before_saving(format_args!("Straggling was emulated: {worker}, {how}"));
     }
-    say(format_args!("run folder: {}", folder.display()));
+    say_before_saving(format_args!("run folder: {}", folder.display()));
     Ok(())
 }

@@ -4,7 +4,7 @@ mod common;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use serde_json::Value;
@@ -268,4 +268,54 @@ fn train_restarts_a_worker_that_died_and_ends_when_none_is_left() {
     // It can be resumed.
     let run = json(&["train", "--resume", out.to_str().unwrap(), "--until", "loss<1.5", "--json"]);
     assert_eq!(run[0]["reached"], true, "{run:?}");
+}
+
+#[test]
+fn a_server_ends_when_its_workers_stay_away_and_when_its_parent_exits() {
+    let folder = tempdir().unwrap();
+    let serve = |name: &str, rest: &[&str]| {
+        let out = folder.path().join(name).display().to_string();
+        let address = format!("local:paceline-left-{}-{name}", std::process::id());
+        let data = ["--model", "softmax", "--data", "digits:600,200", "--workers", "1", "--until", "time=300"];
+        let arguments = [&["serve", "--listen", &address, "--out", &out], &data[..], rest].concat();
+        (address.clone(), arguments.iter().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    let (address, arguments) = serve("empty", &["--empty-timeout", "0.2"]);
+    let server = PacelineProcess::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    let worker = PacelineProcess::start(&["work", "--join", &address]);
+    server.await_line("worker 0 joined");
+    worker.kill();
+    let (code, _, errors) = server.end();
+    assert_eq!(code, Some(5), "{errors:?}");
+    let summary: Value = serde_json::from_slice(&fs::read(folder.path().join("empty/summary.json")).unwrap()).unwrap();
+    assert_eq!(summary["stopped_by"], "no worker left; none came back within 0.2 s");
+
+    // A shell starts a server and ends, and so does who reads their output: the server ends with its result.
+    let (address, arguments) = serve("orphan", &["--parent", "$$"]);
+    let script = format!("\"$PROGRAM\" {} & exec sleep 300", arguments.join(" "));
+    let mut shell = Command::new("sh");
+    shell.env("PROGRAM", env!("CARGO_BIN_EXE_paceline")).args(["-c", &script]).stdin(Stdio::null());
+    let mut shell = shell.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut worker = PacelineProcess::start(&["work", "--join", &address]);
+    let path = |name: &str| folder.path().join("orphan").join(name);
+    await_file(&path("metrics.csv"), &mut worker, |path| fs::read(path).is_ok_and(|text| text.len() > 500));
+    drop((shell.stdout.take(), shell.stderr.take()));
+    shell.kill().unwrap();
+    shell.wait().unwrap();
+    let (code, _, errors) = worker.end();
+    assert_eq!(code, Some(0), "{errors:?}");
+    let start = Instant::now();
+    while !path("report.html").exists() && start.elapsed() < Duration::from_secs(60) {
+        thread::sleep(Duration::from_millis(10));
+    }
+    let summary: Value = serde_json::from_slice(&fs::read(path("summary.json")).unwrap()).unwrap();
+    assert_eq!(summary["ending"], "interrupted");
+
+    for wrong in ["0", "-1", "x"] {
+        let error = refused(&["serve", "--empty-timeout", wrong]);
+        assert!(
+            error.contains(&format!("'{wrong}' for '--empty-timeout <SECONDS>': expected seconds, above 0")),
+            "{error}"
+        );
+    }
 }

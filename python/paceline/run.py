@@ -7,12 +7,15 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from paceline._launch.launched import join_launch
+from paceline._launch.launchers import find_launch
+from paceline._launch.server import OPTIONS
+from paceline._membership import Membership, from_environment, whole_number
 from paceline._paceline import Session
-from paceline.errors import InputError, Interrupted
+from paceline.errors import InputError, Interrupted, RunError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -26,14 +29,16 @@ if TYPE_CHECKING:
     Model = TypeVar("Model", bound=nn.Module)
     AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
-_SERVER = "PACELINE_SERVER"
+#: The exit code of a run that was interrupted.
+_INTERRUPTED = 130
 
 
 def join() -> "Run":
     """Take part in the run that this script was started for.
 
-    `paceline train -- python script.py` starts one process of the script per worker. Started alone, by `python
-    script.py`, the script trains as it would without Paceline.
+    `paceline train -- python script.py` starts one process of the script per worker. So do torchrun, srun and mpirun:
+    then rank 0 starts the server, with the options in PACELINE_OPTIONS. Started alone, by `python script.py`, the
+    script trains as it would without Paceline.
 
     Example:
         >>> import paceline
@@ -42,11 +47,15 @@ def join() -> "Run":
         True
 
     """
-    server = os.environ.get(_SERVER)
-    if server is not None:
-        atexit.register(_say_that_input_is_wrong)
-    evaluates = os.environ.get("PACELINE_ROLE") == "evaluator"
-    return Run(server, _number("PACELINE_RANK"), _number("PACELINE_WORKERS") or 1, evaluates=evaluates)
+    # What is registered first is called last.
+    atexit.register(_say_that_input_is_wrong)
+    run = Run(from_environment())
+    launch = find_launch() if run.is_alone else None
+    # The only process of a launcher is alone, unless the user asks for a run.
+    if launch is not None and (launch.size > 1 or OPTIONS in os.environ):
+        atexit.register(run._end_launch)
+        run._membership = join_launch(launch)
+    return run
 
 
 def _failure() -> BaseException | None:
@@ -57,31 +66,25 @@ def _failure() -> BaseException | None:
 def _say_that_input_is_wrong() -> None:
     """End with exit code 2 after an error that would come again: the script is not to be restarted."""
     if isinstance(_failure(), InputError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(2)
+        _exit(2)
 
 
-def _number(variable: str) -> int | None:
-    """Read a whole number of the environment."""
-    text = os.environ.get(variable)
-    if text is None or text == "":
-        return None
-    if not text.isdecimal():
-        message = f"{variable} is '{text}': expected a whole number"
-        raise InputError(message)
-    return int(text)
+def _exit(code: int) -> None:
+    """End this process, whatever else was to be done at its end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 class Run:
     """A run, as one of its workers sees it."""
 
-    def __init__(self, server: str | None, rank: int | None, workers: int, *, evaluates: bool = False) -> None:
+    def __init__(self, membership: Membership | None) -> None:
         """Use `paceline.join`."""
-        self._server = server
-        self._rank = rank
-        self._workers = workers
-        self._evaluates = evaluates
+        self._membership = membership
+        self._process = os.getpid()
+        #: Why the run has ended.
+        self._ended: str | None = None
         self._evaluate: Callable[[], Evaluation] | None = None
         self._training: Training | None = None
         self._is_prepared = False
@@ -91,24 +94,26 @@ class Run:
     @property
     def is_alone(self) -> bool:
         """Whether the script was started without a server."""
-        return self._server is None
+        return self._membership is None
 
     @property
     def is_evaluator(self) -> bool:
         """Whether this process evaluates the model instead of training it."""
-        return self._evaluates
+        return self._membership is not None and self._membership.evaluates
 
     @property
     def rank(self) -> int:
         """The number of this worker, from 0; -1 for an evaluator. Without a launcher it is known after `prepare`."""
-        if self._evaluates:
+        if self.is_evaluator:
             return -1
-        return self._training.rank if self._training else self._rank or 0
+        if self._training is not None:
+            return self._training.rank
+        return self._membership.rank or 0 if self._membership else 0
 
     @property
     def workers(self) -> int:
         """How many workers the run is planned for."""
-        return self._workers
+        return self._membership.workers if self._membership else 1
 
     @property
     def scheme(self) -> str | None:
@@ -141,7 +146,8 @@ class Run:
             message = "run.prepare was called twice: a run trains one model"
             raise InputError(message)
         self._is_prepared = True
-        if self._server is None:
+        membership = self._membership
+        if membership is None:
             return model, optimizer, loader
         try:
             from paceline._torch import optimizers  # noqa: PLC0415 may be missing
@@ -151,19 +157,17 @@ class Run:
         except ModuleNotFoundError:
             message = "run.prepare needs PyTorch: pip install 'paceline[torch]'"
             raise InputError(message) from None
-        training = Training(
-            model, optimizer, rank=self._rank, workers=self._workers, seed=_number("PACELINE_SEED") or 1
-        )
+        training = Training(model, optimizer, rank=membership.rank, workers=membership.workers, seed=membership.seed)
         prepared = PreparedLoader(loader, training)
         session = Session.join(
-            address=self._server,
-            rank=self._rank,
-            evaluates=self._evaluates,
+            address=membership.server,
+            rank=membership.rank,
+            evaluates=membership.evaluates,
             on_device=training.tensors.device is not None,
-            join_timeout=float(os.environ.get("PACELINE_JOIN_TIMEOUT", "60")),
+            join_timeout=membership.join_timeout,
             emulate=os.environ.get("PACELINE_EMULATE"),
-            emulated_rank=_number("PACELINE_EMULATED_RANK"),
-            keys=os.environ.get("PACELINE_KEYS"),
+            emulated_rank=whole_number("PACELINE_EMULATED_RANK"),
+            keys=membership.keys,
             trainable=[(entry.name, list(entry.tensor.shape)) for entry in training.tensors.trained],
             statistics=[(entry.name, list(entry.tensor.shape)) for entry in training.tensors.statistics],
             values=_floats(training.tensors.values()),
@@ -174,11 +178,11 @@ class Run:
             frozen=zlib.crc32((training.specification or "").encode(), training.tensors.frozen),
         )
         training.join(session)
-        if self._evaluates:
+        membership.await_others()
+        if membership.evaluates:
             training.evaluator = Evaluator(self._evaluate)
-        folder = os.environ.get("PACELINE_FOLDER")
-        if folder is not None and not self._evaluates:
-            training.keeper = StateKeeper(Path(folder) / "workers", session.rank)
+        elif membership.folder is not None and membership.sees_folder():
+            training.keeper = StateKeeper(membership.folder / "workers", session.rank)
             training.keeper.register("optimizer", optimizer)
             for name, thing in self._states.items():
                 training.keeper.register(name, thing)
@@ -267,7 +271,10 @@ class Run:
     def leave(self) -> None:
         """Leave the run. A script does so when it ends."""
         training, self._training = self._training, None
-        if training is not None and training.session is not None and not training.over:
+        if training is None or training.session is None:
+            return
+        self._ended = training.session.ended
+        if not training.over:
             failure = _failure()
             reason = "its script has ended"
             if failure is not None:
@@ -275,6 +282,27 @@ class Run:
             if training.keeper is not None:
                 training.keeper.leave()
             training.session.leave(reason, is_done=failure is None)
+
+    def _end_launch(self) -> None:
+        """End this process as the run has: with the exit code of the server, if this process has started it."""
+        if self._membership is None or os.getpid() != self._process:
+            return
+        server, failure = self._membership.own_server, _failure()
+        code = 0
+        if server is None:
+            code = _INTERRUPTED if failure is None and self._ended == "interrupted" else 0
+        elif failure is not None:
+            # What the script has found may only follow from that.
+            code = server.exit_code or 0 if isinstance(failure, RunError) else 0
+            server.end()
+        elif self._is_prepared:
+            code = server.wait()
+        else:
+            server.end()
+            print("paceline: the script has ended without run.prepare", file=sys.stderr)
+            code = 1
+        if code != 0:
+            _exit(code)
 
     def __enter__(self) -> Self:
         """Take part until the block ends."""

@@ -1,6 +1,7 @@
 //! The commands, one file each.
 
 pub mod data;
+pub mod doctor;
 pub mod evaluate;
 pub mod fit;
 pub mod keys;

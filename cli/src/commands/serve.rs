@@ -15,6 +15,7 @@ use paceline_report::numbers::counted;
 use paceline_runtime::{Job, Lease, LeaseWatch, RunFolderError, StoredRun, folder_leases, has_ended};
 use paceline_store::ObjectStorage;
 
+use crate::launched::{LaunchOptions, interrupt_with_parent};
 use crate::options::JobOptions;
 use crate::script::ScriptOptions;
 use crate::serving::{ServedRun, ServingOutput};
@@ -67,10 +68,8 @@ pub struct ServeArgs {
     #[arg(long)]
     open: bool,
 
-    /// When interrupted, as by a supervisor that moves this server, let the workers wait for the run to be resumed, as long as
-    /// their --join-timeout says
-    #[arg(long)]
-    keep_workers: bool,
+    #[command(flatten)]
+    launch: LaunchOptions,
 
     #[command(flatten)]
     job: JobOptions,
@@ -88,6 +87,9 @@ enum ServedModel<'a> {
 
 impl ServeArgs {
     pub fn run(self, configuration: &Configuration) -> Result<(), Failure> {
+        if let Some(parent) = self.launch.parent {
+            interrupt_with_parent(parent).map_err(Failure::run)?;
+        }
         let model = if self.script {
             ServedModel::OfScript(ScriptOptions::new(&self.job, &self.output, configuration, "the script")?)
         } else {
@@ -108,7 +110,7 @@ impl ServeArgs {
             lease: self.lease.map(Duration::from_secs_f64),
             taken: None,
             storage: self.output.storage().map_err(Failure::Input)?,
-            keep_workers: self.keep_workers,
+            launch: &self.launch,
         };
         self.output.check_folder("--standby", self.standby.as_deref()).map_err(Failure::Input)?;
         let elsewhere = |source| ServedElsewhere::new(source, run.storage.as_ref());

@@ -15,6 +15,7 @@ use paceline_core::WorkerId;
 use paceline_net::{Address, ServerSearch};
 use paceline_sim::RankSet;
 
+use crate::launched::LaunchOptions;
 use crate::logs;
 use crate::options::{JobOptions, StragglerSpec};
 use crate::program::ProgramStart;
@@ -91,7 +92,7 @@ impl TrainArgs {
             lease: None,
             taken: None,
             storage: self.output.storage().map_err(Failure::Input)?,
-            keep_workers: false,
+            launch: &LaunchOptions::default(),
         };
         run.run(&job, |run, bars| {
             run.run_with_processes(self.job.workers, command, logs::worker_output(bars, self.output.json))
@@ -114,7 +115,7 @@ impl TrainArgs {
             lease: None,
             taken: None,
             storage: None,
-            keep_workers: false,
+            launch: &LaunchOptions::default(),
         };
         let command = |server: &Address, folder: &Path, worker| self.script(server, folder, worker);
         run.run_script(&script, Some(&ScriptWorkers { count: self.job.workers, command: &command }))

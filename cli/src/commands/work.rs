@@ -14,6 +14,7 @@ use paceline_runtime::{RunEnding, is_interrupted};
 use serde_json::json;
 
 use crate::interrupt;
+use crate::launched::exit_with_parent;
 use crate::launcher::LauncherEnvironment;
 use crate::options::{DelaySpec, JoinOptions, failure};
 use crate::output::say;
@@ -158,14 +159,5 @@ impl WorkArgs {
             }
             Err(error) => Failure::Input(error),
         }
-    }
-}
-
-/// Makes the system end this process when its parent exits. Fails if the parent has exited already.
-fn exit_with_parent(parent: i32) -> std::io::Result<()> {
-    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
-    match rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get()) {
-        Some(pid) if pid == parent => Ok(()),
-        _ => Err(std::io::Error::other(format!("the parent process {parent} has exited"))),
     }
 }
