@@ -47,15 +47,46 @@ def join() -> "Run":
         True
 
     """
+    if RUN_IS_OVER in os.environ:
+        raise RunIsOverError
     # What is registered first is called last.
     atexit.register(_say_that_input_is_wrong)
     run = Run(from_environment())
+    _joined.append(run)
     launch = find_launch() if run.is_alone else None
     # The only process of a launcher is alone, unless the user asks for a run.
     if launch is not None and (launch.size > 1 or OPTIONS in os.environ):
         atexit.register(run._end_launch)
         run._membership = join_launch(launch)
     return run
+
+
+#: Set for a process that is started when its run has ended.
+RUN_IS_OVER = "PACELINE_RUN_IS_OVER"
+
+
+class RunIsOverError(Exception):
+    """There is nothing left to do."""
+
+
+#: The runs that this process has joined.
+_joined: "list[Run]" = []
+
+
+@contextmanager
+def leaving() -> Iterator[None]:
+    """Around a function that takes part in a run, in a process that goes on: leaves the run when the function ends."""
+    failure: BaseException | None = None
+    try:
+        yield
+    except RunIsOverError:
+        pass
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        while _joined:
+            _joined.pop().leave(failure)
 
 
 def _failure() -> BaseException | None:
@@ -268,14 +299,14 @@ class Run:
                     self.backward(loss)
                     optimizer.step()
 
-    def leave(self) -> None:
-        """Leave the run. A script does so when it ends."""
+    def leave(self, failure: BaseException | None = None) -> None:
+        """Leave the run, because of a failure if there is one. A script does so when it ends."""
         training, self._training = self._training, None
         if training is None or training.session is None:
             return
         self._ended = training.session.ended
         if not training.over:
-            failure = _failure()
+            failure = failure or _failure()
             reason = "its script has ended"
             if failure is not None:
                 reason = f"its script failed: {type(failure).__name__}: {failure}".splitlines()[0]
@@ -312,7 +343,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Leave the run."""
-        self.leave()
+        self.leave(error)
 
 
 def _floats(values: "Tensor") -> "memoryview[float]":

@@ -34,7 +34,7 @@ def _serve(launch: Launch, keys: Path | None) -> Membership:
     timeout = join_timeout()
     rendezvous = Rendezvous(launch, timeout)
     try:
-        server = LaunchedServer(launch, keys, timeout)
+        server = LaunchedServer(launch, keys, timeout, f"paceline-{os.getpid()}")
     except (ServerFailedError, InputError, RunError) as error:
         code = error.code if isinstance(error, ServerFailedError) else 2 if isinstance(error, InputError) else 1
         rendezvous.answer({"failed": code})
@@ -47,7 +47,7 @@ def _serve(launch: Launch, keys: Path | None) -> Membership:
         answer = {
             "local": server.local_address,
             "port": server.port,
-            "host": _host(),
+            "host": host_identity(),
             "folder": server.announced["folder"],
             "seed": server.announced["seed"],
             "has_shards": server.announced["has_shards"],
@@ -88,7 +88,7 @@ def _membership(
     rendezvous: Rendezvous,
     server: LaunchedServer | None = None,
 ) -> Membership:
-    is_near, port, folder = answer["host"] == _host(), answer["port"], Path(answer["folder"])
+    is_near, port, folder = answer["host"] == host_identity(), answer["port"], Path(answer["folder"])
     # Other hosts reach a shard by the address by which its process reaches the server.
     is_local = port is None or (is_near and not answer["has_shards"])
     host = "127.0.0.1" if launch.on_one_host else launch.host or ""
@@ -134,7 +134,7 @@ def _write_keys(texts: dict[str, str]) -> Path:
     return folder
 
 
-def _host() -> list[str]:
+def host_identity() -> list[str]:
     """Return what only processes have that can share memory: the machine, its network, the user."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return [boot, str(Path("/proc/self/ns/net").stat().st_ino), str(os.getuid())]

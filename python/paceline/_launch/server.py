@@ -42,10 +42,13 @@ class ServerFailedError(Exception):
 class LaunchedServer:
     """A process of `paceline serve --script`."""
 
-    def __init__(self, launch: Launch, keys: Path | None, timeout: float) -> None:
-        """Start it, and wait until it listens. On one host without shards, only its own user can reach it."""
+    def __init__(self, launch: Launch, keys: Path | None, timeout: float, name: str, port: int = 0) -> None:
+        """Start it, and wait until it listens. On one host without shards, only its own user can reach it.
+
+        Processes on this host reach it by the name, others at the port; 0 takes a free one.
+        """
         given = _given_options(launch)
-        options = ["--workers", str(launch.size), "--listen", f"local:paceline-{os.getpid()}"]
+        options = ["--workers", str(launch.size), "--listen", f"local:{name}"]
         if "--empty-timeout" not in names_of(given):
             options += ["--empty-timeout", f"{timeout:g}"]
         #: A folder with the keys of this run; None if there are none.
@@ -58,7 +61,7 @@ class LaunchedServer:
             if keys is None:
                 keys = self._own_keys = make_keys()
             self.keys = keys
-            options += ["--listen", f"{host}:0", "--keys", str(keys)]
+            options += ["--listen", f"{host}:{port}", "--keys", str(keys)]
         if launch.run is not None:
             options += ["--launch", launch.run]
             options += resumption(launch, given, timeout)
