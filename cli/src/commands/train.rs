@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread::available_parallelism;
 
-use anyhow::{anyhow, bail};
+use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use paceline_config::Failure;
 use paceline_config::file::Configuration;
