@@ -113,13 +113,13 @@ fn a_race_does_not_depend_on_the_number_of_threads() {
 fn a_race_runs_with_real_workers() {
     let folder = tempdir().unwrap();
     let out = folder.path().join("race");
-    let more = ["--real", "--workers", "2", "--schemes", "bsp,asp", "--seeds", "1", "--emulate", "0=2"];
+    let more = ["--real", "--workers", "2", "--schemes", "bsp,asp,auto", "--seeds", "1", "--emulate", "0=2"];
     let output = paceline(&[&QUICK[..], &more, &["--out", out.to_str().unwrap()]].concat());
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.contains(": loss<0.9 after ") && text.contains("Straggling was emulated: 0=2"), "{text}");
     assert!(text.contains("\nbsp on worker ") && text.contains("too few seeds"), "{text}");
-    assert!(out.join("bsp/events.jsonl").exists() && out.join("asp/metrics.csv").exists());
+    assert!(["bsp", "asp", "auto"].iter().all(|name| out.join(name).join("events.jsonl").exists()));
     assert!(!out.join("tuning").exists());
 }
 
@@ -138,13 +138,17 @@ fn workers_of_a_subset_emulate_the_ranks_that_they_stand_for() {
 fn bad_input_is_refused_in_one_line_and_leaves_no_folder() {
     let folder = tempdir().unwrap();
     let out = folder.path().join("out");
-    let cases: [(&[&str], &str); 10] = [
+    let cases: [(&[&str], &str); 14] = [
         (&["--schemes", "bsp,fastest"], "unknown scheme 'fastest'"),
         (&["--schemes", "backup:k=9"], "scheme 'backup': k=9; expected 1 to 8"),
         (&["--until", "time=5"], "has no target to compare schemes by"),
         (&["--model", "none"], "choose a model"),
         (&["--emulate", "0=3"], "--real"),
         (&["--real", "--times", "deterministic:1"], "--times"),
+        (&["--real", "--network", "latency=0.1,bandwidth=1e6"], "--network"),
+        (&["--real", "--script", "changes.txt"], "--script"),
+        (&["--real", "--model", "none"], "choose a model"),
+        (&["--real", "--emulate", "4=3"], "--emulate 4=3: worker 4 does not exist; expected ranks 0 to 3"),
         (&["--tune", "momentum"], "--tune"),
         (&["--seeds", ""], "expected a seed (7)"),
         (&["--only", "3-8"], "--only 3-8: worker 8 does not exist; expected ranks 0 to 7"),

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread::available_parallelism;
 
-use anyhow::{anyhow, bail};
+use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use paceline_config::Failure;
 use paceline_config::file::Configuration;
@@ -130,14 +130,9 @@ impl TrainArgs {
     }
 
     fn check_emulation(&self) -> anyhow::Result<()> {
-        let workers = self.job.workers;
         for straggler in &self.emulate {
-            if self.emulated_ranks.is_none() && straggler.ranks.last().0 >= workers {
-                bail!(
-                    "--emulate {straggler}: {} does not exist; expected ranks 0 to {}",
-                    straggler.ranks.last(),
-                    workers - 1
-                );
+            if self.emulated_ranks.is_none() {
+                straggler.check(self.job.workers as usize)?;
             }
             for worker in straggler.ranks.workers() {
                 straggler.delay.load(worker, self.job.seed)?;

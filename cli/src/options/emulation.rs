@@ -4,7 +4,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use paceline_core::WorkerId;
 use paceline_net::Emulation;
 use paceline_sim::{Ranks, Times, TimesSpec};
@@ -68,6 +68,17 @@ pub struct StragglerSpec {
     pub ranks: Ranks,
     /// Their delay.
     pub delay: DelaySpec,
+}
+
+impl StragglerSpec {
+    /// Checks that these are ranks of a run with this many workers.
+    pub fn check(&self, workers: usize) -> anyhow::Result<()> {
+        let last = self.ranks.last();
+        if last.index() >= workers {
+            bail!("--emulate {self}: {last} does not exist; expected ranks 0 to {}", workers - 1);
+        }
+        Ok(())
+    }
 }
 
 impl FromStr for StragglerSpec {

@@ -216,10 +216,11 @@ impl Rounds {
             return;
         }
         for &worker in workers {
-            if let Some((running, since)) = turn.running(worker).zip(turn.running_since(worker)) {
+            if let Some(running) = turn.running(worker) {
                 if self.dispatch == Dispatch::PushInterrupt {
+                    let since = turn.running_since(worker);
                     turn.interrupt(worker, Reason::Superseded);
-                    if self.reports_interrupts {
+                    if let Some(since) = since.filter(|_| self.reports_interrupts) {
                         self.sizing.on_interrupted(worker, running.samples, turn.now().since(since));
                     }
                 } else if self.late_weight(turn.version().0 - running.version.0).is_some() {

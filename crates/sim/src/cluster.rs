@@ -28,17 +28,17 @@ enum Phase {
     /// Waiting for the answer after a local iteration: continue or send.
     Waiting(Assignment),
     /// Sending its update.
-    Sending(Assignment, Report),
+    Sending { task: TaskId, is_gradient: bool, report: Report },
     /// Crashed; the server has not noticed yet.
     Crashed,
 }
 
 impl Phase {
-    fn assignment(&self) -> Option<&Assignment> {
-        match self {
-            Phase::Computing(assignment, _) | Phase::Waiting(assignment) | Phase::Sending(assignment, _) => {
-                Some(assignment)
-            }
+    fn task(&self) -> Option<TaskId> {
+        match *self {
+            Phase::Computing(Assignment { task, .. }, _)
+            | Phase::Waiting(Assignment { task, .. })
+            | Phase::Sending { task, .. } => Some(task),
             Phase::Idle | Phase::Crashed => None,
         }
     }
@@ -199,16 +199,16 @@ impl<'a> SimulatedCluster<'a> {
         let (ShortMessage::Ask(task, ..) | ShortMessage::Continue(task) | ShortMessage::Collect(task)) = message;
         let phase = self.worker(task.worker).phase;
         // Messages to and from a worker that has left or rejoined since are lost.
-        let assignment = *phase.assignment().filter(|assignment| assignment.task == task)?;
+        phase.task().filter(|present| *present == task)?;
         match (message, phase) {
             (ShortMessage::Ask(_, iterations, report), _) => return Some(Event::Asked { task, iterations, report }),
-            (ShortMessage::Continue(_), Phase::Waiting(_)) => {
+            (ShortMessage::Continue(_), Phase::Waiting(assignment)) => {
                 let worker = self.worker(task.worker);
                 worker.querying += now.since(worker.since);
                 self.compute(now, &assignment);
             }
             // A worker that did not wait drops its current iteration.
-            (ShortMessage::Collect(_), Phase::Waiting(_) | Phase::Computing(..)) => {
+            (ShortMessage::Collect(_), Phase::Waiting(assignment) | Phase::Computing(assignment, _)) => {
                 let worker = self.worker(task.worker);
                 worker.querying += now.since(worker.since);
                 self.send(now, assignment, Report::default());
@@ -221,23 +221,23 @@ impl<'a> SimulatedCluster<'a> {
     /// Carries out the worker's due event. Returns the event that the scheme has to handle.
     pub(crate) fn act(&mut self, now: Time, worker: WorkerId, observer: &mut dyn Observer) -> Option<Event> {
         self.queue.remove(worker);
-        match self.worker(worker).phase {
+        match &self.worker(worker).phase {
             Phase::Idle | Phase::Waiting(_) => None,
-            Phase::Computing(assignment, report) => {
+            &Phase::Computing(assignment, report) => {
                 if let Some(elapsed) = self.computed(now, assignment, report) {
                     observer.on_task(assignment.task, elapsed);
                 }
                 None
             }
-            Phase::Sending(assignment, report) => {
+            &Phase::Sending { task, is_gradient, report } => {
                 if self.simulation.network.is_none() {
                     self.upload(worker);
                 }
                 self.start_queued(now, worker);
-                if assignment.work == Work::Gradient {
-                    observer.on_task(assignment.task, report.compute);
+                if is_gradient {
+                    observer.on_task(task, report.compute);
                 }
-                Some(Event::Reported { task: assignment.task, report })
+                Some(Event::Reported { task, report })
             }
             Phase::Crashed => {
                 self.worker(worker).phase = Phase::Idle;
@@ -270,6 +270,7 @@ impl<'a> SimulatedCluster<'a> {
         }
     }
 
+    #[inline]
     fn assign(&mut self, now: Time, assignment: &Assignment) {
         self.bytes += self.payload;
         let arrival = match &self.simulation.network {
@@ -357,8 +358,8 @@ impl<'a> SimulatedCluster<'a> {
         let report = Report { compute, cpu, memory, ..Report::default() };
         worker.since = at;
         // Without a network, a gradient arrives as soon as it is computed.
-        worker.phase = if simulation.network.is_none() && assignment.work == Work::Gradient {
-            Phase::Sending(*assignment, report)
+        worker.phase = if simulation.network.is_none() && matches!(assignment.work, Work::Gradient) {
+            Phase::Sending { task: assignment.task, is_gradient: true, report }
         } else {
             Phase::Computing(*assignment, report)
         };
@@ -404,6 +405,7 @@ impl<'a> SimulatedCluster<'a> {
         Some(elapsed)
     }
 
+    #[inline]
     fn start_queued(&mut self, now: Time, worker: WorkerId) {
         let state = self.worker(worker);
         state.phase = Phase::Idle;
@@ -427,7 +429,8 @@ impl<'a> SimulatedCluster<'a> {
         };
         let worker = self.worker(id);
         let querying = std::mem::take(&mut worker.querying);
-        worker.phase = Phase::Sending(assignment, Report { querying, ..report });
+        let is_gradient = matches!(assignment.work, Work::Gradient);
+        worker.phase = Phase::Sending { task: assignment.task, is_gradient, report: Report { querying, ..report } };
         self.queue.set(id, arrival);
     }
 

@@ -352,6 +352,7 @@ impl Engine<'_> {
 impl Executor for SimulatedRun<'_> {
     type Error = Infallible;
 
+    #[inline]
     fn begin_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) -> Result<(), Infallible> {
         if let Some(checks) = &mut self.late_checks {
             checks.lateness.observe(now, event, decisions);
@@ -366,11 +367,13 @@ impl Executor for SimulatedRun<'_> {
         Ok(outcome)
     }
 
+    #[inline]
     fn carry_out(&mut self, now: Time, action: &Action) -> Result<(), Infallible> {
         self.cluster.carry_out(now, action);
         Ok(())
     }
 
+    #[inline]
     fn end_turn(&mut self, now: Time, _: &Event, ledger: &Ledger) -> Result<(), Infallible> {
         if let Some(checks) = &mut self.late_checks {
             checks.settle(now, ledger);

@@ -394,6 +394,7 @@ pub(crate) struct TaskTimes {
 impl TaskTimes {
     /// The run time of the worker's next task, which starts at `at` and has `size` batches, and the resources in use at
     /// its end, if they are simulated.
+    #[inline]
     pub(crate) fn next(&mut self, times: &Times, worker: WorkerId, at: Time, size: f64) -> (Span, Option<Resources>) {
         let (seconds, resources) = match (&times.distribution, &mut self.machine) {
             (_, Some(machine)) => {

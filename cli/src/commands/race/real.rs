@@ -60,6 +60,7 @@ const PILOT_ITERATIONS: u32 = 10;
 /// Trains with every contestant and seed, each run in a folder of its own.
 pub fn race(race: &RaceArgs, configuration: &Configuration, out: &Path) -> Result<Vec<ContestantRuns>, Failure> {
     let setup = race.real_setup();
+    race.emulate.iter().try_for_each(|straggler| straggler.check(setup.workers)).map_err(Failure::Input)?;
     let schemes = race.schemes.specs(&setup, false).map_err(Failure::Input)?;
     // A scheme that can be simulated may need data that real workers don't report.
     let real = |scheme: &SchemeSpec| scheme.build(&setup).map(drop);

@@ -5,12 +5,19 @@ use crate::{Decision, Event, Time};
 /// How many of the latest events and decisions are kept.
 const LINES: usize = 256;
 
+/// One event.
+#[derive(Debug)]
+struct TurnRecord {
+    now: Time,
+    event: Event,
+    /// The index of the first decision that followed.
+    first: usize,
+}
+
 /// Turns in a row: events and the decisions that followed. They are recorded where they are made, without a copy.
 #[derive(Debug, Default)]
 struct TurnRecords {
-    events: Vec<Event>,
-    /// The time of each event, and the index of its first decision.
-    turns: Vec<(Time, usize)>,
+    turns: Vec<TurnRecord>,
     decisions: Vec<Decision>,
 }
 
@@ -21,8 +28,8 @@ impl TurnRecords {
 
     /// Events and decisions as text, oldest first. Of a long turn, the event and the latest decisions are kept.
     fn text(&self) -> impl Iterator<Item = String> {
-        let ends = self.turns.iter().skip(1).map(|&(_, next)| next).chain([self.decisions.len()]);
-        self.events.iter().zip(&self.turns).zip(ends).flat_map(|((event, &(now, first)), end)| {
+        let ends = self.turns.iter().skip(1).map(|next| next.first).chain([self.decisions.len()]);
+        self.turns.iter().zip(ends).flat_map(|(&TurnRecord { now, ref event, first }, end)| {
             let kept = &self.decisions[first.max(end.saturating_sub(LINES - 1))..end];
             let decisions = kept.iter().map(|Decision { action, reason }| format!("  {action:?} ({reason})"));
             std::iter::once(format!("{now}: {event:?}")).chain(decisions)
@@ -45,32 +52,27 @@ impl History {
         if self.latest.lines() >= LINES {
             self.forget_earlier();
         }
-        let TurnRecords { events, turns, decisions } = &mut self.latest;
-        turns.push((now, decisions.len()));
-        (events.push_mut(event), decisions)
+        let TurnRecords { turns, decisions } = &mut self.latest;
+        let turn = turns.push_mut(TurnRecord { now, event, first: decisions.len() });
+        (&turn.event, decisions)
     }
 
     fn forget_earlier(&mut self) {
         std::mem::swap(&mut self.latest, &mut self.earlier);
-        self.latest.events.clear();
         self.latest.turns.clear();
         self.latest.decisions.clear();
     }
 
     /// The turn at hand is void: its event was refused.
     pub(super) fn cancel_turn(&mut self) {
-        self.latest.events.pop();
         self.latest.turns.pop();
     }
 
     /// The event and the decisions of the last turn.
     #[inline]
     pub(super) fn last(&self) -> (&Event, &[Decision]) {
-        let TurnRecords { events, turns, decisions } = &self.latest;
-        match (events.last(), turns.last()) {
-            (Some(event), Some(&(_, first))) => (event, &decisions[first..]),
-            _ => (&Event::Timer, &[]),
-        }
+        let TurnRecords { turns, decisions } = &self.latest;
+        turns.last().map_or((&Event::Timer, &[]), |turn| (&turn.event, &decisions[turn.first..]))
     }
 
     /// The latest events and decisions as text, oldest first.

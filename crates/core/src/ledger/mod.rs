@@ -90,8 +90,8 @@ impl Ledger {
             self.unconfirmed.pop_front();
         }
         // Every commit makes one version.
-        for version in before.0 + 1..=self.state.version.0 {
-            self.unconfirmed.push_back(Version(version));
+        for earlier in before.0..self.state.version.0 {
+            self.unconfirmed.push_back(Version(earlier + 1));
         }
         if let Err(law) = closed {
             return Err(LedgerError::Broken(Box::new(LawBroken { law, history: self.history.text() })));

@@ -67,7 +67,7 @@ fn queued_samples(assignment: &Assignment) -> u64 {
 }
 
 fn is_positive(value: f32) -> bool {
-    value.is_finite() && value > 0.0
+    value > 0.0 && value < f32::INFINITY
 }
 
 /// Sorts updates by rank. `slots` is above all ranks.
@@ -158,12 +158,12 @@ impl UnsettledWorkers {
     }
 
     fn take_first(&mut self) -> Option<WorkerId> {
-        let first = self.workers.get(self.taken).copied();
-        self.taken += 1;
-        if first.is_none() {
+        let Some(&first) = self.workers.get(self.taken) else {
             self.clear();
-        }
-        first
+            return None;
+        };
+        self.taken += 1;
+        Some(first)
     }
 
     fn clear(&mut self) {
@@ -663,9 +663,12 @@ impl LedgerState {
     fn take_arrived(&mut self, task: TaskId) -> Result<ArrivedUpdate, Law> {
         let arrived = self.workers.get_mut(task.worker.index()).map(|state| &mut state.arrived);
         let update = arrived.and_then(|arrived| {
-            let position = arrived.iter().position(|update| update.task == task)?;
-            // The order does not matter: updates are told apart by their tasks.
-            Some(arrived.swap_remove(position))
+            // Mostly it is the latest.
+            arrived.pop_if(|update| update.task == task).or_else(|| {
+                let position = arrived.iter().position(|update| update.task == task)?;
+                // The order does not matter: updates are told apart by their tasks.
+                Some(arrived.swap_remove(position))
+            })
         });
         let Some(update) = update else { return Err(Law::NothingToSettle { task }) };
         self.samples.outstanding -= update.all_samples();

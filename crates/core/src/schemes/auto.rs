@@ -19,7 +19,8 @@ use crate::{
 /// are known. With a rate of 1, a local iteration moves the model as far as one of `bsp`, so that one rate suits all candidates.
 const FIRST: &str = "anytime:tau=4,rate=1";
 
-/// How many iterations of every worker, on average, are seen before the first plan, and after a worker has come or gone.
+/// How many iterations of every worker, on average, are seen after a worker has come or gone before there is a plan. So the first
+/// plan follows this many iterations after the first worker has joined, whichever workers did them.
 const SOON: u64 = 8;
 
 /// The same between plans at first. Each time that nothing has changed it is doubled …
