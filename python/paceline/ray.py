@@ -14,7 +14,7 @@ from paceline.errors import InputError
 __all__ = ["ActorRun", "Config", "Resources", "Result", "run", "start"]
 
 
-def start(
+def start(  # noqa: PLR0913 each has a name
     train: Callable[[], Any],
     *,
     scheme: str = "bsp",
@@ -30,7 +30,7 @@ def start(
     Args:
         train: What a worker does.
         scheme: The scheme, as in `paceline train --scheme`.
-        workers: What each worker gets: options of `ray.remote` such as `num_gpus`, `num_cpus`, `resources`, `runtime_env`.
+        workers: What each worker gets: options of `ray.remote` such as `num_gpus`, `num_cpus` and `runtime_env`.
         options: More options of `paceline serve`, as they are typed: `"--until 'accuracy>0.97'"`.
         restarts: How often each worker is started again when it fails or its process dies; -1 for any number.
         folder: The run folder; by default a new one in runs/.
@@ -42,7 +42,7 @@ def start(
     return ActorRun(train, spec_of(scheme, options, len(workers), folder, Path.cwd()), workers, restarts)
 
 
-def run(
+def run(  # noqa: PLR0913 each has a name
     train: Callable[[], Any],
     *,
     scheme: str = "bsp",

@@ -1,1 +1,1 @@
-"""Runs on a Ray cluster: `server` is an actor, `worker` what every worker's process does, `actors` and `train` start them."""
+"""Runs on a Ray cluster: `server` is an actor, `worker` what a worker does; `actors` and `train` start both."""

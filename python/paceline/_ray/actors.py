@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,10 @@ from paceline.run import leaving
 #: How long workers may take to end after their run, in seconds.
 _END_TIMEOUT = 60.0
 
-#: How often what is wanted of the run is looked at, in seconds.
+#: How long a server may take to end when no worker is left, in seconds.
+_EMPTY_TIMEOUT = 10.0
+
+#: How often the table of workers is looked at, in seconds: some may be added or removed meanwhile.
 _LOOK = 0.5
 
 Resources = Mapping[str, Any]
@@ -58,7 +62,7 @@ class _Worker:
 
 
 def spec_of(scheme: str, options: str, workers: int, folder: Path | None, base: Path) -> ServerSpec:
-    """Return what the server of a new run is started with. The folder is relative to `base`, and a new one by default."""
+    """Return what the server of a new run is started with. The folder is relative to `base`, by default a new one."""
     name = f"ray-{uuid.uuid4().hex[:8]}"
     launch = Launch(launcher="Ray", rank=0, size=workers, on_one_host=False, name=name, run=name)
     out = base / (folder or Path("runs") / name)
@@ -107,8 +111,14 @@ class ActorRun:
     def wait(self) -> Result:
         """Wait for the end of the run. A worker that dies is replaced, and so is the server."""
         end: RunEnd | None = None
+        last = time.monotonic()
         try:
             while end is None:
+                if self._running:
+                    last = time.monotonic()
+                elif time.monotonic() > last + _EMPTY_TIMEOUT:
+                    end = ray.get(self._server.end.remote())
+                    break
                 ready, _ = ray.wait([self._served, *self._running], timeout=_LOOK)
                 for awaited in ready:
                     if awaited == self._served:

@@ -21,7 +21,7 @@ _END_TIMEOUT = 30.0
 
 
 @dataclass
-class Config(BackendConfig):
+class Config(BackendConfig):  # type: ignore[misc] # Ray has no types
     """A run of Paceline as the backend of a `DataParallelTrainer`.
 
     Example:
@@ -52,7 +52,7 @@ def _take_part(place: ServerPlace, workers: int, keys: dict[str, str]) -> None:
     take_part(place, ray.train.get_context().get_world_rank(), workers, keys)
 
 
-class _Backend(Backend):
+class _Backend(Backend):  # type: ignore[misc] # Ray has no types
     #: Every worker is replaced alone.
     has_replica_groups = True
 
@@ -83,7 +83,7 @@ class _Backend(Backend):
         self._spec, self._served = replace(spec, port=self._place.port), self._server.wait.remote()
         print(f"paceline: run folder: {self._place.folder}")
 
-    def on_shutdown(self, worker_group: Any, backend_config: BackendConfig) -> None:  # noqa: ARG002, ANN401 Ray's
+    def on_shutdown(self, worker_group: Any, backend_config: BackendConfig) -> None:  # noqa: ANN401 Ray's
         """End the run with its workers."""
         if isinstance(worker_group, ReplicaGroup) or self._server is None:
             return
