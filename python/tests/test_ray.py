@@ -21,8 +21,8 @@ else:
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'paceline[ray]'")
 pytest.importorskip("torch")
 
-import paceline.ray  # noqa: E402 it needs Ray
-from paceline.errors import InputError  # noqa: E402
+import paceline.ray
+from paceline.errors import InputError
 
 #: A function of workers, and a script.
 JOB = """
