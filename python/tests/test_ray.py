@@ -43,6 +43,12 @@ def train(epochs=4, pause=0.0, mark=None):
     loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
     run = paceline.join()
     model, optimizer, loader = run.prepare(model, optimizer, loader)
+
+    @run.evaluate
+    def evaluate():
+        with torch.no_grad():
+            return {"accuracy": (model(inputs).argmax(1) == labels).float().mean().item()}
+
     losses = []
     for epoch in range(epochs):
         for batch, wanted in loader:
@@ -157,6 +163,17 @@ def test_workers_are_added_and_removed(job: Any, tmp_path: Path) -> None:
     assert sorted(result.returned) == [0, 2]
 
 
+def test_one_more_actor_evaluates(job: Any, tmp_path: Path) -> None:
+    def train() -> Any:
+        return job.train(epochs=1000, pause=0.01)
+
+    options = "--until 'accuracy>0.6' --evaluate-every 200"
+    result = paceline.ray.run(train, workers=2 * [{"num_cpus": 1}], options=options, folder=tmp_path / "run")
+    assert result.summary["reached"] is True
+    assert result.summary["accuracy"] > 0.6
+    assert sorted(result.returned) == [0, 1]
+
+
 def test_what_can_not_succeed_is_not_tried_again(job: Any, tmp_path: Path) -> None:
     def train() -> None:
         message = "wrong"
@@ -168,6 +185,20 @@ def test_what_can_not_succeed_is_not_tried_again(job: Any, tmp_path: Path) -> No
         paceline.ray.run(train, scheme="nonsense", workers=[{"num_cpus": 1}], folder=tmp_path / "run")
     with pytest.raises(InputError, match="expected a list such as"):
         paceline.ray.run(train, workers=[])
+
+
+def test_ray_train_refuses_goals_that_it_can_not_evaluate(job: Any, tmp_path: Path) -> None:
+    from ray.train import RunConfig, ScalingConfig  # noqa: PLC0415 it takes a while
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # noqa: PLC0415
+
+    trainer = DataParallelTrainer(
+        job.train,
+        backend_config=paceline.ray.Config(options="--until 'accuracy>0.6'", folder=tmp_path / "run"),
+        scaling_config=ScalingConfig(num_workers=1),
+        run_config=RunConfig(storage_path=str(tmp_path / "storage"), name="run"),
+    )
+    with pytest.raises(Exception, match="Ray Train has no process that evaluates"):
+        trainer.fit()
 
 
 def test_ray_train_replaces_a_killed_worker_alone(job: Any, tmp_path: Path) -> None:

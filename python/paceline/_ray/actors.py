@@ -46,7 +46,9 @@ class Result:
 class WorkerActor:
     """One worker."""
 
-    def train(self, train: Callable[[], Any], place: ServerPlace, rank: int, workers: int, keys: dict[str, str]) -> Any:  # noqa: ANN401 the user's
+    def train(
+        self, train: Callable[[], Any], place: ServerPlace, rank: int | None, workers: int, keys: dict[str, str]
+    ) -> Any:  # noqa: ANN401 the user's
         """Take part in the run with this function."""
         take_part(place, rank, workers, keys)
         with leaving():
@@ -55,7 +57,8 @@ class WorkerActor:
 
 @dataclass
 class _Worker:
-    rank: int
+    #: None for the one that evaluates the model.
+    rank: int | None
     resources: Resources
     restarts: int
     actor: Any = None
@@ -85,6 +88,8 @@ class ActorRun:
         self._serve()
         for resources in workers:
             self.add(resources)
+        if self._place.takes_evaluator:
+            self._start(_Worker(None, {}, restarts))
 
     @property
     def folder(self) -> Path:
@@ -93,10 +98,10 @@ class ActorRun:
 
     def add(self, resources: Resources) -> int:
         """Let one more worker join. Return its rank."""
-        worker = _Worker(self._next, resources, self._restarts)
+        rank = self._next
         self._next += 1
-        self._start(worker)
-        return worker.rank
+        self._start(_Worker(rank, resources, self._restarts))
+        return rank
 
     def remove(self, rank: int) -> None:
         """Let a worker go."""
@@ -105,7 +110,8 @@ class ActorRun:
                 del self._running[awaited]
                 ray.kill(worker.actor)
                 return
-        message = f"no worker {rank} is running; expected one of {sorted(one.rank for one in self._running.values())}"
+        ranks = sorted(one.rank for one in self._running.values() if one.rank is not None)
+        message = f"no worker {rank} is running; expected one of {ranks}"
         raise InputError(message)
 
     def wait(self) -> Result:
@@ -114,7 +120,7 @@ class ActorRun:
         last = time.monotonic()
         try:
             while end is None:
-                if self._running:
+                if any(worker.rank is not None for worker in self._running.values()):
                     last = time.monotonic()
                 elif time.monotonic() > last + _EMPTY_TIMEOUT:
                     end = ray.get(self._server.end.remote())
@@ -164,7 +170,9 @@ class ActorRun:
     def _worker_ended(self, awaited: Any, *, is_over: bool = False) -> None:  # noqa: ANN401 Ray's
         worker = self._running[awaited]
         try:
-            self._returned[worker.rank] = ray.get(awaited, timeout=0)
+            returned = ray.get(awaited, timeout=0)
+            if worker.rank is not None:
+                self._returned[worker.rank] = returned
         except ray.exceptions.GetTimeoutError:
             # It stays in the table, and is killed.
             return
@@ -174,10 +182,11 @@ class ActorRun:
         ray.kill(worker.actor)
 
     def _lost(self, worker: _Worker, error: Exception, *, is_over: bool) -> None:
+        name = "the evaluator" if worker.rank is None else f"worker {worker.rank}"
         cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else None
         reason = "its process has died" if cause is None else f"{type(cause).__name__}: {cause}".splitlines()[0]
         if is_over or isinstance(cause, InputError) or worker.restarts == 0:
-            print(f"paceline: worker {worker.rank} is lost: {reason}", file=sys.stderr)
+            print(f"paceline: {name} is lost: {reason}", file=sys.stderr)
             return
-        print(f"paceline: worker {worker.rank} is replaced: {reason}", file=sys.stderr)
+        print(f"paceline: {name} is replaced: {reason}", file=sys.stderr)
         self._start(_Worker(worker.rank, worker.resources, worker.restarts - 1))

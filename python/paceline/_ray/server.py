@@ -42,6 +42,8 @@ class ServerPlace:
     seed: int
     #: What only processes have that can share memory with it.
     identity: list[str]
+    #: Whether one more process is to evaluate the model.
+    takes_evaluator: bool
 
 
 def new_keys() -> dict[str, str]:
@@ -98,6 +100,7 @@ class ServerActor:
             folder=Path(self._server.announced["folder"]),
             seed=self._server.announced["seed"],
             identity=host_identity(),
+            takes_evaluator=self._server.announced["takes_evaluator"],
         )
 
     def wait(self) -> RunEnd:

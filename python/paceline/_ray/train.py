@@ -14,6 +14,7 @@ from ray.train.v2._internal.execution.worker_group import ReplicaGroup
 from paceline._ray.actors import spec_of
 from paceline._ray.server import ServerPlace, ServerSpec, start_server
 from paceline._ray.worker import miss_run, take_part
+from paceline.errors import InputError
 from paceline.run import leaving
 
 #: How long a run may take to end when its workers have, in seconds.
@@ -80,6 +81,10 @@ class _Backend(Backend):  # type: ignore[misc] # Ray has no types
             # All workers were replaced: the run goes on.
             spec = replace(self._spec, launch=replace(self._spec.launch, size=workers, restarts=1))
         self._server, self._place = start_server(spec)
+        if self._place.takes_evaluator:
+            ray.get(self._server.end.remote())
+            message = "Ray Train has no process that evaluates: expected no --evaluate-every and no goal of accuracy"
+            raise InputError(message)
         self._spec, self._served = replace(spec, port=self._place.port), self._server.wait.remote()
         print(f"paceline: run folder: {self._place.folder}")
 
