@@ -150,7 +150,7 @@ def test_a_run_survives_its_server(job: Any, tmp_path: Path) -> None:
 
 def test_workers_are_added_and_removed(job: Any, tmp_path: Path) -> None:
     def train() -> Any:
-        return job.train(epochs=60, pause=0.02)
+        return job.train(epochs=120, pause=0.02)
 
     run = paceline.ray.start(train, scheme="asp", workers=2 * [{"num_cpus": 1}], folder=tmp_path / "run")
     assert run.add({"num_cpus": 1}) == 2
