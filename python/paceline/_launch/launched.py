@@ -1,10 +1,8 @@
 """Takes part in a run whose processes a launcher has started: rank 0 serves, all others find it."""
 
-import atexit
 import os
 import shutil
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 from paceline._launch.launchers import Launch
 from paceline._launch.rendezvous import Rendezvous
 from paceline._launch.resumption import launch_of
-from paceline._launch.server import KEYS, LaunchedServer, ServerFailedError
+from paceline._launch.server import LaunchedServer, ServerFailedError, read_keys, write_keys
 from paceline._membership import Membership, join_timeout
 from paceline.errors import InputError, RunError
 
@@ -51,7 +49,7 @@ def _serve(launch: Launch, keys: Path | None) -> Membership:
             "folder": server.announced["folder"],
             "seed": server.announced["seed"],
             "has_shards": server.announced["has_shards"],
-            "keys": own and {name: (own / name).read_text() for name in KEYS},
+            "keys": own and read_keys(own),
         }
         missing = rendezvous.answer(answer)
         if missing:
@@ -93,7 +91,7 @@ def _membership(
     is_local = port is None or (is_near and not answer["has_shards"])
     host = "127.0.0.1" if launch.on_one_host else launch.host or ""
     timeout = join_timeout()
-    own_keys = None if is_local or keys is not None else _write_keys(answer["keys"])
+    own_keys = None if is_local or keys is not None else write_keys(answer["keys"])
 
     def await_others() -> None:
         # A run that goes on would not wait for the last ones. Its server has not served before.
@@ -123,15 +121,6 @@ def _is_own(folder: Path) -> bool:
         return folder.stat().st_uid == os.getuid()
     except OSError:
         return False
-
-
-def _write_keys(texts: dict[str, str]) -> Path:
-    """Write the keys of this run to a folder that only this user can read."""
-    folder = Path(tempfile.mkdtemp(prefix="paceline-keys-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    for name in KEYS:
-        (folder / name).write_text(texts[name])
-    return folder
 
 
 def host_identity() -> list[str]:

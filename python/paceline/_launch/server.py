@@ -1,5 +1,6 @@
 """The server of a launch, a child of rank 0."""
 
+import atexit
 import json
 import os
 import select
@@ -24,7 +25,7 @@ OPTIONS = "PACELINE_OPTIONS"
 _OWN = ("--script", "--workers", "--listen", "--keys", "--launch", "--parent", "--announce", "--standby")
 
 #: The files of keys, which `paceline keys` makes.
-KEYS = ("certificate.pem", "token", "key.pem")
+_KEYS = ("certificate.pem", "token", "key.pem")
 
 #: How long a server may take to end after it was told to, in seconds. It writes its last checkpoint.
 _END_TIMEOUT = 60.0
@@ -147,6 +148,20 @@ def make_keys() -> Path:
     if made.returncode != 0:
         shutil.rmtree(folder, ignore_errors=True)
         raise RunError(made.stderr.strip().removeprefix("error: "))
+    return folder
+
+
+def read_keys(folder: Path) -> dict[str, str]:
+    """Read keys, to send them to other processes."""
+    return {name: (folder / name).read_text() for name in _KEYS}
+
+
+def write_keys(keys: dict[str, str]) -> Path:
+    """Write keys to a new folder that only this user can read. It is removed when this process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="paceline-keys-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for name, text in keys.items():
+        (folder / name).write_text(text)
     return folder
 
 

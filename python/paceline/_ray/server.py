@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from paceline._launch.launched import host_identity
 from paceline._launch.launchers import Launch
-from paceline._launch.server import KEYS, OPTIONS, LaunchedServer, ServerFailedError, make_keys
+from paceline._launch.server import OPTIONS, LaunchedServer, ServerFailedError, make_keys, read_keys, write_keys
 from paceline.errors import InputError, RunError
 
 
@@ -50,17 +49,9 @@ def new_keys() -> dict[str, str]:
     """Make keys for a run."""
     folder = make_keys()
     try:
-        return {name: (folder / name).read_text() for name in KEYS}
+        return read_keys(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def write_keys(keys: dict[str, str]) -> Path:
-    """Write keys to a new folder that only this user can read."""
-    folder = Path(tempfile.mkdtemp(prefix="paceline-keys-"))
-    for name, text in keys.items():
-        (folder / name).write_text(text)
-    return folder
 
 
 @dataclass(frozen=True, kw_only=True)

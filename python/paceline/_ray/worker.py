@@ -1,11 +1,10 @@
 """What the process of a worker does on Ray."""
 
-import atexit
 import os
-import shutil
 
 from paceline._launch.launched import host_identity
-from paceline._ray.server import ServerPlace, write_keys
+from paceline._launch.server import write_keys
+from paceline._ray.server import ServerPlace
 from paceline.run import RUN_IS_OVER
 
 
@@ -30,7 +29,5 @@ def take_part(place: ServerPlace, rank: int | None, workers: int, keys: dict[str
     if is_near or place.folder.exists():
         environment["PACELINE_FOLDER"] = str(place.folder)
     if not is_near:
-        folder = write_keys(keys)
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        environment["PACELINE_KEYS"] = str(folder)
+        environment["PACELINE_KEYS"] = str(write_keys(keys))
     os.environ.update(environment)
