@@ -6,7 +6,7 @@ use anyhow::anyhow;
 use paceline_config::Failure;
 use paceline_config::file::Configuration;
 use paceline_core::WorkerId;
-use paceline_net::{Address, ServerSearch};
+use paceline_net::{Address, ServerSearch, TransportOptions};
 use paceline_runtime::{Goals, Job, OfferedModel};
 
 use crate::options::JobOptions;
@@ -68,6 +68,11 @@ impl<'a> ScriptOptions<'a> {
     /// The options that count, for the run folder.
     pub fn configuration(&self) -> &Configuration {
         &self.configuration
+    }
+
+    /// Checks that the updates can be summed where the transport says.
+    pub fn check(&self, transport: &TransportOptions) -> Result<(), Failure> {
+        transport.check(&self.job.scheme, &self.job.setup_of_script(1), true).map_err(Failure::input)
     }
 
     /// Whether a process of the script evaluates the model.

@@ -202,6 +202,7 @@ impl ServedRun<'_> {
         job: &Job,
         start: impl FnOnce(PreparedRun<'_>, &MultiProgress) -> Result<EndedRun, RunError>,
     ) -> Result<(), Failure> {
+        self.transport.check(&job.scheme, &job.setup, job.model.workload().is_none()).map_err(Failure::input)?;
         let bars = self.begin()?;
         let mut progress = RunBar::live(&bars, job.scheme.to_string(), &job.goals);
         let http = self.output.listen().map_err(Failure::Input)?;
@@ -240,6 +241,7 @@ impl ServedRun<'_> {
 
     /// The same for workers that bring the model. Those on this machine, if there are any, start first.
     pub fn run_script(self, script: &ScriptOptions<'_>, workers: Option<&ScriptWorkers<'_>>) -> Result<(), Failure> {
+        script.check(&self.transport)?;
         let bars = self.begin()?;
         let (output, own) = (self.output, self.taken.as_ref().and_then(|(folder, _)| *folder));
         let own = own.or(output.resume.as_deref()).map(Path::to_path_buf);

@@ -240,6 +240,30 @@ class Session:
     def next_task(self) -> Task | None:
         """Wait for the next task. None if the run is over."""
 
+    def membership(self) -> GroupMembership | None:
+        """Return the worker's part in groups, if its process holds the model together with others.
+
+        Another one after it has rejoined.
+        """
+
+    def meeting(self) -> tuple[str, int, int]:
+        """Return the address where the others reach this process, and a file descriptor that listens there."""
+
+    def take_group(self) -> Group | None:
+        """Return the newest group that this worker is told to form, if there is one."""
+
+    def next_order(self) -> Step | Group | None:
+        """Wait for what becomes of the model, or for the next group.
+
+        None if neither comes: the session has ended, or the next task can begin.
+        """
+
+    def has_ended(self) -> bool:
+        """Whether the connection has ended: the next task is one of another, if there is one."""
+
+    def has_model(self, version: int) -> None:
+        """Tell that the process has made this version of the model."""
+
     def push(self) -> UpdatePush | None:
         """Let parts of the result go to their shards while others are computed. None if there are no shards."""
 
@@ -332,12 +356,76 @@ class Task:
         """Whether a checkpoint is due."""
 
     @property
-    def model(self) -> Memory:
-        """The parameters."""
+    def model(self) -> Memory | None:
+        """The parameters. None if this process has them, as a member of a group."""
 
     @property
-    def result(self) -> Memory:
-        """Where the gradient or the difference goes."""
+    def result(self) -> Memory | None:
+        """Where the gradient or the difference goes. None for a member of a group."""
+
+@final
+class Group:
+    """Workers that sum their updates together, as one of them sees it."""
+
+    @property
+    def number(self) -> int:
+        """Counts the groups of a run."""
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+
+    @property
+    def position(self) -> int:
+        """The position of this worker."""
+
+    @property
+    def meeting(self) -> tuple[str, int]:
+        """The host and the port where the first member listens."""
+
+    @property
+    def source(self) -> int | None:
+        """The position of the member that shares the state of its optimizer, if some lack it."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether this worker adds nothing to the first sum."""
+
+@final
+class Step:
+    """What becomes of the model of a group."""
+
+    @property
+    def version(self) -> int:
+        """The version that it makes."""
+
+    @property
+    def rates(self) -> list[float] | None:
+        """The learning rates, if the optimizer steps: of every parameter group, or one for all."""
+
+    @property
+    def scale(self) -> float:
+        """The share of the mean by which it steps. The model stays as it is with 0 and without rates."""
+
+    @property
+    def statistics(self) -> float:
+        """The share of the mean of statistics by which they change."""
+
+@final
+class GroupMembership:
+    """A worker's part in groups, as long as it is connected. For any thread."""
+
+    def summed(self, group: int, version: int, own: float, mean: float) -> None:
+        """Tell that this worker has a sum, with the squares of its own update and of the mean."""
+
+    def failed(self, group: int, reason: str) -> None:
+        """Tell that this worker can't get the sum."""
+
+    def wait_for_request(self) -> int | None:
+        """Wait until the model is asked for. Return its version; None if the connection has ended."""
+
+    def send_model(self, version: int, values: memoryview[float]) -> bool:
+        """Send the model that was asked for. Return whether it is sent."""
 
 @final
 class Copies:

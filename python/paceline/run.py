@@ -1,7 +1,6 @@
 """A training script as a worker of a run."""
 
 import atexit
-import ctypes
 import os
 import sys
 import zlib
@@ -184,6 +183,7 @@ class Run:
             from paceline._torch import optimizers  # noqa: PLC0415 may be missing
             from paceline._torch.evaluation import Evaluator  # noqa: PLC0415 may be missing
             from paceline._torch.state import StateKeeper  # noqa: PLC0415 may be missing
+            from paceline._torch.tensors import float_buffer  # noqa: PLC0415 may be missing
             from paceline._torch.training import PreparedLoader, Training  # noqa: PLC0415 may be missing
         except ModuleNotFoundError:
             message = "run.prepare needs PyTorch: pip install 'paceline[torch]'"
@@ -201,7 +201,7 @@ class Run:
             keys=membership.keys,
             trainable=[(entry.name, list(entry.tensor.shape)) for entry in training.tensors.trained],
             statistics=[(entry.name, list(entry.tensor.shape)) for entry in training.tensors.statistics],
-            values=_floats(training.tensors.values()),
+            values=float_buffer(training.tensors.values()),
             optimizer=training.specification or "sgd",
             rate=optimizers.rates(optimizer)[0] if training.specification else 1.0,
             batch=prepared.batch_size,
@@ -344,11 +344,3 @@ class Run:
     ) -> None:
         """Leave the run."""
         self.leave(error)
-
-
-def _floats(values: "Tensor") -> "memoryview[float]":
-    """Return the values of a tensor on a processor, as a buffer."""
-    length = values.numel()
-    memory = (ctypes.c_float * length).from_address(values.data_ptr())
-    memory.tensor = values  # type: ignore[attr-defined] # keeps it alive
-    return memoryview(memory).cast("B").cast("f")

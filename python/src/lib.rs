@@ -3,7 +3,7 @@
 //! - `command`: the command `paceline`.
 //! - `analysis`: simulations and `whatif` as calls.
 //! - `scheme`, `turn`: schemes written in Python.
-//! - `session`: a worker's session, for a training loop in Python; `memory`: the values that it shares with its server;
+//! - `session`: a worker's session, for a training loop in Python; `member`: its part in groups; `memory`: the values that it shares with its server;
 //!   `copies`: copies into them beside the backward pass.
 //! - `interruptible`: long work without the interpreter's lock that ends at Ctrl-C.
 //! - `errors`: failures as the package's exceptions.
@@ -13,6 +13,7 @@ mod command;
 mod copies;
 mod errors;
 mod interruptible;
+mod member;
 mod memory;
 mod scheme;
 mod session;
@@ -27,6 +28,8 @@ mod _paceline {
     use crate::command::main;
     #[pymodule_export]
     use crate::copies::{PyCopies, PyUpdatePush};
+    #[pymodule_export]
+    use crate::member::{PyGroup, PyGroupMembership, PyStep};
     #[pymodule_export]
     use crate::memory::PyMemory;
     #[pymodule_export]

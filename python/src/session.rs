@@ -1,13 +1,14 @@
 //! A worker's session, for a training loop in Python.
 
+use std::os::fd::{IntoRawFd, RawFd};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use paceline::core::{LocalLength, LocalWork, ReplicaStart, Span, Work};
+use paceline::core::{LocalLength, LocalWork, ReplicaStart, Span, Version, Work};
 use paceline::net::{
-    Address, AfterIteration, Keys, ModelMapping, OfferedTraining, Role, ServerSearch, SessionEnd, TakenTask,
-    TaskReport, TimeSpent, Welcome, Worker, WorkerError, WorkerSession, after_iteration,
+    Address, AfterIteration, Keys, ModelMapping, NextOrder, OfferedTraining, Role, ServerSearch, SessionEnd, TakenTask,
+    TaskReport, TimeSpent, ToMember, Welcome, Worker, WorkerError, WorkerSession, after_iteration,
 };
 use paceline::runtime::OfferedModel;
 use paceline::store::Layout;
@@ -18,6 +19,7 @@ use pyo3::prelude::*;
 use crate::copies::PyUpdatePush;
 use crate::errors::{InputError, RunError};
 use crate::interruptible::interruptible;
+use crate::member::{PyGroup, PyGroupMembership, PyStep};
 use crate::memory::PyMemory;
 
 /// How often signals are looked for.
@@ -66,10 +68,17 @@ pub struct PyTakenTask {
     used: u64,
     /// Whether a checkpoint is due.
     checkpoint: bool,
-    /// The parameters.
-    model: Py<PyMemory>,
-    /// Where the gradient or the difference goes.
-    result: Py<PyMemory>,
+    /// The parameters. `None` if this process has them, as a member of a group.
+    model: Option<Py<PyMemory>>,
+    /// Where the gradient or the difference goes. `None` for a member of a group.
+    result: Option<Py<PyMemory>>,
+}
+
+/// What a member of a group is told.
+#[derive(IntoPyObject)]
+enum PyOrder {
+    Step(PyStep),
+    Group(PyGroup),
 }
 
 impl JoinedSession {
@@ -215,7 +224,7 @@ impl PySession {
             match next {
                 Ok(task) => {
                     let (assignment, settings) = (*task.assignment(), task.settings());
-                    let result = task.result_memory().ok_or_else(|| PyRuntimeError::new_err("the task is sent"))?;
+                    let memory = |memory: Option<_>| memory.map(|memory| Py::new(py, PyMemory(memory))).transpose();
                     let pull = match assignment.work {
                         Work::Local(LocalWork { start: ReplicaStart::Replica { pull }, .. }) => Some(pull),
                         _ => None,
@@ -231,8 +240,8 @@ impl PySession {
                         progress: settings.run.progress,
                         used: settings.run.used,
                         checkpoint: settings.run.checkpoint,
-                        model: Py::new(py, PyMemory(task.model_memory()))?,
-                        result: Py::new(py, PyMemory(result))?,
+                        model: memory(task.model_memory())?,
+                        result: memory(task.result_memory())?,
                     };
                     self.lock().task = Some(task);
                     return Ok(Some(shown));
@@ -244,6 +253,56 @@ impl PySession {
                 }
             }
         }
+    }
+
+    /// The worker's part in groups, if its process holds the model together with others. Another one after it has
+    /// rejoined.
+    fn membership(&self) -> Option<PyGroupMembership> {
+        self.lock().session.membership().map(PyGroupMembership)
+    }
+
+    /// The address where the others reach this process, and a file descriptor of the socket that listens there.
+    fn meeting(&self) -> PyResult<(String, u16, RawFd)> {
+        let state = self.lock();
+        let listener = state.worker.meeting.as_ref().ok_or_else(|| RunError::new_err("no address for the others"))?;
+        let (address, copy) = (listener.local_addr()?, listener.try_clone()?);
+        Ok((address.ip().to_string(), address.port(), copy.into_raw_fd()))
+    }
+
+    /// The newest group that this worker is told to form, if there is one.
+    fn take_group(&self) -> Option<PyGroup> {
+        let state = self.lock();
+        let newest = std::iter::from_fn(|| state.session.take_group()).last()?;
+        PyGroup::of(state.welcome.rank, newest)
+    }
+
+    /// Waits for what becomes of the model, or for the next group. `None` if neither comes: the session has ended, or the
+    /// next task can begin.
+    fn next_order(&self, py: Python<'_>) -> PyResult<Option<PyOrder>> {
+        loop {
+            let order = self.wait_for(py, |state, deadline| state.session.next_order(Some(deadline)))?;
+            let rank = self.lock().welcome.rank;
+            let order = match order {
+                NextOrder::Order(ToMember::Step { version, step }) => PyOrder::Step(PyStep::new(version, step)),
+                NextOrder::Order(ToMember::Form(group)) => match PyGroup::of(rank, group) {
+                    Some(group) => PyOrder::Group(group),
+                    None => continue,
+                },
+                NextOrder::Order(ToMember::Send(_)) => continue,
+                NextOrder::None => return Ok(None),
+            };
+            return Ok(Some(order));
+        }
+    }
+
+    /// Whether the connection has ended: the next task is one of another, if there is one.
+    fn has_ended(&self) -> bool {
+        self.lock().session.has_ended()
+    }
+
+    /// Tells that the process has made this version of the model.
+    fn has_model(&self, version: u64) {
+        self.lock().session.has_model(Version(version));
     }
 
     /// Lets parts of the result go to their shards while others are computed. `None` if there are no shards.

@@ -6,7 +6,7 @@ use clap::Args;
 use paceline_config::{TrainingOptions, WorkloadSpec, seconds, whole};
 use paceline_core::{Dispatch, SchemeSpec, Setup, Span};
 use paceline_models::Model;
-use paceline_net::{MAX_CONNECTIONS, PayloadRule, TransportOptions};
+use paceline_net::{DataPlane, MAX_CONNECTIONS, PayloadRule, TransportOptions};
 use paceline_runtime::{Goals, Job, JobModel, OfferedModel};
 use serde_json::json;
 
@@ -47,6 +47,11 @@ pub struct JobOptions {
     /// Format of values sent over TCP: f32, f16, bf16, int8, or auto: every worker takes the one that suits its link
     #[arg(long, value_name = "FORMAT", default_value = "f32")]
     pub payload: PayloadRule,
+
+    /// Where the updates of a script are summed: in the `server`, or by a `collective` operation of its processes (NCCL or
+    /// Gloo), whose optimizers then step; for schemes that sum an update of every worker
+    #[arg(long, value_name = "PLACE", default_value_t)]
+    pub data_plane: DataPlane,
 
     /// Model to train: softmax, mlp, cnn, resnet8, resnet20 or charlm
     #[arg(long, value_name = "MODEL", default_value = "cnn", help_heading = "Training")]
@@ -120,6 +125,6 @@ impl JobOptions {
 
     /// The transport options.
     pub fn transport(&self) -> TransportOptions {
-        TransportOptions { payload: self.payload, ..TransportOptions::default() }
+        TransportOptions { payload: self.payload, data_plane: self.data_plane, ..TransportOptions::default() }
     }
 }

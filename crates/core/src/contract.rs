@@ -441,6 +441,11 @@ pub trait Scheme: Send {
         false
     }
 
+    /// Whether every commit sums one update of every worker, weighted by its samples.
+    fn commits_all(&self) -> bool {
+        false
+    }
+
     /// Whether the scheme commits with [`CommitStep::Compensated`]. Drivers then keep the versions that gradients are
     /// computed from.
     fn compensates(&self) -> bool {

@@ -123,6 +123,10 @@ impl Scheme for LocalRounds {
         !self.policy.fills_waiting()
     }
 
+    fn commits_all(&self) -> bool {
+        true
+    }
+
     fn retire(&mut self) {
         self.retired = true;
     }

@@ -288,6 +288,10 @@ impl Scheme for Rounds {
         self.quorum.is_all()
     }
 
+    fn commits_all(&self) -> bool {
+        self.quorum.is_all() && self.late_rule.is_none()
+    }
+
     fn retire(&mut self) {
         self.retired = true;
     }

@@ -24,7 +24,7 @@ use thiserror::Error;
 pub const FRAME_HEADER_BYTES: usize = HEADER_LEN;
 
 /// The version of the wire protocol. Server and worker must have the same.
-pub const PROTOCOL_VERSION: u16 = 8;
+pub const PROTOCOL_VERSION: u16 = 9;
 
 /// The longest body of a message, in bytes.
 pub const MESSAGE_LIMIT: usize = 64 * 1024;

@@ -63,13 +63,13 @@ pub use frame::{FRAME_HEADER_BYTES, PROTOCOL_VERSION, frame_bytes};
 pub use keys::{Keys, KeysError};
 pub use local_workers::{EXIT_TIMEOUT, LocalWorkers};
 pub use paceline_protocol::{
-    AfterIteration, OfferedTraining, PayloadFormat, PayloadRule, Role, RunPosition, ServerSearch, SessionEnd,
-    TaskSettings, Welcome, after_iteration,
+    AfterIteration, FromMember, Group, HeldParameters, MemberStep, OfferedTraining, PayloadFormat, PayloadRule, Role,
+    RunPosition, ServerSearch, SessionEnd, TaskSettings, ToMember, Welcome, after_iteration,
 };
-pub use server::{MAX_CONNECTIONS, RunOutcome, Server, ServerError, ShardCount, Stopper, TransportOptions};
+pub use server::{DataPlane, MAX_CONNECTIONS, RunOutcome, Server, ServerError, ShardCount, Stopper, TransportOptions};
 pub use shared_memory::{ModelMapping, ValueMemory};
 pub use worker::{
-    Emulation, HeldShards, TakenTask, TaskReport, TimeSpent, UpdatePush, Worker, WorkerError, WorkerNotice,
-    WorkerOutcome, WorkerSession,
+    Emulation, GroupMembership, HeldShards, NextOrder, TakenTask, TaskReport, TimeSpent, UpdatePush, Worker,
+    WorkerError, WorkerNotice, WorkerOutcome, WorkerSession,
 };
 pub use worker_output::{OutputStream, ShowOutput, WorkerOutput};

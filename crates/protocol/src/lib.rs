@@ -5,7 +5,8 @@
 //!   the scheme.
 //! - [`WorkerProtocol`]: the worker's side of one session. [`ServerSearch`] says which server it joins.
 //! - [`ModelIntake`]: what a server does before, if the workers bring the model.
-//! - [`ToServer`], [`ToWorker`]: the messages; [`ToShard`], [`FromShard`]: those of processes that hold a part of the model.
+//! - [`ToServer`], [`ToWorker`]: the messages; [`ToShard`], [`FromShard`]: those of processes that hold a part of the model;
+//!   [`ToMember`], [`FromMember`]: those of workers that hold it together.
 //!
 //! A driver moves the bytes: `paceline-net` over sockets and shared memory, `paceline-torture` on a virtual clock under
 //! faults. Both drive the code in this crate.
@@ -18,6 +19,7 @@
 
 mod codec;
 mod fingerprint;
+mod group_message;
 mod message;
 mod model_offer;
 mod notice;
@@ -32,9 +34,10 @@ use paceline_core::Span;
 
 pub use codec::{Codec, EncodedChunk};
 pub use fingerprint::Fingerprint;
+pub use group_message::{FromMember, Group, MemberStep, ToMember};
 pub use message::{
-    GradientLocation, Role, RunPosition, SharedBuffer, SharedBuffers, TaskSettings, ToServer, ToWorker, Token,
-    WireReport,
+    GradientLocation, HeldParameters, Role, RunPosition, SharedBuffer, SharedBuffers, TaskSettings, ToServer, ToWorker,
+    Token, WireReport,
 };
 pub use model_offer::{ModelIntake, OfferStep, OfferedTraining};
 pub use notice::Notice;

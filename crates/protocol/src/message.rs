@@ -5,8 +5,8 @@
 //!   Hello ───────────────────────▶            handshake: the requested rank and the token
 //!         ◀─────────────────────── Welcome    handshake: rank, workload and payload format
 //!   Ready ───────────────────────▶            handshake: the worker's fingerprint; the worker has joined
-//!         ◀─── Map, Model, Assign, Continue, Collect, Interrupt
-//!   Asked, Report, Dropped ──────▶
+//!         ◀─── Map, Model, Assign, Continue, Collect, Interrupt, Member
+//!   Asked, Report, Dropped, Member ▶
 //!         ◀─────────────────────── Finished   the run is over
 //! ```
 //!
@@ -31,6 +31,7 @@ use paceline_store::OptimizerSpec;
 use serde::{Deserialize, Serialize};
 
 use crate::fingerprint::Fingerprint;
+use crate::group_message::{FromMember, ToMember};
 use crate::model_offer::OfferedTraining;
 use crate::payload::{PayloadFormat, PayloadRule};
 use crate::shard_message::ShardPlace;
@@ -84,8 +85,8 @@ pub enum ToServer {
     Ready {
         /// The fingerprint of its workload.
         fingerprint: Fingerprint,
-        /// The ports where its process would hold parts of the parameters, as many as the server asked for.
-        shards: Vec<u16>,
+        /// The ports where others reach its process, as many as [it needs](HeldParameters) for what it may have to hold.
+        ports: Vec<u16>,
     },
     /// The worker leaves the run, or can't take part in it.
     Leave {
@@ -129,6 +130,8 @@ pub enum ToServer {
         /// of every group. Empty if the server has the schedule.
         rates: Vec<f64>,
     },
+    /// From a worker whose process holds the model together with others.
+    Member(FromMember),
     /// The evaluator has evaluated a model.
     Evaluated {
         /// The number of the assignment.
@@ -191,6 +194,20 @@ pub enum GradientLocation {
     Withheld,
     /// In the shards, which hold the parameters.
     InShards,
+    /// In the worker's process, which sums it with those of the others.
+    InMembers,
+}
+
+/// What a worker's process may have to hold of the parameters, beside what it needs for a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum HeldParameters {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Up to this many parts, each at a port of its own.
+    Parts(u8),
+    /// All of them, as every worker. It needs one port, for the workers to find each other.
+    All,
 }
 
 /// A message from the server.
@@ -210,9 +227,11 @@ pub enum ToWorker {
         optimizer: OptimizerSpec,
         /// The number of the lease under which the run is served. A worker never goes back to a lower one.
         epoch: u64,
-        /// How many parts of the parameters the worker's process may have to hold.
-        parts: u8,
+        /// What the worker's process may have to hold of the parameters.
+        holds: HeldParameters,
     },
+    /// To a worker whose process holds the model together with others.
+    Member(ToMember),
     /// The parameters are in these shards. Models come from there, and updates go there.
     Shards {
         /// The shards, in the order of their parts.

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use paceline_core::{Assignment, LocalLength, Version};
 use paceline_store::OptimizerSpec;
 
-use crate::message::{TaskSettings, ToServer, ToWorker};
+use crate::group_message::ToMember;
+use crate::message::{HeldParameters, TaskSettings, ToServer, ToWorker};
 use crate::payload::PayloadRule;
 
 /// How a session with the server ended.
@@ -36,8 +37,8 @@ pub struct Welcome {
     pub optimizer: OptimizerSpec,
     /// The number of the lease under which the run is served.
     pub epoch: u64,
-    /// How many parts of the parameters the worker's process may have to hold.
-    pub parts: u8,
+    /// What the worker's process may have to hold of the parameters.
+    pub holds: HeldParameters,
 }
 
 /// What a message means to the worker.
@@ -127,6 +128,8 @@ pub struct WorkerProtocol<M> {
     queued: VecDeque<NextTask<M>>,
     /// The models that have arrived, from the version of the last assignment on. From shards they may come before it.
     models: BTreeMap<Version, M>,
+    /// What it was told as a member of a group, and has not done yet.
+    orders: VecDeque<ToMember>,
     end: Option<SessionEnd>,
 }
 
@@ -139,6 +142,7 @@ impl<M> Default for WorkerProtocol<M> {
             answer: None,
             queued: VecDeque::new(),
             models: BTreeMap::new(),
+            orders: VecDeque::new(),
             end: None,
         }
     }
@@ -150,10 +154,10 @@ impl<M: Clone> WorkerProtocol<M> {
         let reaction = match (self.stage, message) {
             (
                 WorkerStage::Handshake,
-                ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer, epoch, parts },
+                ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer, epoch, holds },
             ) => {
                 self.stage = WorkerStage::Accepted;
-                Reaction::Join(Welcome { rank, workload_spec, seed, payload, optimizer, epoch, parts })
+                Reaction::Join(Welcome { rank, workload_spec, seed, payload, optimizer, epoch, holds })
             }
             (_, ToWorker::Refuse { reason, may_rejoin: true }) => Reaction::End(SessionEnd::RetryLater(reason)),
             (_, ToWorker::Refuse { reason, may_rejoin: false }) => Reaction::End(SessionEnd::Refused(reason)),
@@ -174,6 +178,10 @@ impl<M: Clone> WorkerProtocol<M> {
             (_, ToWorker::Interrupt { number }) => drop_all(self.interrupt(number)),
             (_, ToWorker::Continue { number }) => self.on_answer(number, Answer::Continue),
             (_, ToWorker::Collect { number }) => self.on_answer(number, Answer::Collect),
+            (_, ToWorker::Member(order)) => {
+                self.orders.push_back(order);
+                Reaction::None
+            }
             // The driver maps buffers and receives models.
             (_, ToWorker::Map { .. } | ToWorker::Model { .. } | ToWorker::Shards { .. }) => Reaction::None,
         };
@@ -229,6 +237,17 @@ impl<M: Clone> WorkerProtocol<M> {
             task.model.get_or_insert_with(|| model.clone());
         }
         self.models.insert(version, model);
+    }
+
+    /// The next thing that it is told as a member of a group, if `is_meant` says so of it. Others stay.
+    pub fn take_order(&mut self, is_meant: impl Fn(&ToMember) -> bool) -> Option<ToMember> {
+        let position = self.orders.iter().position(is_meant)?;
+        self.orders.remove(position)
+    }
+
+    /// Whether the next task could start.
+    pub fn has_next(&self) -> bool {
+        self.queued.front().is_some_and(|task| task.model.is_some())
     }
 
     /// Ends the session; only the first reason counts.
@@ -326,7 +345,7 @@ mod tests {
             payload: PayloadRule::default(),
             optimizer: paceline_store::OptimizerKind::Sgd { decay: 0.0 }.into(),
             epoch: 0,
-            parts: 0,
+            holds: HeldParameters::Nothing,
         };
         assert!(matches!(worker.on_message(welcome, None), Reaction::Join(Welcome { rank: 3, .. })));
         worker

@@ -178,7 +178,7 @@ impl TestServer {
         for session in [FIRST, SECOND] {
             server.connect(session, PeerTrust::SameUser);
             server.hello(session, None, None);
-            server.message(session, ToServer::Ready { fingerprint: Fingerprint::default(), shards: Vec::new() });
+            server.message(session, ToServer::Ready { fingerprint: Fingerprint::default(), ports: Vec::new() });
         }
         server.host.notices.clear();
         server
@@ -289,7 +289,7 @@ fn a_silent_worker_is_known_within_three_seconds_however_long_its_task_takes() {
         // It comes back under its rank, and the server has more patience with it.
         server.connect(SessionId(2), PeerTrust::SameUser);
         server.hello(SessionId(2), Some(1), None);
-        server.message(SessionId(2), ToServer::Ready { fingerprint: Fingerprint::default(), shards: Vec::new() });
+        server.message(SessionId(2), ToServer::Ready { fingerprint: Fingerprint::default(), ports: Vec::new() });
         server.pass(4.0, |server| server.heartbeat(FIRST, 0));
         assert_eq!(server.protocol.joined(), 2);
         server.pass(2.0, |server| server.heartbeat(FIRST, 0));
@@ -406,7 +406,7 @@ fn an_evaluator_is_no_worker_and_stays_for_the_last_model() {
         server.join(session, Role::Evaluator, None);
     }
     assert_eq!(server.refusal(), ("there is an evaluator", true));
-    server.message(THIRD, ToServer::Ready { fingerprint: Fingerprint::default(), shards: Vec::new() });
+    server.message(THIRD, ToServer::Ready { fingerprint: Fingerprint::default(), ports: Vec::new() });
     assert_eq!(server.host.evaluator, Some(THIRD));
     assert_eq!((server.protocol.joined(), server.protocol.ledger().live()), (2, 2));
 
@@ -438,7 +438,7 @@ fn an_evaluator_that_is_gone_or_breaks_the_protocol_costs_no_worker() {
     let join = |server: &mut TestServer| {
         server.connect(THIRD, PeerTrust::SameUser);
         server.join(THIRD, Role::Evaluator, None);
-        server.message(THIRD, ToServer::Ready { fingerprint: Fingerprint::default(), shards: Vec::new() });
+        server.message(THIRD, ToServer::Ready { fingerprint: Fingerprint::default(), ports: Vec::new() });
     };
     let mut server = TestServer::with_two_workers();
     join(&mut server);
@@ -474,7 +474,7 @@ fn a_run_whose_shards_are_apart_waits_for_them_and_not_for_more() {
     assert_eq!((server.protocol.joined(), server.protocol.ledger().live()), (2, 2));
     join(&mut server, 5);
     assert_eq!(server.refusal(), ("the server has the 2 shards that it needs", true));
-    server.message(SessionId(4), ToServer::Ready { fingerprint: Fingerprint::default(), shards: Vec::new() });
+    server.message(SessionId(4), ToServer::Ready { fingerprint: Fingerprint::default(), ports: Vec::new() });
     assert_eq!(server.refusal(), ("a message of a worker from a shard", false));
     assert_eq!(server.host.notices.last().unwrap(), "the shard from peer 4 left: a message of a worker from a shard");
     assert_eq!(server.protocol.ledger().live(), 2);

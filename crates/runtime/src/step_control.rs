@@ -82,14 +82,20 @@ pub struct StepControl {
     rate: RateControl,
     /// The largest norm of a sum of gradients.
     clip: Option<f32>,
-    /// The rates of an optimizer: one for the tensors outside all groups, and one for every group.
-    rates: usize,
+    /// The rates of an optimizer: one for the tensors outside all groups, and one for every group. `None` for one that is
+    /// not known here, which may have any number.
+    rates: Option<usize>,
 }
 
 impl StepControl {
     /// The control of steps of an optimizer with this many parameter groups, with the learning rate in this state.
     pub fn new(groups: usize, rate: RateSpec, state: RateState) -> Self {
-        StepControl { rate: RateControl::new(rate, state), clip: None, rates: groups + 1 }
+        StepControl { rate: RateControl::new(rate, state), clip: None, rates: Some(groups + 1) }
+    }
+
+    /// The same control, for an optimizer that steps elsewhere and has any parameter groups.
+    pub fn of_any_optimizer(self) -> Self {
+        StepControl { rates: None, ..self }
     }
 
     /// The same control, which scales sums of gradients down to this norm. That takes another look at every gradient.
@@ -209,8 +215,10 @@ impl StepControl {
     }
 }
 
-/// The weighted means of the learning rates that the updates ask for, if they ask for `count` valid ones each.
-fn asked_rates(updates: &[UpdateInfo<'_>], count: usize) -> Option<Vec<f64>> {
+/// The weighted means of the learning rates that the updates ask for, if they ask for `count` valid ones each; for any
+/// number, the same for all, if that is `None`.
+fn asked_rates(updates: &[UpdateInfo<'_>], count: Option<usize>) -> Option<Vec<f64>> {
+    let count = count.or_else(|| updates.first().map(|one| one.rates.len()).filter(|&count| count > 0))?;
     let is_valid = |one: &UpdateInfo<'_>| {
         one.rates.len() == count && one.rates.iter().all(|rate| rate.is_finite() && *rate >= 0.0)
     };

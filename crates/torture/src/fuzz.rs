@@ -71,13 +71,17 @@ impl Choices<'_> {
                 let token = self.flag().then_some([self.byte(); 32]);
                 ToServer::Hello { role, emulated: self.flag().then(|| "slow\u{7}".into()), token }
             }
-            1 => ToServer::Ready { fingerprint: Fingerprint::default(), shards: Vec::new() },
+            1 => ToServer::Ready { fingerprint: Fingerprint::default(), ports: Vec::new() },
             2 => ToServer::Leave { reason: "leaves\n".into(), is_done: self.flag() },
             3 => ToServer::Heartbeat { progress: self.number() },
             4 => ToServer::Asked { number: self.number(), iterations: self.number() as u32, report: self.report() },
             5 | 6 => {
-                let gradient = [GradientLocation::InPlace, GradientLocation::Follows, GradientLocation::Withheld]
-                    [self.below(3) as usize];
+                let gradient = match self.below(4) {
+                    0 => GradientLocation::InPlace,
+                    1 => GradientLocation::Follows,
+                    2 => GradientLocation::Withheld,
+                    _ => GradientLocation::InMembers,
+                };
                 let rates = (0..self.number() % 4).map(|_| self.float()).collect();
                 ToServer::Report { number: self.number(), report: self.report(), loss: self.float(), gradient, rates }
             }
@@ -154,7 +158,7 @@ pub fn fuzz_protocol(bytes: &[u8]) -> Result<u64, TortureFailure> {
                 if !choices.flag() {
                     let hello = ToServer::Hello { role: Role::Worker(None), emulated: None, token: None };
                     server.on_message(now, &mut storage, session, hello)?;
-                    let ready = ToServer::Ready { fingerprint: Fingerprint::default(), shards: Vec::new() };
+                    let ready = ToServer::Ready { fingerprint: Fingerprint::default(), ports: Vec::new() };
                     server.on_message(now, &mut storage, session, ready)?;
                 }
             }

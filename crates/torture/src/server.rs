@@ -173,7 +173,7 @@ impl ServerHost for TortureHost {
         self.checker.compare(ledger).map_err(|problem| ServerEnd::Failed(self.inconsistent(problem)))
     }
 
-    fn shards_offered(&mut self, worker: Option<WorkerId>, _: SessionId, _: Vec<u16>) {
+    fn reachable_at(&mut self, worker: Option<WorkerId>, _: SessionId, _: Vec<u16>) {
         self.shards.iter_mut().zip(worker).for_each(|(shards, worker)| shards.offer(worker));
     }
 

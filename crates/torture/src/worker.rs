@@ -2,8 +2,8 @@
 
 use paceline_core::{Assignment, Span, Time, Work, WorkerId};
 use paceline_protocol::{
-    AfterIteration, Fingerprint, GradientLocation, PeerTrust, Reaction, ResultStatus, Role, ServerSearch, SessionEnd,
-    SessionId, ToServer, ToWorker, WireReport, WorkerProtocol, after_iteration,
+    AfterIteration, Fingerprint, GradientLocation, HeldParameters, PeerTrust, Reaction, ResultStatus, Role,
+    ServerSearch, SessionEnd, SessionId, ToServer, ToWorker, WireReport, WorkerProtocol, after_iteration,
 };
 
 /// An output of a worker process.
@@ -143,8 +143,11 @@ impl WorkerProcess {
                 if !self.servers.on_welcome(welcome.epoch) {
                     return self.hang_up("another server has taken over its run");
                 }
-                let shards = vec![1; welcome.parts.into()];
-                vec![Effect::Send(ToServer::Ready { fingerprint: Fingerprint::default(), shards })]
+                let ports = match welcome.holds {
+                    HeldParameters::Parts(parts) => vec![1; parts.into()],
+                    HeldParameters::Nothing | HeldParameters::All => Vec::new(),
+                };
+                vec![Effect::Send(ToServer::Ready { fingerprint: Fingerprint::default(), ports })]
             }
             Reaction::Drop(messages) => messages.into_iter().map(Effect::Send).collect(),
             Reaction::End(end) => return self.on_end(end),

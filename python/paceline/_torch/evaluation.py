@@ -28,6 +28,7 @@ class Evaluator:
             message = "this run asks for evaluations: put @run.evaluate before a function that evaluates the model"
             raise InputError(message)
         while (task := training.session.next_task()) is not None:
+            assert task.model is not None
             training.version = task.version
             training.tensors.use(task.model, private=False)
             was_training = training.model.training

@@ -1,6 +1,6 @@
 """PyTorch's optimizers as the server's."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,19 @@ _OF_IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}
 def rates(optimizer: Optimizer) -> list[float]:
     """Return the learning rates of the parameter groups at present."""
     return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def set_rates(optimizer: Optimizer, rates: Sequence[float | Tensor]) -> list[float | Tensor]:
+    """Set the learning rate of every parameter group, or one for all. Return those before."""
+    before = []
+    for index, group in enumerate(optimizer.param_groups):
+        old, new = group["lr"], rates[index if len(rates) > 1 else 0]
+        before.append(old.clone() if isinstance(old, Tensor) else old)
+        if isinstance(old, Tensor):
+            old.fill_(new)
+        else:
+            group["lr"] = new
+    return before
 
 
 def settings(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -78,6 +78,22 @@ class ModelTensors:
         tensors = [entry.tensor.detach().flatten().float().cpu() for entry in (*self.trained, *self.statistics)]
         return torch.cat(tensors)
 
+    def copy_to(self, vector: VectorViews) -> None:
+        """Copy all values to a vector."""
+        for entry, place in zip((*self.trained, *self.statistics), vector.tensors, strict=True):
+            place.copy_(entry.tensor.detach())
+
+    def copy_from(self, vector: VectorViews) -> None:
+        """Give the model the values in a vector."""
+        with torch.no_grad():
+            for entry, value in zip((*self.trained, *self.statistics), vector.tensors, strict=True):
+                entry.tensor.copy_(value)
+
+    def clear_gradients(self) -> None:
+        """Leave nothing for the optimizer to step by."""
+        for entry in self.trained:
+            entry.tensor.grad = None
+
     def views(self, memory: Memory) -> VectorViews:
         """Return the vector in a memory, and the tensors in it."""
         known = self._views.get(memory.address)
@@ -196,9 +212,15 @@ class ModelTensors:
         pulled = replica + share * (vector - replica)
         if not torch.isfinite(pulled).all():
             return
-        with torch.no_grad():
-            for entry, value in zip((*self.trained, *self.statistics), self.split(pulled).tensors, strict=True):
-                entry.tensor.copy_(value)
+        self.copy_from(self.split(pulled))
+
+
+def float_buffer(values: Tensor) -> "memoryview[float]":
+    """Return the values of a tensor on a processor, as a buffer."""
+    length = values.numel()
+    memory = (ctypes.c_float * length).from_address(values.data_ptr())
+    memory.tensor = values  # type: ignore[attr-defined] # keeps it alive
+    return memoryview(memory).cast("B").cast("f")
 
 
 def _statistics(model: nn.Module) -> list[tuple[str, Tensor]]:

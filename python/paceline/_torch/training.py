@@ -13,25 +13,26 @@ from torch.amp import GradScaler
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from paceline._paceline import Copies, Session, Task, UpdatePush
+from paceline._paceline import Session, Task
 from paceline._torch import optimizers
 from paceline._torch.device import Device
 from paceline._torch.evaluation import Evaluator
+from paceline._torch.exchange import Exchange
+from paceline._torch.group_exchange import GroupExchange
 from paceline._torch.loader import PreparedLoader
+from paceline._torch.server_exchange import ServerExchange
 from paceline._torch.state import StateKeeper
 from paceline._torch.tensors import ModelTensors
 from paceline.errors import InputError, Interrupted
-
-#: Gradients with fewer values are copied at once.
-_LARGE = 1 << 15
 
 
 class Training:
     """The model, the optimizer and the session of one worker.
 
-    The user's objects stay what they are. Gradients are copied by hooks as the backward pass makes them. A hook before
-    the optimizer's step reports them and takes the next task; the step itself then finds no gradients and does nothing.
-    With local iterations the optimizer steps, and a hook after it sends the difference when the scheme asks for it.
+    The user's objects stay what they are. Hooks take the gradients as the backward pass makes them. A hook before the
+    optimizer's step reports them, and one after it takes the next task. Where the values go is the exchange's: if the
+    server steps, the optimizer finds no gradients and does nothing; in a group it finds their mean. With local
+    iterations the optimizer steps, and the hook after it sends the difference when the scheme asks for it.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, *, rank: int | None, workers: int, seed: int) -> None:
@@ -62,19 +63,9 @@ class Training:
         self._watches_modules = False
         self._versions = [entry.tensor._version for entry in self.tensors.trained]
         self._parameters = sum(len(group["params"]) for group in optimizer.param_groups)
-        #: Where the server wants the gradients; None if it wants none.
-        self._results: list[Tensor] | None = None
-        self._arrived: set[int] = set()
-        #: Copies the large gradients of a backward pass that goes on.
-        self._copies = Copies()
-        self._in_backward = False
-        #: The gradients on their way to shards, while the backward pass goes on. Those of a device are sent later.
-        self._push: UpdatePush | None = None
-        #: Whether gradients are sent as soon as they are there. That is in vain if the loop changes them, e.g. clips.
-        self._pushes_early = self.tensors.device is None
-        #: What it copies, to be kept until it has.
-        self._copied: list[Tensor] = []
-        self._kept: dict[int, Tensor] = {}
+        self._exchange: Exchange | None = None
+        #: Whether the gradients of the task are reported.
+        self._is_reported = False
         self._schedulers: list[FollowedScheduler] = []
         #: What this worker needs to resume, and where it is kept; None if there is no folder.
         self.keeper: StateKeeper | None = None
@@ -95,6 +86,11 @@ class Training:
             if served != own:
                 message = f"the server has --{option} {served}, this worker --{option} {own}: expected the same"
                 raise InputError(message)
+        if session.membership() is not None:
+            self._exchange = GroupExchange(self.tensors, self.optimizer, session)
+        else:
+            knows_optimizer = self.specification is not None
+            self._exchange = ServerExchange(self.tensors, session, knows_optimizer=knows_optimizer)
         if "mode=gpu" in self.description.get("scheme", ""):
             self._measured_device = self.tensors.device
         for index, entry in enumerate(self.tensors.trained):
@@ -152,11 +148,6 @@ class Training:
         self._last_samples = samples
         self._batches += 1
 
-    @property
-    def _steps_here(self) -> bool:
-        """Whether the optimizer steps in this process."""
-        return self.specification is None or (self.task is not None and self.task.local)
-
     def _begin_counts(self) -> None:
         self._began = self._iteration_began = perf_counter()
         self._samples = 0
@@ -168,11 +159,12 @@ class Training:
     def _begin_task(self) -> None:
         """Take the next task. What does not depend on it comes first: the server is still stepping."""
         assert self.session is not None
+        assert self._exchange is not None
         keeper = self.keeper
         if keeper is not None:
             keeper.note_random_state()
-        self.tensors.forget_writes()
-        self._arrived.clear()
+        self._exchange.prepare()
+        self._is_reported = False
         self._iterations = 0
         self._total = 0
         self._loss = 0.0
@@ -181,19 +173,11 @@ class Training:
             self.end()
             return
         self.version = task.version
-        steps_here = self._steps_here
-        self.tensors.use(task.model, private=steps_here)
+        self._exchange.begin(task)
         if keeper is not None:
             keeper.begin_task(task.version, is_due=task.checkpoint)
         for scheduler in self._schedulers:
             scheduler.advance()
-        if self._kept:
-            committed = -1 if task.committed is None else task.committed
-            if task.pull is not None and (replica := self._kept.get(committed)) is not None:
-                self.tensors.pull(task.model, replica, task.pull)
-            self._kept = {number: kept for number, kept in self._kept.items() if number >= committed}
-        self._results = None if steps_here else self.tensors.views(task.result).tensors
-        self._push = None if steps_here or not self._pushes_early else self.session.push()
         if self._measured_device:
             self._measured_device.begin_measuring()
         self._begin_counts()
@@ -203,8 +187,9 @@ class Training:
         self.over = True
         last = self.session.last_model() if self.session else None
         if last is not None:
-            self.version, memory = last
-            self.tensors.use(memory, private=True)
+            self.version = last[0]
+        if self._exchange is not None:
+            self._exchange.end()
         if self.keeper is not None:
             self.keeper.end(self.version)
 
@@ -227,14 +212,12 @@ class Training:
             message = f"run.backward takes one number, not a tensor of shape {tuple(loss.shape)}: use loss.mean()"
             raise InputError(message)
         self.note(loss)
-        self._in_backward = True
+        assert self._exchange is not None
+        self._exchange.begin_backward()
         try:
             (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         finally:
-            self._in_backward = False
-            if self._copied:
-                self._copies.finish()
-                self._copied.clear()
+            self._exchange.end_backward()
 
     def note(self, loss: Tensor) -> None:
         """Note a loss whose gradients are about to be computed."""
@@ -246,17 +229,10 @@ class Training:
 
     def _gradient_hook(self, index: int, name: str) -> Callable[[Tensor], None]:
         assert self.session is not None
-        progressed, arrived, device = self.session.progressed, self._arrived, self.tensors.device
-        strided, float32 = torch.strided, torch.float32
-        entry = self.tensors.trained[index]
-        copies, copied, is_large = self._copies, self._copied, entry.tensor.numel() >= _LARGE
+        assert self._exchange is not None
+        progressed, strided, take = self.session.progressed, torch.strided, self._exchange.gradient_hook(index)
 
-        def can_wait(parameter: Tensor, gradient: Tensor) -> bool:
-            # Another hook may look at the gradient.
-            hooks = parameter._post_accumulate_grad_hooks
-            return self._in_backward and len(hooks or ()) == 1 and gradient.is_contiguous()
-
-        def copy(parameter: Tensor) -> None:
+        def hook(parameter: Tensor) -> None:
             gradient = parameter.grad
             if self.task is None or gradient is None:
                 return
@@ -268,39 +244,10 @@ class Training:
             if self._interruptible:
                 self._check_interruption()
             progressed()
-            results = self._results
-            if results is None:
-                return
-            result = results[index]
-            if device is not None:
-                device.begin_gradient(index, gradient, result)
-                return
-            if gradient.dtype is not float32:
-                return
-            if index in arrived:
-                # It accumulates.
-                self._stop_pushing()
-            push, source, target = self._push, gradient.data_ptr(), result.data_ptr()
-            if source != target:
-                if is_large and can_wait(parameter, gradient):
-                    copied.append(gradient)
-                    copies.begin(source, target, gradient.numel(), push, entry.start)
-                else:
-                    result.copy_(gradient)
-                    if push is not None:
-                        push.ready(entry.start, entry.end)
-                if push is None:
-                    parameter.grad = result
-            arrived.add(index)
+            if take is not None:
+                take(parameter, gradient)
 
-        return copy
-
-    def _stop_pushing(self) -> None:
-        """Send gradients with the report from now on, and those of this task again."""
-        if self._push is not None:
-            self._push.change()
-            self._push = None
-            self._pushes_early = False
+        return hook
 
     def _interruption_hook(self, *_: object) -> None:
         self._check_interruption()
@@ -312,8 +259,8 @@ class Training:
     def drop(self) -> None:
         """Leave the interrupted task, and take the next."""
         self.optimizer.zero_grad(set_to_none=True)
-        if self.task is not None and self.session is not None:
-            self.tensors.finish_copies()
+        if self.task is not None and self.session is not None and self._exchange is not None:
+            self._exchange.drop()
             self.session.report(0.0, perf_counter() - self._began, 0.0, self._loading, None, [], None)
             self._begin_task()
 
@@ -333,22 +280,24 @@ class Training:
         return (optimizer, *arguments[2:]), {**keywords, "closure": lambda: loss}
 
     def _finish_gradients(self, optimizer: Optimizer) -> None:
-        """Report the gradients, if the server steps."""
-        if self.task is None or self.session is None:
+        """Report the gradients, unless the optimizer steps before the update is sent."""
+        task, exchange = self.task, self._exchange
+        if task is None or exchange is None or self.session is None:
             # The run is over, or has not begun: the model is not to be changed.
-            self._clear_gradients()
+            self.tensors.clear_gradients()
             return
+        steps_here = exchange.steps_here(task)
         if not self._losses:
             message = "optimizer.step() without run.backward(loss): replace loss.backward() by run.backward(loss)"
             raise InputError(message)
         if sum(len(group["params"]) for group in optimizer.param_groups) != self._parameters:
             message = "the optimizer got new parameters after run.prepare: add them before"
             raise InputError(message)
-        if not self._steps_here:
+        if not steps_here:
             optimizers.check_fixed(optimizer, self._settings)
         self.tensors.check_unchanged()
         if self._overflowed(optimizer):
-            self._clear_gradients()
+            self.tensors.clear_gradients()
             self._losses.clear()
             self._samples = 0
             return
@@ -359,36 +308,14 @@ class Training:
         self._total += self._samples
         self._samples = 0
         self._is_dropped = not self.session.emulate_delay(perf_counter() - self._iteration_began)
-        if self._results is None:
+        if steps_here:
             if self._is_dropped:
-                self._clear_gradients()
+                self.tensors.clear_gradients()
             return
-        self._write_gradients(self._results)
-        self.tensors.write_statistics(self.task.model, self.task.result)
-        self.tensors.finish_copies()
-        samples = self._total if self._total not in {0, self.task.samples} else None
-        self._report(samples, optimizers.rates(optimizer))
-        self._clear_gradients()
-        self._begin_task()
-
-    def _write_gradients(self, results: list[Tensor]) -> None:
-        """Write the gradients that no hook could write where they belong, and zeros where there are none."""
-        arrived, device = self._arrived, self.tensors.device
-        with torch.no_grad():
-            if device is not None:
-                trained = self.tensors.trained
-                device.finish_gradients([entry.tensor.grad for entry in trained], results[: len(trained)])
-                return
-            for index, (entry, result) in enumerate(zip(self.tensors.trained, results, strict=False)):
-                gradient = entry.tensor.grad
-                if gradient is None:
-                    if index not in arrived:
-                        result.zero_()
-                elif index not in arrived or not _is_in(gradient, result):
-                    # Also one that the user's code replaced or changed, e.g. to clip it.
-                    if index in arrived:
-                        self._stop_pushing()
-                    result.copy_(gradient)
+        exchange.write_gradients(task)
+        self._report(self._total, optimizers.rates(optimizer))
+        exchange.settle_gradients(task, self._total or task.samples)
+        self._is_reported = True
 
     def _overflowed(self, optimizer: Optimizer) -> bool:
         """Undo the scale of a GradScaler that leaves it to a fused optimizer. Return whether gradients overflowed."""
@@ -402,21 +329,27 @@ class Training:
             for entry in self.tensors.trained:
                 if entry.tensor.grad is not None:
                     entry.tensor.grad.div_(scale)
+        # The optimizer would divide by it once more.
+        optimizer.grad_scale = None  # type: ignore[attr-defined]
         return False
 
-    def _clear_gradients(self) -> None:
-        for entry in self.tensors.trained:
-            entry.tensor.grad = None
-
     def _after_step(self, *_: object) -> None:
-        if self.task is None or self.session is None or not self._steps_here:
+        task, exchange = self.task, self._exchange
+        if task is None or exchange is None or self.session is None:
+            return
+        if self._is_reported:
+            exchange.stepped()
+            self._begin_task()
+            return
+        if not exchange.steps_here(task):
+            # Gradients have overflowed.
             return
         if self._is_dropped:
             self._querying += perf_counter() - self._began
             self._finish_replica()
             return
         self._iterations += 1
-        if not self.task.local:
+        if not task.local:
             # An optimizer that the server does not know: the difference of one step counts as a gradient at rate 1.
             self._finish_replica()
             return
@@ -434,23 +367,27 @@ class Training:
 
     def _finish_replica(self) -> None:
         """Send the difference of the model and the replica."""
-        assert self.task is not None
-        task = self.task
-        self.tensors.write_difference(task.model, task.result)
-        if task.pull is not None:
-            self._kept[task.number] = self.tensors.values()
+        task, exchange = self.task, self._exchange
+        assert task is not None
+        assert exchange is not None
+        exchange.write_difference(task)
         count = max(self._iterations, 1)
         self._loss /= count
         samples = round(self._total / count)
-        rates = [] if task.local else [1.0] * len(self.optimizer.param_groups)
-        self._report(samples if samples not in {0, task.samples} else None, rates)
+        self._report(samples, optimizers.rates(self.optimizer))
+        exchange.settle_difference(task, samples or task.samples)
         self._begin_task()
 
-    def _report(self, samples: int | None, rates: list[float]) -> None:
+    def _report(self, samples: int, rates: list[float]) -> None:
+        """Report an update of so many samples, or of none if the loop did not tell."""
         assert self.session is not None
+        assert self._exchange is not None
+        assert self.task is not None
         compute = max(perf_counter() - self._began - self._querying, 0.0)
         memory = self._measured_device.needed_memory() if self._measured_device else None
-        self.session.report(self._loss, compute, self._querying, self._loading, samples, rates, memory)
+        others = samples if samples not in {0, self.task.samples} else None
+        rates = self._exchange.rates(self.task, rates)
+        self.session.report(self._loss, compute, self._querying, self._loading, others, rates, memory)
 
     # --- schedules ---
 
@@ -460,15 +397,6 @@ class Training:
         self._schedulers.append(followed)
         if self.keeper is not None:
             self.keeper.register(f"scheduler {len(self._schedulers)}", followed)
-
-
-def _is_in(gradient: Tensor, result: Tensor) -> bool:
-    """Whether the values of a gradient are in their place, by their bits."""
-    source, target = gradient.data_ptr(), result.data_ptr()
-    if source == target:
-        return True
-    is_plain = gradient.dtype is torch.float32 and gradient.is_contiguous()
-    return is_plain and UpdatePush.are_same(source, target, gradient.numel())
 
 
 class FollowedScheduler:

@@ -1,6 +1,6 @@
 //! The coordinator: the thread that drives the protocol. It takes what the connections receive, and the time.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,15 @@ use paceline_protocol::{MAX_PARTS, Notice, ParameterHolders, ServerConfig, Serve
 use paceline_runtime::{Goal, Job, Monitor, RateState, ResumePoint, ServerObserver, StepControl, Stepper, StopReason};
 use paceline_store::{Checkpoint, Optimizer};
 
-use super::event_source::{CoordinatorHandle, EventSource, ServerInput};
+use super::event_source::{CoordinatorHandle, ServerInput};
+use super::group_model::GroupModel;
 use super::host::NetHost;
+use super::inputs::Inputs;
 use super::model::{LocalModel, ServerModel};
 use super::planning::PlanThread;
 use super::session::SessionContext;
 use super::sharded_model::{ShardOptions, ShardedModel};
-use super::{RunOutcome, ServerError, TransportOptions};
+use super::{DataPlane, RunOutcome, ServerError, TransportOptions};
 use crate::keys::Keys;
 
 /// How long workers may take to disconnect after the end of the run.
@@ -26,8 +28,6 @@ pub(super) struct Coordinator<'a> {
     protocol: ServerProtocol,
     host: NetHost<'a>,
     clock: Instant,
-    /// Inputs that have arrived and are not handled yet.
-    inputs: VecDeque<ServerInput>,
     /// Makes plans for the scheme, once it runs.
     planner: Option<PlanThread>,
     /// Where the run resumes: its time, and the workers that have to rejoin.
@@ -44,7 +44,7 @@ impl<'a> Coordinator<'a> {
         context: &'a SessionContext,
         transport: &TransportOptions,
         epoch: u64,
-        shared: bool,
+        inputs: Inputs,
         observer: &'a mut dyn ServerObserver,
         from: Option<ResumePoint>,
     ) -> Result<Self, ServerError> {
@@ -76,11 +76,20 @@ impl<'a> Coordinator<'a> {
             timeout: job.timeout,
             epoch,
             takes_evaluator: job.model.workload().is_none(),
-            holders: transport.shards.holders(parts),
+            holders: match transport.data_plane {
+                DataPlane::Server => transport.shards.holders(parts),
+                DataPlane::Collective => ParameterHolders::Members,
+            },
         };
+        let shared = context.shares_memory;
         let (keeps_models, used) = (ledger.compensates(), ledger.samples().used);
-        let model = if config.holders != ParameterHolders::Server {
-            let control = StepControl::new(optimizer.spec().groups.len(), rate, rate_state).clipping(job.clip_sum);
+        let control = || StepControl::new(optimizer.spec().groups.len(), rate, rate_state).clipping(job.clip_sum);
+        let model = if config.holders == ParameterHolders::Members {
+            transport.check(&job.scheme, &job.setup, job.model.workload().is_none())?;
+            let model =
+                GroupModel::new(control().of_any_optimizer(), ledger.version(), &parameters, optimizer, shared)?;
+            ServerModel::Group(Box::new(model))
+        } else if config.holders != ParameterHolders::Server {
             let options = ShardOptions {
                 count: transport.shards,
                 keys: transport.keys.clone(),
@@ -92,7 +101,7 @@ impl<'a> Coordinator<'a> {
                 parts,
                 shared,
             };
-            let model = ShardedModel::new(control, options, ledger.version(), &parameters, optimizer)?;
+            let model = ShardedModel::new(control(), options, ledger.version(), &parameters, optimizer)?;
             ServerModel::Sharded(Box::new(model))
         } else {
             ServerModel::Here(Box::new(LocalModel::new(
@@ -102,13 +111,12 @@ impl<'a> Coordinator<'a> {
                 shared,
             )?))
         };
-        let mut host = NetHost::new(job, context, observer, monitor, model, keeps_models);
+        let mut host = NetHost::new(job, context, observer, monitor, model, inputs, keeps_models);
         host.used = used;
         Ok(Coordinator {
             protocol: ServerProtocol::new(config, ledger),
             host,
             clock: Instant::now(),
-            inputs: VecDeque::new(),
             planner: None,
             resumed,
             ends_with_workers: false,
@@ -120,7 +128,6 @@ impl<'a> Coordinator<'a> {
     pub(super) fn run<'scope>(
         mut self,
         scope: &'scope Scope<'scope, '_>,
-        event_source: &mut EventSource,
         handle: CoordinatorHandle,
     ) -> Result<RunOutcome, ServerError>
     where
@@ -130,15 +137,15 @@ impl<'a> Coordinator<'a> {
         self.planner = Some(PlanThread::start(scope, handle));
         if let Some((at, departed)) = self.resumed.take() {
             let now = self.now();
-            if self.host.model.sharded().is_some() {
-                // All hosts that are there hold a part.
+            if self.protocol.gathers_all() {
+                // All hosts that are there hold a part, or all of the model.
                 self.protocol.resume_with_all(now, at, departed);
             } else {
                 self.protocol.resume(now, at, departed, &mut self.host).map_err(failure)?;
             }
         }
         let stop = loop {
-            if let Some(stop) = self.turn(event_source)? {
+            if let Some(stop) = self.turn()? {
                 break stop;
             }
         };
@@ -152,6 +159,7 @@ impl<'a> Coordinator<'a> {
             StopReason::Goal(goal) => format!("{goal} is reached"),
             other => other.to_string(),
         };
+        self.host.end_group()?;
         let ended = match stop {
             StopReason::Interrupted if self.keeps_workers => self.protocol.suspend(self.now(), &mut self.host),
             _ => self.protocol.finish(self.now(), &farewell, &mut self.host),
@@ -159,11 +167,11 @@ impl<'a> Coordinator<'a> {
         ended.map_err(failure)?;
         self.host.offer_checkpoint(self.protocol.ledger())?;
         if stop != StopReason::Interrupted {
-            self.await_last_evaluation(now, event_source)?;
+            self.await_last_evaluation(now)?;
         }
         self.protocol.finish_evaluation(&farewell, &mut self.host);
         let outcome = self.host.outcome(now, &stop, self.protocol.ledger())?;
-        self.await_disconnects(event_source)?;
+        self.await_disconnects()?;
         Ok(outcome)
     }
 
@@ -176,24 +184,26 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Waits for inputs, handles everything that has arrived, then looks at the time.
-    fn turn(&mut self, event_source: &mut EventSource) -> Result<Option<StopReason>, ServerError> {
+    fn turn(&mut self) -> Result<Option<StopReason>, ServerError> {
         let limit = self.host.job.goals.time_limit();
         let end = limit.and_then(|limit| self.protocol.clock_time(limit));
         let due = [self.protocol.next_timer(), end].into_iter().flatten().min();
         let due = due.map(|due| self.instant(due)).into_iter().chain(self.host.early_sum_at()).min();
-        self.inputs.extend(event_source.gather(due).map_err(ServerError::System)?);
+        // What a step in the middle of the last turn has left waits no longer.
+        let due = if self.host.inputs.is_empty() { due } else { Some(Instant::now()) };
+        self.host.inputs.gather(due).map_err(ServerError::System)?;
         self.host.observer.await_lease()?;
-        if self.inputs.is_empty() {
+        if self.host.inputs.is_empty() {
             self.host.add_up_early();
         }
-        while let Some(input) = self.inputs.pop_front() {
+        while let Some(input) = self.host.inputs.next() {
             self.handle(input).map_err(failure)?;
             self.host.observer.await_lease()?;
             while let Some((session, task)) = self.host.withdrawn.pop() {
                 let dropped = ToServer::Dropped { number: task.number };
                 self.protocol.on_message(self.now(), session, dropped, &mut self.host).map_err(failure)?;
             }
-            while let Some((worker, reason)) = self.host.tracker.next_to_dismiss() {
+            while let Some((worker, reason)) = self.host.next_to_dismiss() {
                 self.protocol.dismiss_worker(self.now(), worker, reason, false, &mut self.host).map_err(failure)?;
             }
             if let Some(planner) = &mut self.planner {
@@ -266,15 +276,15 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Waits until a process has evaluated the last model, if there is one for that. The user may stop that.
-    fn await_last_evaluation(&mut self, end: Time, event_source: &mut EventSource) -> Result<(), ServerError> {
+    fn await_last_evaluation(&mut self, end: Time) -> Result<(), ServerError> {
         let mut is_noticed = false;
         while self.host.evaluate_last(self.protocol.ledger().version(), end)? {
             if !std::mem::replace(&mut is_noticed, true) {
                 self.host.observer.on_notice(&Notice::EvaluatingLast);
             }
             let due = self.protocol.next_timer().map(|due| self.instant(due));
-            self.inputs.extend(event_source.gather(due).map_err(ServerError::System)?);
-            while let Some(input) = self.inputs.pop_front() {
+            self.host.inputs.gather(due).map_err(ServerError::System)?;
+            while let Some(input) = self.host.inputs.next() {
                 if let ServerInput::Stop { reason: StopReason::Interrupted } = input {
                     return Ok(());
                 }
@@ -289,10 +299,10 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Waits up to [`DISCONNECT_TIMEOUT`] for the workers to disconnect.
-    fn await_disconnects(&mut self, event_source: &mut EventSource) -> Result<(), ServerError> {
+    fn await_disconnects(&mut self) -> Result<(), ServerError> {
         let deadline = Instant::now() + DISCONNECT_TIMEOUT;
         loop {
-            while let Some(input) = self.inputs.pop_front() {
+            while let Some(input) = self.host.inputs.next() {
                 if let ServerInput::Closed { .. } = input {
                     self.handle(input).map_err(failure)?;
                 }
@@ -300,7 +310,7 @@ impl<'a> Coordinator<'a> {
             if self.protocol.is_empty() || Instant::now() >= deadline {
                 return Ok(());
             }
-            self.inputs.extend(event_source.gather(Some(deadline)).map_err(ServerError::System)?);
+            self.host.inputs.gather(Some(deadline)).map_err(ServerError::System)?;
         }
     }
 }

@@ -82,6 +82,33 @@ pub enum ServerError {
         /// The address.
         address: IpAddr,
     },
+    /// All workers that had the newest model are gone.
+    #[error("all workers that had the newest model are gone; the run goes on from its last checkpoint with --resume")]
+    ModelLost,
+    /// The workers are all there and can't sum their updates.
+    #[error("the workers can't sum their updates: {reason}")]
+    NoSum {
+        /// Why, as the first one said.
+        reason: String,
+    },
+    /// Some workers joined by an address that workers on other hosts can't reach.
+    #[error(
+        "--data-plane collective: a worker joined at {address}, where workers on other hosts can't reach it: use this host's \
+         address on the network"
+    )]
+    MemberAddress {
+        /// The address.
+        address: IpAddr,
+    },
+    /// The workers can't sum the updates of this job among themselves.
+    #[error(
+        "--data-plane collective: {reason}; it is for scripts under bsp, lb-bsp, or local-sgd, adacomm, esync and easgd \
+         without outer="
+    )]
+    NotCollective {
+        /// Why.
+        reason: String,
+    },
     /// The scheme committed an update after it had queued newer work behind the task. The gradient of such a task is
     /// late and is never sent.
     #[error("the scheme committed {0}, whose gradient was not sent: newer work had been queued behind it")]

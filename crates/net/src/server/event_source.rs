@@ -143,6 +143,7 @@ mod tests {
             pool: GradientPool::default(),
             traffic: Traffic::default(),
             payload: PayloadRule::default(),
+            shares_memory: false,
             length: Some(1),
             open: AtomicUsize::new(0),
         };

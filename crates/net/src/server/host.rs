@@ -11,14 +11,17 @@ use paceline_core::{
     Assignment, Commit, CommitOutcome, Decision, Event, Ledger, Share, Span, TaskId, Time, Version, Work, WorkerId,
 };
 use paceline_protocol::{
-    Evaluation, GradientLocation, MAX_PARTS, Notice, ReportedUpdate, RunPosition, ServerHost, SessionId, TaskSettings,
-    ToWorker,
+    Evaluation, FromMember, GradientLocation, MAX_PARTS, Notice, ReportedUpdate, RunPosition, ServerHost, SessionId,
+    TaskSettings, ToWorker,
 };
 use paceline_runtime::{Job, ModelValues, Monitor, RunInfo, RunState, RunTracker, ServerObserver, StopReason};
+use paceline_store::Optimizer;
 
 use super::error::no_memory;
 use super::evaluation::{Evaluator, EvaluatorProcess};
 use super::event_source::{CoordinatorHandle, ServerInput};
+use super::group_model::{Correspondence, GroupModel};
+use super::inputs::Inputs;
 use super::link::{Link, TaskBuffers};
 use super::model::{ServerModel, StoredGradient, UncommittedUpdate};
 use super::parameter_ring::ParameterBuffer;
@@ -54,6 +57,8 @@ pub(super) struct NetHost<'a> {
     /// The workers with emulated delays, and their descriptions.
     emulated: BTreeMap<WorkerId, String>,
     evaluator: Evaluator,
+    /// What has arrived and is not handled yet.
+    pub(super) inputs: Inputs,
 }
 
 impl<'a> NetHost<'a> {
@@ -63,6 +68,7 @@ impl<'a> NetHost<'a> {
         observer: &'a mut dyn ServerObserver,
         monitor: Monitor,
         model: ServerModel,
+        inputs: Inputs,
         keeps_models: bool,
     ) -> Self {
         NetHost {
@@ -82,6 +88,7 @@ impl<'a> NetHost<'a> {
             withdrawn: Vec::new(),
             emulated: BTreeMap::new(),
             evaluator: Evaluator::Nobody,
+            inputs,
         }
     }
 
@@ -98,6 +105,34 @@ impl<'a> NetHost<'a> {
         self.closing.remove(&session);
         self.peers.remove(&session);
         self.model.sharded().into_iter().for_each(|model| model.forget(session));
+        self.leave_group(session);
+    }
+
+    /// A worker that holds the model together with others is gone.
+    fn leave_group(&mut self, session: SessionId) {
+        if let Some(group) = self.model.group() {
+            group.forget(session, Correspondence { links: &self.links, inputs: &mut self.inputs });
+        }
+    }
+
+    /// The run is over. If the workers hold the model together, its last version is fetched.
+    pub(super) fn end_group(&mut self) -> Result<(), ServerError> {
+        match self.model.group() {
+            Some(group) => group.end(Correspondence { links: &self.links, inputs: &mut self.inputs }),
+            None => Ok(()),
+        }
+    }
+
+    /// A worker to be dismissed, and why.
+    pub(super) fn next_to_dismiss(&mut self) -> Option<(WorkerId, String)> {
+        match self.model.group().and_then(GroupModel::next_lost) {
+            Some(worker) => Some((worker, "it was silent while the others waited for its update".into())),
+            None => self.tracker.next_to_dismiss(),
+        }
+    }
+
+    fn newest(&mut self) -> Result<(&Arc<ParameterBuffer>, &Optimizer), ServerError> {
+        self.model.newest(Correspondence { links: &self.links, inputs: &mut self.inputs })
     }
 
     /// Returns the gradient of a message that was not used to the pool.
@@ -139,21 +174,24 @@ impl<'a> NetHost<'a> {
         if let Evaluator::Nobody = self.evaluator {
             return Ok(());
         }
-        let newest = self.model.newest()?.0;
+        if matches!(&self.evaluator, Evaluator::Process(process) if !process.is_idle()) {
+            return Ok(());
+        }
+        let newest = self.newest()?.0.clone();
         let process = match &mut self.evaluator {
             Evaluator::Nobody => return Ok(()),
             Evaluator::Thread(sender) => {
                 // It fails if the queue is full.
-                let _ = sender.try_send((now, newest.clone()));
+                let _ = sender.try_send((now, newest));
                 return Ok(());
             }
             Evaluator::Process(process) => process,
         };
-        let Some(link) = self.links.get_mut(&process.session).filter(|_| process.is_idle()) else { return Ok(()) };
+        let Some(link) = self.links.get_mut(&process.session) else { return Ok(()) };
         let task = TaskId { worker: WorkerId::EVALUATOR, number: process.begin(version, now) };
         let assignment = Assignment { task, version, work: Work::Gradient, samples: 0, offset: 0, queued: false };
         let settings = TaskSettings { run: RunPosition::default(), committed: None };
-        link.prepare(task.number, Some(newest.clone()));
+        link.prepare(task.number, Some(newest));
         let message = ToWorker::Assign { assignment, after: None, buffers: None, settings };
         link.assign(task.number, version, message).map_err(no_memory(self.job.model.layout().len()))
     }
@@ -201,7 +239,8 @@ impl<'a> NetHost<'a> {
             let values = match &shards {
                 Some(shards) => ModelValues::InShards(shards),
                 None => {
-                    let (parameters, optimizer) = self.model.newest()?;
+                    let lines = Correspondence { links: &self.links, inputs: &mut self.inputs };
+                    let (parameters, optimizer) = self.model.newest(lines)?;
                     ModelValues::Here { parameters: parameters.region.values(), optimizer }
                 }
             };
@@ -219,7 +258,8 @@ impl<'a> NetHost<'a> {
     pub(super) fn outcome(&mut self, now: Time, stop: &StopReason, ledger: &Ledger) -> Result<RunOutcome, ServerError> {
         let found = self.last_evaluation(ledger.version());
         self.evaluator = Evaluator::Nobody;
-        let parameters = self.model.newest()?.0.region.values();
+        let parameters = self.newest()?.0.clone();
+        let parameters = parameters.region.values();
         let last = self.job.model.workload().map(|workload| workload.replica().evaluate(parameters)).or(found);
         let Job { scheme, seed, setup, goals, .. } = self.job;
         let scheme = scheme.to_string();
@@ -248,13 +288,16 @@ impl ServerHost for NetHost<'_> {
     }
 
     fn close(&mut self, session: SessionId, last: &ToWorker) {
+        let has_model = self.model.group().is_some_and(|group| group.has_newest(session));
+        self.leave_group(session);
         if let Some(mut link) = self.links.remove(&session) {
             // The last version is fetched before the first worker learns of the end: its shards may end with their workers.
-            let newest = matches!(last, ToWorker::Finished { .. }).then(|| self.model.newest());
+            let newest =
+                matches!(last, ToWorker::Finished { .. }).then(|| self.newest().map(|newest| newest.0.clone()));
             match newest {
                 // Whoever brought the model gets it back.
-                Some(Ok((model, _))) if self.job.model.workload().is_none() => {
-                    link.close_with_model(last.clone(), model);
+                Some(Ok(model)) if self.job.model.workload().is_none() && !has_model => {
+                    link.close_with_model(last.clone(), &model);
                 }
                 _ => link.close(last),
             }
@@ -263,8 +306,10 @@ impl ServerHost for NetHost<'_> {
     }
 
     fn prepare(&mut self, session: SessionId, task: TaskId) -> RunPosition {
+        let lines = Correspondence { links: &self.links, inputs: &mut self.inputs };
+        let parameters = self.model.prepare(session, lines);
         if let Some(link) = self.links.get_mut(&session) {
-            link.prepare(task.number, self.model.prepare(session));
+            link.prepare(task.number, parameters);
         }
         let progress = self.model.rate_state().progress();
         RunPosition {
@@ -307,6 +352,7 @@ impl ServerHost for NetHost<'_> {
             GradientLocation::InPlace => gradient.map(StoredGradient::Shared),
             GradientLocation::Follows => self.received.take().map(StoredGradient::Received),
             GradientLocation::InShards => Some(StoredGradient::InShards(session)),
+            GradientLocation::InMembers => Some(StoredGradient::InMembers),
             GradientLocation::Withheld => Some(StoredGradient::Withheld),
         };
         let Some(gradient) = gradient else { return false };
@@ -339,6 +385,10 @@ impl ServerHost for NetHost<'_> {
         let outcome = match &mut self.model {
             ServerModel::Here(model) => model.commit(commit, &mut updates, live, || busy(&self.links))?,
             ServerModel::Sharded(model) => model.commit(commit, &updates, live)?,
+            ServerModel::Group(model) => {
+                let lines = Correspondence { links: &self.links, inputs: &mut self.inputs };
+                model.commit(commit, &updates, live, lines)?
+            }
         };
         let is_good = |share: &Share| !outcome.broken.contains(&share.task);
         self.used += commit
@@ -370,12 +420,23 @@ impl ServerHost for NetHost<'_> {
         if is_due { self.evaluate(ledger.version(), now) } else { Ok(()) }
     }
 
-    fn shards_offered(&mut self, worker: Option<WorkerId>, session: SessionId, ports: Vec<u16>) {
+    fn reachable_at(&mut self, worker: Option<WorkerId>, session: SessionId, ports: Vec<u16>) {
         let peer = self.peers.get(&session).and_then(|peer| peer.parse::<SocketAddr>().ok());
+        if let (Some(model), Some(worker), Some(&port)) = (self.model.group(), worker, ports.first()) {
+            model.offer(worker, session, peer, port);
+        }
         if let (Some(model), Some(peer)) = (self.model.sharded(), peer) {
             let places = ports.into_iter().take(MAX_PARTS.into()).map(|port| SocketAddr::new(peer.ip(), port));
             model.offer(worker, session, places.collect());
         }
+    }
+
+    fn member_says(&mut self, session: SessionId, message: FromMember) {
+        self.model.group().into_iter().for_each(|group| group.hear(session, message.clone()));
+    }
+
+    fn last_worker_leaves(&mut self) -> Result<(), ServerError> {
+        self.end_group()
     }
 
     fn evaluator_joined(&mut self, session: SessionId) {

@@ -17,6 +17,9 @@ use crate::shared_memory::{Region, RegionWriter};
 /// The longest model that the coordinator sends itself over TCP, in bytes. It fits the kernel's empty buffers.
 const MAX_DIRECT_BYTES: usize = 64 * 1024;
 
+/// The permit to send the model, by a worker that was asked for it.
+pub(super) const MODEL_PERMIT: u64 = u64::MAX;
+
 /// Which gradients the session of a connection may store, and whether it is to stop. Set by the coordinator.
 #[derive(Debug, Default)]
 pub(super) struct UploadPermits {
@@ -147,6 +150,11 @@ impl Link {
         self.send(&message);
         self.buffers.insert(number, TaskBuffers { parameters: Some(parameters), gradient: Some(gradient) });
         Ok(())
+    }
+
+    /// The worker is about to be asked for the model.
+    pub(super) fn expect_model(&self) {
+        self.permits.grant(MODEL_PERMIT);
     }
 
     /// The result of a task is not needed any more. Returns whether the assignment was withdrawn before it was sent.

@@ -4,15 +4,19 @@
 //! through the `host`, which has the model and a `link` to every connection. The other end of a link is a `session`,
 //! which reads and writes the connection and never blocks. The sessions of a thread are a `session_set`: the coordinator
 //! itself has those that share memory, and a few `io_thread`s have those over TCP. The `acceptor` accepts connections.
-//! `evaluation` says who evaluates models meanwhile, and `parameter_ring` holds the versions of the model. If the workers
+//! `evaluation` says who evaluates models meanwhile, and `parameter_ring` holds the versions of the model, unless shards hold
+//! them (`sharded_model`), or all workers do (`group_model`). If the workers
 //! bring the model, a `model_intake` takes it before the run.
 
 mod acceptor;
 mod coordinator;
+mod data_plane;
 mod error;
 mod evaluation;
 mod event_source;
+mod group_model;
 mod host;
+mod inputs;
 mod io_thread;
 mod link;
 mod model;
@@ -45,7 +49,9 @@ use crate::listener::{Listener, TcpOptions};
 use crate::socket::Traffic;
 use acceptor::{Acceptor, raise_file_limit};
 use coordinator::Coordinator;
+pub use data_plane::DataPlane;
 use event_source::{CoordinatorHandle, EventSource, ServerInput};
+use inputs::Inputs;
 use io_thread::{IoThread, IoThreadHandle, thread_count};
 use session::{GradientPool, SessionContext};
 
@@ -65,6 +71,8 @@ pub struct TransportOptions {
     pub open: bool,
     /// The shards that hold the parameters; by default none: the server does.
     pub shards: ShardCount,
+    /// Where updates are summed.
+    pub data_plane: DataPlane,
 }
 
 /// The result of a run.
@@ -209,28 +217,28 @@ impl Server {
         let over_tcp = self.is_over_tcp();
         let Server { listeners, addresses, transport, tcp_options, handle, mut event_source, .. } = self;
         let (next_session, epoch) = (self.next_session, self.epoch);
-        let shared = addresses.iter().any(|address| matches!(address, Address::Local { .. }));
         let context = Arc::new(SessionContext {
             pool: GradientPool::default(),
             traffic: Traffic::default(),
             payload: transport.payload,
+            shares_memory: addresses.iter().any(|address| matches!(address, Address::Local { .. })),
             length: Some(job.model.layout().len()),
             open: AtomicUsize::new(0),
         });
-        let mut coordinator = Coordinator::new(job, &context, &transport, epoch, shared, observer, from)?;
-        (coordinator.ends_with_workers, coordinator.keeps_workers) = (self.ends_with_workers, self.keeps_workers);
         let (io_threads, io_handles) = io_threads(over_tcp, &handle).map_err(ServerError::System)?;
-        let (poller, context) = (event_source.poller(), context.clone());
-        let acceptor = Acceptor::new(listeners, tcp_options, context, io_handles, next_session, poller);
+        let poller = event_source.poller();
+        let acceptor = Acceptor::new(listeners, tcp_options, context.clone(), io_handles, next_session, poller);
         event_source.acceptor = Some(acceptor.map_err(ServerError::System)?);
+        let inputs = Inputs::new(event_source);
+        let mut coordinator = Coordinator::new(job, &context, &transport, epoch, inputs, observer, from)?;
+        (coordinator.ends_with_workers, coordinator.keeps_workers) = (self.ends_with_workers, self.keeps_workers);
         thread::scope(|scope| {
             for io_thread in io_threads {
                 scope.spawn(|| io_thread.run());
             }
-            // Dropped before the scope joins the threads, also on a panic: senders that wait get an error, and the I/O
-            // threads end after the last messages.
-            let mut event_source = event_source;
-            coordinator.run(scope, &mut event_source, handle)
+            // The coordinator's inputs are dropped before the scope joins the threads, also on a panic: senders that wait get
+            // an error, and the I/O threads end after the last messages.
+            coordinator.run(scope, handle)
         })
     }
 }

@@ -1,4 +1,4 @@
-//! The model of a run: in the server's memory, or in shards.
+//! The model of a run: in the server's memory, in shards, or with the workers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use paceline_store::Optimizer;
 
 use super::ServerError;
 use super::error::no_memory;
+use super::group_model::{Correspondence, GroupModel};
 use super::parameter_ring::{ParameterBuffer, ParameterRing};
 use super::sharded_model::ShardedModel;
 use crate::shared_memory::Region;
@@ -25,6 +26,8 @@ pub(super) enum StoredGradient {
     Received(Region),
     /// The shards have it.
     InShards(SessionId),
+    /// The workers sum it among themselves.
+    InMembers,
     /// The worker did not send it.
     Withheld,
 }
@@ -34,7 +37,7 @@ impl StoredGradient {
         match self {
             StoredGradient::Shared(region) => Some(region.values()),
             StoredGradient::Received(region) => Some(region.values()),
-            StoredGradient::InShards(_) | StoredGradient::Withheld => None,
+            StoredGradient::InShards(_) | StoredGradient::InMembers | StoredGradient::Withheld => None,
         }
     }
 }
@@ -54,6 +57,7 @@ pub(super) struct UncommittedUpdate {
 pub(super) enum ServerModel {
     Here(Box<LocalModel>),
     Sharded(Box<ShardedModel>),
+    Group(Box<GroupModel>),
 }
 
 impl ServerModel {
@@ -62,6 +66,7 @@ impl ServerModel {
         match self {
             ServerModel::Here(model) => model.stepper.local_rate(),
             ServerModel::Sharded(model) => model.control().local_rate(),
+            ServerModel::Group(model) => model.control().local_rate(),
         }
     }
 
@@ -70,33 +75,47 @@ impl ServerModel {
         match self {
             ServerModel::Here(model) => model.stepper.rate_state(),
             ServerModel::Sharded(model) => model.control().rate_state(),
+            ServerModel::Group(model) => model.control().rate_state(),
         }
     }
 
     /// The newest version, and its optimizer.
-    pub(super) fn newest(&mut self) -> Result<(&Arc<ParameterBuffer>, &Optimizer), ServerError> {
+    pub(super) fn newest(
+        &mut self,
+        lines: Correspondence<'_>,
+    ) -> Result<(&Arc<ParameterBuffer>, &Optimizer), ServerError> {
         match self {
             ServerModel::Here(model) => Ok((model.ring.newest(), model.stepper.optimizer())),
             ServerModel::Sharded(model) => model.newest(),
+            ServerModel::Group(model) => model.newest(lines),
         }
     }
 
-    /// The newest version, for a task of this server's memory. Shards send it themselves, from now on.
-    pub(super) fn prepare(&mut self, session: SessionId) -> Option<Arc<ParameterBuffer>> {
+    /// The newest version, for a task. `None` if shards send it, or the worker has it.
+    pub(super) fn prepare(&mut self, session: SessionId, lines: Correspondence<'_>) -> Option<Arc<ParameterBuffer>> {
         match self {
             ServerModel::Here(model) => Some(model.ring.newest().clone()),
             ServerModel::Sharded(model) => {
                 model.deliver(session);
                 None
             }
+            ServerModel::Group(model) => model.prepare(session, lines),
         }
     }
 
     /// The shards, if there are any.
     pub(super) fn sharded(&mut self) -> Option<&mut ShardedModel> {
         match self {
-            ServerModel::Here(_) => None,
             ServerModel::Sharded(model) => Some(model),
+            ServerModel::Here(_) | ServerModel::Group(_) => None,
+        }
+    }
+
+    /// The workers that hold the model together, if they do.
+    pub(super) fn group(&mut self) -> Option<&mut GroupModel> {
+        match self {
+            ServerModel::Group(model) => Some(model),
+            ServerModel::Here(_) | ServerModel::Sharded(_) => None,
         }
     }
 }

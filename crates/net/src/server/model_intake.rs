@@ -31,6 +31,7 @@ impl Server {
             pool: GradientPool::default(),
             traffic: Traffic::default(),
             payload: self.transport.payload,
+            shares_memory: false,
             length: None,
             open: AtomicUsize::new(0),
         });

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use paceline_protocol::{GradientLocation, PayloadRule, SessionId, ToServer};
+use paceline_protocol::{FromMember, GradientLocation, PayloadRule, SessionId, ToServer};
 
 use super::event_source::ServerInput;
-use super::link::{Link, UploadPermits};
+use super::link::{Link, MODEL_PERMIT, UploadPermits};
 use crate::connection::{CLOSE_TIMEOUT, Connection, Side};
 use crate::frame_reader::{Received, invalid};
 use crate::outbox::Rest;
@@ -47,6 +47,8 @@ pub(super) struct SessionContext {
     pub(super) pool: GradientPool,
     pub(super) traffic: Traffic,
     pub(super) payload: PayloadRule,
+    /// Whether some connections may share memory.
+    pub(super) shares_memory: bool,
     /// The length of the parameter vector; `None` until a worker has sent the model.
     pub(super) length: Option<usize>,
     /// The number of open connections.
@@ -268,8 +270,12 @@ impl Session {
         };
         match message {
             ToServer::Report { number, gradient: GradientLocation::Follows, .. } if !is_arriving => {
-                return self.expect_gradient(number, message);
+                if self.connection.socket().is_local() {
+                    return Err(invalid("gradient sent over a shared-memory connection"));
+                }
+                return self.expect_vector(number, message);
             }
+            ToServer::Member(FromMember::Model(_)) if !is_arriving => return self.expect_vector(MODEL_PERMIT, message),
             ToServer::Offer { values, .. } if !is_arriving && self.context.length.is_none() => {
                 return self.expect_model(values, message);
             }
@@ -282,6 +288,9 @@ impl Session {
             }
             ToServer::Payload { format } => self.connection.outbox().use_payload(format),
             ToServer::Dropped { .. } | ToServer::Heartbeat { .. } => {}
+            // Another thread of a member's process sends the model.
+            _ if matches!(self.report, Some(ToServer::Member(_)))
+                && !matches!(message, ToServer::Member(FromMember::Model(_))) => {}
             _ if is_arriving => return Err(invalid("message in the middle of a gradient or model")),
             _ => {}
         }
@@ -289,13 +298,10 @@ impl Session {
         Ok(())
     }
 
-    /// The gradient of a task follows. Its values are kept only if they are wanted.
-    fn expect_gradient(&mut self, number: u64, message: ToServer) -> io::Result<()> {
-        if self.connection.socket().is_local() {
-            return Err(invalid("gradient sent over a shared-memory connection"));
-        }
+    /// A vector as long as the model follows. Its values are kept only if there is a permit for them.
+    fn expect_vector(&mut self, number: u64, message: ToServer) -> io::Result<()> {
         let SessionContext { length, ref pool, .. } = *self.context;
-        let length = length.ok_or_else(|| invalid("gradient before there is a model"))?;
+        let length = length.ok_or_else(|| invalid("values before there is a model"))?;
         let region = self.permits.take(number).then(|| pool.take(length)).transpose()?;
         self.connection.reader().expect(region, length);
         self.report = Some(message);
@@ -366,6 +372,7 @@ mod tests {
             pool: GradientPool::default(),
             traffic: Traffic::default(),
             payload: PayloadRule::default(),
+            shares_memory: false,
             length: Some(LENGTH),
             open: AtomicUsize::new(0),
         };

@@ -8,7 +8,9 @@ use std::thread;
 use std::time::Duration;
 
 use paceline_core::{Setup, Version};
-use paceline_protocol::{Fingerprint, GradientLocation, PayloadFormat, Role, ToServer, ToWorker, WireReport};
+use paceline_protocol::{
+    Fingerprint, GradientLocation, HeldParameters, PayloadFormat, Role, ToServer, ToWorker, WireReport,
+};
 use paceline_runtime::{Iteration, Monitor, Notice, Observer};
 use paceline_workload::{Evaluation, Order, Partition, Sampler, SoftmaxRegression, Workload, synthetic_digits};
 
@@ -97,7 +99,7 @@ impl ScriptedWorker {
         let mut worker = ScriptedWorker::connected(connect(address), job);
         worker.send(&ToServer::Hello { role: Role::Worker(Some(rank)), emulated: None, token: None });
         assert!(matches!(worker.peer.message(), ToWorker::Welcome { .. }));
-        worker.send(&ToServer::Ready { fingerprint: job.model.fingerprint(job.seed), shards: Vec::new() });
+        worker.send(&ToServer::Ready { fingerprint: job.model.fingerprint(job.seed), ports: Vec::new() });
         worker
     }
 
@@ -220,7 +222,7 @@ fn a_worker_that_breaks_the_protocol_is_dismissed_and_the_others_continue() {
         (
             |worker| {
                 let fingerprint = Fingerprint::of(workload(1).as_ref(), 1);
-                worker.send(&ToServer::Ready { fingerprint, shards: Vec::new() });
+                worker.send(&ToServer::Ready { fingerprint, ports: Vec::new() });
             },
             "second ready message",
         ),
@@ -377,7 +379,15 @@ fn a_worker_refused_in_the_middle_of_a_model_does_not_rejoin() {
         server.message::<ToServer>();
         let Job { workload_spec, seed, optimizer, .. } = job.clone();
         let payload = PayloadRule::default();
-        server.send(&ToWorker::Welcome { rank: 0, workload_spec, seed, payload, optimizer, epoch: 0, parts: 0 });
+        server.send(&ToWorker::Welcome {
+            rank: 0,
+            workload_spec,
+            seed,
+            payload,
+            optimizer,
+            epoch: 0,
+            holds: HeldParameters::Nothing,
+        });
         server.message::<ToServer>();
         server.send(&ToWorker::Model { version: Version(0) });
         server.send_chunk(&[0.0; 10]);

@@ -4,6 +4,7 @@ mod computer;
 mod emulation;
 mod exchange;
 mod link;
+mod membership;
 mod payload_choice;
 mod server_messages;
 mod session;
@@ -15,13 +16,15 @@ mod update_push;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use paceline_core::WorkerId;
-use paceline_protocol::{Fingerprint, MAX_PARTS, Role, ServerSearch, SessionEnd, ToServer, ToWorker, Welcome};
+use paceline_protocol::{
+    Fingerprint, HeldParameters, MAX_PARTS, Role, ServerSearch, SessionEnd, ToServer, ToWorker, Welcome,
+};
 use paceline_runtime::{OfferedModel, is_interrupted};
 use paceline_workload::Workload;
 use thiserror::Error;
@@ -36,9 +39,11 @@ use crate::shared_memory::ModelMapping;
 use crate::socket::Socket;
 use computer::Computer;
 use link::WorkerLink;
+pub use membership::GroupMembership;
 use session::HelloAnswer;
 pub use session::{TakenTask, TaskReport, TimeSpent, WorkerSession};
 use shard_links::ShardAccess;
+pub use task_queue::NextOrder;
 pub use update_push::UpdatePush;
 
 /// A worker and how it joins its server.
@@ -62,6 +67,9 @@ pub struct Worker {
     pub shares_memory: bool,
     /// The parts of the parameters that this process holds, if the server asks for that.
     pub shards: HeldShards,
+    /// Where the workers find each other, if their processes hold the model together and this one is the first of them. It
+    /// listens once a server has asked for that, and stays when the worker rejoins.
+    pub meeting: Option<TcpListener>,
 }
 
 /// The parts of the parameters that a process holds, once a server has asked for them. They stay when it rejoins.
@@ -195,6 +203,7 @@ impl Worker {
             model_mapping: ModelMapping::default(),
             shares_memory: true,
             shards: HeldShards::default(),
+            meeting: None,
         }
     }
 
@@ -307,8 +316,8 @@ impl Worker {
         loop {
             let end = match self.say_hello(self.join_timeout, on_notice)? {
                 Ok(HelloAnswer::Welcome(session, welcome)) => {
-                    let (training, shards) = (&model.training, self.shard_ports(&session, &welcome));
-                    session.ready(Fingerprint::of_layout(&model.layout, training.frozen), model.layout.len(), shards);
+                    let (training, ports) = (&model.training, self.ports(&session, &welcome));
+                    session.ready(Fingerprint::of_layout(&model.layout, training.frozen), model.layout.len(), ports);
                     return Ok((session, welcome));
                 }
                 Ok(HelloAnswer::SendModel(link)) => match link.offer(model) {
@@ -383,10 +392,23 @@ impl Worker {
         ShardAccess { keys, congestion, shares_memory: self.shares_memory }
     }
 
-    /// The ports where this process would hold parts of the parameters, as many as the server asks for.
-    fn shard_ports(&mut self, session: &WorkerSession, welcome: &Welcome) -> Vec<u16> {
-        let access = self.shard_access();
-        self.shards.ports(welcome.parts.min(MAX_PARTS), session.socket(), &access)
+    /// The ports where others reach this process, as many as the server asks for.
+    fn ports(&mut self, session: &WorkerSession, welcome: &Welcome) -> Vec<u16> {
+        match welcome.holds {
+            HeldParameters::Nothing => Vec::new(),
+            HeldParameters::Parts(parts) => {
+                let access = self.shard_access();
+                self.shards.ports(parts.min(MAX_PARTS), session.socket(), &access)
+            }
+            HeldParameters::All => {
+                if self.meeting.is_none() {
+                    // Without one, the server says what is missing.
+                    self.meeting = own_address(session.socket()).and_then(|ip| TcpListener::bind((ip, 0))).ok();
+                }
+                let port = self.meeting.as_ref().and_then(|listener| listener.local_addr().ok());
+                port.into_iter().map(|address| address.port()).collect()
+            }
+        }
     }
 
     /// Joins the server and works for it until the session ends. A workload that was built is kept, with its specification.
@@ -406,7 +428,12 @@ impl Worker {
             }
             Err(end) => return Ok((0, end)),
         };
-        let shards = self.shard_ports(&session, &welcome);
+        if welcome.holds == HeldParameters::All {
+            let reason = "its workers hold the model together, as scripts can";
+            session.leave(reason.into(), false);
+            return Ok((0, SessionEnd::Refused(reason.into())));
+        }
+        let shards = self.ports(&session, &welcome);
         let Welcome { workload_spec, seed, optimizer, .. } = welcome;
         let built = kept.take().filter(|(spec, _)| *spec == workload_spec);
         let workload = match built.map_or_else(|| build(&workload_spec), |(_, workload)| Ok(workload)) {
@@ -423,6 +450,14 @@ impl Worker {
         replica.track(session.progress().clone());
         let (emulation, kept) = (self.emulation.as_mut(), BTreeMap::new());
         Ok(Computer { session, replica, layout, optimizer, emulation, kept }.compute())
+    }
+}
+
+/// The address of this host on the network of the server.
+fn own_address(socket: &Socket) -> io::Result<IpAddr> {
+    match socket {
+        Socket::Tcp(tcp) => Ok(tcp.stream.local_addr()?.ip()),
+        Socket::Local(_) => Ok(Ipv4Addr::LOCALHOST.into()),
     }
 }
 

@@ -99,7 +99,7 @@ impl ServerMessages {
                 let _ = outbox.send(&ToServer::Payload { format });
             }
             let model = Arc::new(region);
-            self.task_queue.add_model(version, model.clone());
+            self.task_queue.add_model(version, Some(model.clone()));
             self.models.push(model);
         }
     }
@@ -113,7 +113,7 @@ impl ServerMessages {
             ToWorker::Assign { buffers: Some(buffers), .. } => Some(self.shared(*buffers)?),
             ToWorker::Finished { buffer: Some(index), .. } => {
                 let parameters = self.parameters.get(index).cloned();
-                parameters.map(|parameters| TaskModel { parameters, gradient: None })
+                parameters.map(|parameters| TaskModel { parameters: Some(parameters), gradient: None })
             }
             ToWorker::Map { buffer, length } => {
                 self.map(*buffer, *length, connection)?;
@@ -146,7 +146,7 @@ impl ServerMessages {
     fn shared(&self, SharedBuffers { parameters, gradient }: SharedBuffers) -> Result<TaskModel, SessionEnd> {
         match (self.parameters.get(&parameters), self.gradients.get(&gradient)) {
             (Some(parameters), Some(gradient)) => {
-                Ok(TaskModel { parameters: parameters.clone(), gradient: Some(gradient.clone()) })
+                Ok(TaskModel { parameters: Some(parameters.clone()), gradient: Some(gradient.clone()) })
             }
             _ => Err(lost(&invalid(format!("unknown shared buffer: parameters {parameters} or gradient {gradient}")))),
         }

@@ -12,18 +12,19 @@ use std::time::{Duration, Instant};
 
 use paceline_core::{Assignment, Span, Version};
 use paceline_protocol::{
-    Fingerprint, GradientLocation, HANDSHAKE_TIMEOUT, NextTask, Reaction, ResultStatus, SessionEnd, TaskSettings,
-    ToServer, Welcome, WireReport,
+    Fingerprint, GradientLocation, Group, HANDSHAKE_TIMEOUT, HeldParameters, NextTask, Reaction, ResultStatus,
+    SessionEnd, TaskSettings, ToServer, Welcome, WireReport,
 };
 use paceline_workload::Progress;
 
 use super::exchange::{DirectReader, Exchange};
 use super::link::WorkerLink;
+use super::membership::GroupMembership;
 use super::payload_choice::PayloadChoice;
 use super::server_messages::ServerMessages;
 use super::shard_links::{ShardAccess, ShardLinks};
 use super::system_load::SystemLoad;
-use super::task_queue::{TaskModel, TaskQueue};
+use super::task_queue::{NextOrder, TaskModel, TaskQueue};
 use super::update_push::UpdatePush;
 use crate::frame;
 use crate::frame_reader::invalid;
@@ -39,14 +40,16 @@ enum ResultBuffer {
     Own(Region),
     /// Own memory that is being sent to shards.
     Pushed(Arc<UpdatePush>),
+    /// Memory that this crate knows nothing of: the process holds the model together with others.
+    Elsewhere,
 }
 
 /// A task that the worker has taken. It is reported with [`WorkerSession::report`].
 pub struct TakenTask {
     assignment: Assignment,
     settings: TaskSettings,
-    /// The model to compute from.
-    parameters: Arc<Region>,
+    /// The model to compute from. `None` if the process has it.
+    parameters: Option<Arc<Region>>,
     result: ResultBuffer,
 }
 
@@ -64,29 +67,29 @@ impl TakenTask {
     /// The model, and a place for the result: the gradient, or the difference of the model and the replica.
     ///
     /// # Panics
-    /// If the result is [being sent](WorkerSession::push).
+    /// If the result is [being sent](WorkerSession::push), or the process holds the model itself.
     pub fn with_values<T>(&mut self, compute: impl FnOnce(&[f32], &mut [f32]) -> T) -> T {
-        let model = self.parameters.values();
+        let model = self.parameters.as_ref().map_or(&[][..], |model| model.values());
         match &mut self.result {
             ResultBuffer::Shared(region) => {
                 compute(model, region.lock().unwrap_or_else(PoisonError::into_inner).values_mut())
             }
             ResultBuffer::Own(region) => compute(model, region.values_mut()),
-            ResultBuffer::Pushed(_) => panic!("the result is being sent"),
+            ResultBuffer::Pushed(_) | ResultBuffer::Elsewhere => panic!("the result is not here"),
         }
     }
 
-    /// The memory of the model.
-    pub fn model_memory(&self) -> ValueMemory {
-        self.parameters.memory()
+    /// The memory of the model. `None` if the process has it, as a member of a group.
+    pub fn model_memory(&self) -> Option<ValueMemory> {
+        self.parameters.as_ref().map(|model| model.memory())
     }
 
-    /// The memory of the result. `None` if it is [being sent](WorkerSession::push).
+    /// The memory of the result. `None` if it is [being sent](WorkerSession::push), or the process has a place of its own.
     pub fn result_memory(&self) -> Option<ValueMemory> {
         match &self.result {
             ResultBuffer::Shared(region) => Some(region.lock().unwrap_or_else(PoisonError::into_inner).memory()),
             ResultBuffer::Own(region) => Some(region.memory()),
-            ResultBuffer::Pushed(_) => None,
+            ResultBuffer::Pushed(_) | ResultBuffer::Elsewhere => None,
         }
     }
 
@@ -94,7 +97,7 @@ impl TakenTask {
     pub fn update_push(&self) -> Option<&Arc<UpdatePush>> {
         match &self.result {
             ResultBuffer::Pushed(push) => Some(push),
-            ResultBuffer::Own(_) | ResultBuffer::Shared(_) => None,
+            ResultBuffer::Own(_) | ResultBuffer::Shared(_) | ResultBuffer::Elsewhere => None,
         }
     }
 }
@@ -144,6 +147,8 @@ pub struct WorkerSession {
     shard_links: Arc<OnceLock<ShardLinks>>,
     /// The length of the parameter vector, once it is known.
     length: Arc<OnceLock<usize>>,
+    /// Whether the process holds the model together with others.
+    is_member: bool,
     /// A buffer for results that are sent. It is allocated for the first, and while another is still being read.
     buffer: Option<Region>,
     system_load: SystemLoad,
@@ -178,6 +183,7 @@ impl WorkerSession {
             payload,
             shard_links,
             length,
+            is_member: welcome.holds == HeldParameters::All,
             buffer: None,
             system_load: SystemLoad::default(),
             tasks: 0,
@@ -201,12 +207,12 @@ impl WorkerSession {
         self.tasks
     }
 
-    /// Tells the server that this worker has its model, of this length, and can take tasks. Its process would hold parts of the
-    /// parameters at these ports.
-    pub(super) fn ready(&self, fingerprint: Fingerprint, length: usize, shards: Vec<u16>) {
+    /// Tells the server that this worker has its model, of this length, and can take tasks. Others reach its process at these
+    /// ports.
+    pub(super) fn ready(&self, fingerprint: Fingerprint, length: usize, ports: Vec<u16>) {
         self.length.get_or_init(|| length);
         // If it fails, the first task is the end of the session.
-        let _ = self.exchange.outbox().send(&ToServer::Ready { fingerprint, shards });
+        let _ = self.exchange.outbox().send(&ToServer::Ready { fingerprint, ports });
     }
 
     /// Leaves for this reason. `is_done` says whether the worker has done all that it was started for.
@@ -226,6 +232,7 @@ impl WorkerSession {
         };
         self.progress.step();
         let result = match gradient {
+            _ if self.is_member => ResultBuffer::Elsewhere,
             Some(shared) => ResultBuffer::Shared(shared),
             None if self.exchange.is_shared() && self.shard_links.get().is_none() => {
                 return Err(self.failed(&invalid("assignment without shared buffers")));
@@ -233,7 +240,7 @@ impl WorkerSession {
             None => {
                 let new = || match self.shard_links.get() {
                     Some(links) => links.vector(),
-                    None => Region::private(parameters.values().len()),
+                    None => Region::private(self.length.get().copied().unwrap_or_default()),
                 };
                 let own = self.buffer.take().map_or_else(new, Ok);
                 ResultBuffer::Own(own.map_err(|error| self.failed(&error))?)
@@ -266,7 +273,33 @@ impl WorkerSession {
 
     /// The version and the memory of the model at the end of the run, if the server sent it to its workers.
     pub fn last_model(&self) -> Option<(Version, ValueMemory)> {
-        self.task_queue.last_model().map(|(version, model)| (version, model.parameters.memory()))
+        let (version, model) = self.task_queue.last_model()?;
+        model.parameters.map(|parameters| (version, parameters.memory()))
+    }
+
+    /// The worker's part in groups, if its process holds the model together with others.
+    pub fn membership(&self) -> Option<GroupMembership> {
+        self.is_member.then(|| GroupMembership::new(self.exchange.clone(), self.task_queue.clone()))
+    }
+
+    /// Waits for what the worker is told as a member of a group. `None` if there is nothing by the deadline.
+    pub fn next_order(&self, deadline: Option<Instant>) -> Option<NextOrder> {
+        self.wait_until(deadline, TaskQueue::next_order)
+    }
+
+    /// The next group that the worker is told to form, if there is one already.
+    pub fn take_group(&self) -> Option<Group> {
+        self.task_queue.take_group()
+    }
+
+    /// Whether the session has ended.
+    pub fn has_ended(&self) -> bool {
+        self.task_queue.has_ended()
+    }
+
+    /// The process has made this version of the model itself: tasks of this version can start.
+    pub fn has_model(&self, version: Version) {
+        self.task_queue.add_model(version, None);
     }
 
     /// In a process that was forked from this one: replaces its copy of the connection, so that the connection ends with the
@@ -336,10 +369,11 @@ impl WorkerSession {
         let task = self.push(task);
         let number = task.assignment.task.number;
         let sent = match task.result {
-            ResultBuffer::Shared(_) => self.report_in_place(number, report),
+            ResultBuffer::Shared(_) => self.report_at(GradientLocation::InPlace, number, report),
             ResultBuffer::Own(_) if self.shard_links.get().is_some() => Err(io::ErrorKind::NotConnected.into()),
             ResultBuffer::Own(values) => self.upload(number, report, values),
             ResultBuffer::Pushed(push) => self.finish_push(number, report, &push),
+            ResultBuffer::Elsewhere => self.report_at(GradientLocation::InMembers, number, report),
         };
         sent.map_err(|error| self.failed(&error))?;
         self.task_queue.finish();
@@ -384,8 +418,9 @@ impl WorkerSession {
         ToServer::Report { number, report, loss, gradient, rates }
     }
 
-    fn report_in_place(&mut self, number: u64, report: TaskReport) -> io::Result<()> {
-        let message = self.report_message(number, report, GradientLocation::InPlace);
+    /// Reports a result that is where the server or other members find it.
+    fn report_at(&mut self, place: GradientLocation, number: u64, report: TaskReport) -> io::Result<()> {
+        let message = self.report_message(number, report, place);
         if self.is_cancelled() {
             return self.exchange.outbox().send(&ToServer::Dropped { number });
         }

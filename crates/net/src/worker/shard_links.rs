@@ -311,7 +311,7 @@ impl PartReceiver {
             let parts = self.arriving.remove(&version).map(|model| model.parts.into_iter().flatten().collect());
             let whole =
                 parts.and_then(Region::join).map(Arc::new).ok_or_else(|| invalid("parts of different models"))?;
-            task_queue.add_model(version, whole.clone());
+            task_queue.add_model(version, Some(whole.clone()));
             self.models.push(whole);
         }
         Ok(())

@@ -5,16 +5,26 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use paceline_core::Version;
-use paceline_protocol::{NextTask, Reaction, ResultStatus, SessionEnd, ToWorker, WorkerProtocol};
+use paceline_protocol::{Group, NextTask, Reaction, ResultStatus, SessionEnd, ToMember, ToWorker, WorkerProtocol};
 
 use crate::shared_memory::Region;
 
 /// The model of a task, and where its gradient goes.
 #[derive(Debug, Clone)]
 pub(super) struct TaskModel {
-    pub(super) parameters: Arc<Region>,
+    /// `None` if the worker's process has the model itself.
+    pub(super) parameters: Option<Arc<Region>>,
     /// The shared buffer for the gradient, if memory is shared. One task at a time writes it.
     pub(super) gradient: Option<Arc<Mutex<Region>>>,
+}
+
+/// What a worker is told before its next task.
+#[derive(Debug, Clone, PartialEq)]
+pub enum NextOrder {
+    /// As a member of a group.
+    Order(ToMember),
+    /// Nothing: the next task can start, or the session has ended.
+    None,
 }
 
 /// The tasks of a worker.
@@ -44,8 +54,8 @@ impl TaskQueue {
         self.change(|protocol| protocol.on_message(message, model))
     }
 
-    /// Adds a model that was received.
-    pub(super) fn add_model(&self, version: Version, parameters: Arc<Region>) {
+    /// Adds a model that was received, or that this process has itself.
+    pub(super) fn add_model(&self, version: Version, parameters: Option<Arc<Region>>) {
         self.change(|protocol| protocol.on_model(version, TaskModel { parameters, gradient: None }));
     }
 
@@ -85,6 +95,35 @@ impl TaskQueue {
             Some(end) => Some(Err(end.clone())),
             None => protocol.start_next().map(Ok),
         }
+    }
+
+    /// What the worker is told as a member of a group, before its next task starts. `None` if nothing has arrived.
+    pub(super) fn next_order(&self) -> Option<NextOrder> {
+        let mut protocol = self.lock();
+        match protocol.take_order(|order| !matches!(order, ToMember::Send(_))) {
+            Some(order) => Some(NextOrder::Order(order)),
+            None => (protocol.ended().is_some() || protocol.has_next()).then_some(NextOrder::None),
+        }
+    }
+
+    /// The next group that the worker is told to form, if there is one.
+    pub(super) fn take_group(&self) -> Option<Group> {
+        match self.lock().take_order(|order| matches!(order, ToMember::Form(_)))? {
+            ToMember::Form(group) => Some(group),
+            _ => None,
+        }
+    }
+
+    /// Waits until the newest model is asked for. `None` if the session ends before.
+    pub(super) fn wait_for_request(&self) -> Option<Version> {
+        let mut protocol = self.lock();
+        while protocol.ended().is_none() {
+            if let Some(ToMember::Send(version)) = protocol.take_order(|order| matches!(order, ToMember::Send(_))) {
+                return Some(version);
+            }
+            protocol = self.changed.wait(protocol).unwrap_or_else(PoisonError::into_inner);
+        }
+        None
     }
 
     /// The server's answer about the running task, if it has arrived: whether to continue.

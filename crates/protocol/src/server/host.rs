@@ -3,6 +3,7 @@
 use paceline_core::{Commit, CommitOutcome, Decision, Event, Ledger, Span, TaskId, Time, WorkerId};
 use paceline_workload::Evaluation;
 
+use crate::group_message::FromMember;
 use crate::message::{GradientLocation, RunPosition, ToWorker};
 use crate::notice::Notice;
 #[cfg(doc)]
@@ -78,9 +79,20 @@ pub trait ServerHost {
     /// If the run can't continue.
     fn end_turn(&mut self, now: Time, event: &Event, ledger: &Ledger) -> Result<(), Self::Error>;
 
-    /// A process would hold parts of the parameters, each at one of these ports of its host; that of a worker, or one without.
-    /// Hosts that asked for none need not care.
-    fn shards_offered(&mut self, _worker: Option<WorkerId>, _session: SessionId, _ports: Vec<u16>) {}
+    /// A process that may have to hold parameters can be reached at these ports of its host; that of a worker, or one
+    /// without. Hosts that asked for none need not care.
+    fn reachable_at(&mut self, _worker: Option<WorkerId>, _session: SessionId, _ports: Vec<u16>) {}
+
+    /// A worker whose process holds the model together with others has said this.
+    fn member_says(&mut self, _session: SessionId, _message: FromMember) {}
+
+    /// The last worker has done all that it was started for, and is about to leave.
+    ///
+    /// # Errors
+    /// If the run can't end like that.
+    fn last_worker_leaves(&mut self) -> Result<(), Self::Error> {
+        Ok(())
+    }
 
     /// A process is ready to evaluate models; there is no other.
     fn evaluator_joined(&mut self, session: SessionId);

@@ -6,7 +6,7 @@ use subtle::ConstantTimeEq;
 use super::liveness::PATIENCE;
 use super::{Handled, ParameterHolders, PeerTrust, ServerConfig, ServerHost, ServerProtocol, SessionId, Stage};
 use crate::Fingerprint;
-use crate::message::{Role, ToWorker, Token};
+use crate::message::{HeldParameters, Role, ToWorker, Token};
 use crate::notice::Notice;
 
 /// How many ranks a run for `workers` workers has. More workers than planned may join, but not without limit: reports
@@ -63,17 +63,19 @@ impl ServerProtocol {
         session.emulated = emulated.as_deref().map(printable);
         session.patience = self.patience.get(&worker).copied().unwrap_or(PATIENCE);
         self.members.insert(worker, id);
-        let parts = match self.config.holders {
-            ParameterHolders::Workers { parts } if worker != WorkerId::EVALUATOR => parts,
-            _ => 0,
+        let holds = match self.config.holders {
+            _ if worker == WorkerId::EVALUATOR => HeldParameters::Nothing,
+            ParameterHolders::Workers { parts } => HeldParameters::Parts(parts),
+            ParameterHolders::Members => HeldParameters::All,
+            ParameterHolders::Server | ParameterHolders::Apart(_) => HeldParameters::Nothing,
         };
-        self.welcome(id, worker.0, parts, host);
+        self.welcome(id, worker.0, holds, host);
         Ok(())
     }
 
-    fn welcome<H: ServerHost>(&mut self, id: SessionId, rank: u32, parts: u8, host: &mut H) {
+    fn welcome<H: ServerHost>(&mut self, id: SessionId, rank: u32, holds: HeldParameters, host: &mut H) {
         let ServerConfig { workload_spec, seed, payload, optimizer, epoch, .. } = self.config.clone();
-        host.send(id, &ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer, epoch, parts });
+        host.send(id, &ToWorker::Welcome { rank, workload_spec, seed, payload, optimizer, epoch, holds });
         let next = self.now + PATIENCE;
         self.schedule(id, next);
     }
@@ -91,8 +93,8 @@ impl ServerProtocol {
         let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
         session.stage = Stage::Holding;
         host.notice(Notice::ShardJoined { peer: session.peer.clone() });
-        host.shards_offered(None, id, ports);
-        self.welcome(id, 0, 0, host);
+        host.reachable_at(None, id, ports);
+        self.welcome(id, 0, HeldParameters::Nothing, host);
         self.begin_if_complete(host)
     }
 
@@ -101,7 +103,7 @@ impl ServerProtocol {
         id: SessionId,
         worker: WorkerId,
         theirs: &Fingerprint,
-        shards: Vec<u16>,
+        ports: Vec<u16>,
         host: &mut H,
     ) -> Handled<H> {
         if let Some(difference) = self.config.fingerprint.difference(theirs) {
@@ -115,8 +117,10 @@ impl ServerProtocol {
             return Ok(());
         }
         session.stage = Stage::Joined(worker);
-        if matches!(self.config.holders, ParameterHolders::Workers { .. }) && !shards.is_empty() {
-            host.shards_offered(Some(worker), id, shards);
+        if matches!(self.config.holders, ParameterHolders::Workers { .. } | ParameterHolders::Members)
+            && !ports.is_empty()
+        {
+            host.reachable_at(Some(worker), id, ports);
         }
         host.notice(Notice::Joined { worker, peer: session.peer.clone(), emulated: session.emulated.clone() });
         if self.started.is_some() {

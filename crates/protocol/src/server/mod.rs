@@ -45,6 +45,8 @@ pub enum ParameterHolders {
     },
     /// This many processes without a worker. The run starts when they are there.
     Apart(usize),
+    /// Every worker's process holds all of them.
+    Members,
 }
 
 /// What the server tells its workers, and asks of them.
@@ -206,6 +208,11 @@ impl ServerProtocol {
         self.departed.extend(departed);
     }
 
+    /// Whether a run that is resumed waits for all workers.
+    pub fn gathers_all(&self) -> bool {
+        self.config.holders != ParameterHolders::Server
+    }
+
     /// The ledger of the run.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
@@ -348,6 +355,9 @@ impl ServerProtocol {
             (Stage::Handshake(_), _) => self.violation(id, "expected a hello as the first message", host),
             (_, ToServer::Hello { .. }) => self.violation(id, "second hello", host),
             (_, ToServer::Leave { reason, is_done }) => {
+                if is_done && matches!(session.stage, Stage::Joined(_)) && self.joined() == 1 {
+                    host.last_worker_leaves().map_err(DriveError::Executor)?;
+                }
                 self.dismiss(id, printable(&reason), false, host)?;
                 self.is_done = is_done && self.joined() == 0;
                 Ok(())
@@ -358,8 +368,8 @@ impl ServerProtocol {
                 }
                 Ok(())
             }
-            (Stage::Building(worker), ToServer::Ready { fingerprint, shards }) => {
-                self.on_ready(id, worker, &fingerprint, shards, host)
+            (Stage::Building(worker), ToServer::Ready { fingerprint, ports }) => {
+                self.on_ready(id, worker, &fingerprint, ports, host)
             }
             (Stage::Building(_), _) => self.violation(id, "expected a ready message", host),
             (Stage::Holding, _) => self.violation(id, "a message of a worker from a shard", host),
@@ -388,6 +398,10 @@ impl ServerProtocol {
                     ToServer::Dropped { number } => self.on_dropped(id, TaskId { worker, number }, host),
                     ToServer::Payload { format } => {
                         host.notice(Notice::Payload { worker, format });
+                        Ok(())
+                    }
+                    ToServer::Member(message) => {
+                        host.member_says(id, message);
                         Ok(())
                     }
                     _ => Ok(()),
@@ -540,7 +554,10 @@ impl ServerProtocol {
             GradientLocation::InPlace => trust == PeerTrust::SameUser,
             GradientLocation::Follows => trust == PeerTrust::Network,
             GradientLocation::Withheld => late,
-            GradientLocation::InShards => self.config.holders != ParameterHolders::Server,
+            GradientLocation::InShards => {
+                matches!(self.config.holders, ParameterHolders::Workers { .. } | ParameterHolders::Apart(_))
+            }
+            GradientLocation::InMembers => self.config.holders == ParameterHolders::Members,
         };
         let report = report.bounded(self.now.since(sent));
         let samples = u64::from(report.samples.unwrap_or(samples)) * u64::from(iterations);
