@@ -40,7 +40,8 @@ import paceline
 from digits import SIZE, accuracy, digits, network
 
 DDP = "ddp"
-SCHEMES = "bsp;lb-bsp;backup:k=3;esync;cutoff"
+COLLECTIVE = "bsp --data-plane collective"
+SCHEMES = "bsp;lb-bsp;lb-bsp --data-plane collective;backup:k=3;esync;cutoff"
 """Each with options, if any: "asp --lr-rule proportional"."""
 WARMUP = 5
 """Steps that are left out of the times of steps."""
@@ -296,7 +297,7 @@ def main() -> None:
     found: dict[str, Any] = {"machine": {"processors": os.cpu_count(), "torch": torch.__version__}, "steps": {}}
     for size in filter(None, given.sizes.split(";")):
         settings = Settings(given.workers, 8, 0.01, 1.0, None, given.steps, round(float(size)), 0.0)
-        found["steps"][size] = compare([DDP, "bsp"], given.repeats, settings, say)
+        found["steps"][size] = compare([DDP, "bsp", COLLECTIVE], given.repeats, settings, say)
     schemes = list(filter(None, given.schemes.split(";")))
     if schemes:
         settings = Settings(given.workers, 32, 0.05, given.slow, given.target, 100_000, None, given.device)

@@ -305,14 +305,7 @@ class Run:
         if training is None or training.session is None:
             return
         self._ended = training.session.ended
-        if not training.over:
-            failure = failure or _failure()
-            reason = "its script has ended"
-            if failure is not None:
-                reason = f"its script failed: {type(failure).__name__}: {failure}".splitlines()[0]
-            if training.keeper is not None:
-                training.keeper.leave()
-            training.session.leave(reason, is_done=failure is None)
+        training.leave(failure or _failure())
 
     def _end_launch(self) -> None:
         """End this process as the run has: with the exit code of the server, if this process has started it."""

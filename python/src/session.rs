@@ -422,12 +422,15 @@ impl PySession {
         last.map(|(version, memory)| Ok((version.0, Py::new(py, PyMemory(memory))?))).transpose()
     }
 
-    /// Leaves the run. A worker that has done all that it was started for stays until nobody needs the part of the
-    /// parameters that its process holds.
+    /// Leaves the run. A worker that has done all that it was started for stays until nobody needs the parameters that its
+    /// process holds.
     fn leave(&self, py: Python<'_>, reason: String, is_done: bool) -> PyResult<()> {
         self.lock().session.leave(reason, is_done);
         if !is_done {
             return Ok(());
+        }
+        if self.membership().is_some() {
+            self.wait_for(py, |state, deadline| state.session.wait_for_end(deadline).then_some(()))?;
         }
         self.wait_for(py, |state, deadline| state.worker.shards.wait_until_free(deadline).then_some(()))
     }

@@ -9,7 +9,7 @@ pub struct NoticeLogger;
 impl Observer for NoticeLogger {
     fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
         if let Event::Broken { task } = event {
-            tracing::warn!("the update of {task} is not finite and does not count");
+            tracing::warn!("the update of {task} does not count: it is not finite, or its worker is gone");
         }
         for Decision { action, reason } in decisions {
             tracing::debug!("{now}: {action:?} ({reason})");

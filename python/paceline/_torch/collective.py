@@ -2,6 +2,7 @@
 
 import ctypes
 import io
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -13,10 +14,12 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from paceline._paceline import Group
 
-#: How long processes may take to connect to each other once all are there.
-_CONNECT_TIMEOUT = timedelta(seconds=20)
+#: How long processes may take to connect to each other once all are ready to.
+_CONNECT_TIMEOUT = timedelta(seconds=10)
 #: How long an operation may wait: for the slowest worker. Whoever is gone ends it, by another group.
 _WAIT_TIMEOUT = timedelta(days=30)
+#: What the members of a group may agree on.
+_CONNECT, _GIVE_UP = "connect", "give up"
 #: How long to wait before looking again whether all are there, in seconds.
 _PAUSE = 0.002
 
@@ -50,39 +53,47 @@ class Collective:
         }
         self._group: Any = None
         self._uses_nccl = False
-        self._pending: dist.Work | None = None
+        #: The operation that was begun last, and whether it is over and nobody uses its values any more.
+        self._work: dist.Work | None = None
+        self._is_over = threading.Event()
 
     def leave(self) -> bool:
         """Leave the group. Return whether an operation still has its values, and may change them."""
-        group, pending = self._group, self._pending
-        self._group, self._pending = None, None
-        if group is None:
+        group, work = self._group, self._work
+        self._group, self._work = None, None
+        if group is None or work is None:
             return False
-        is_pending = pending is not None and not pending.is_completed()
-        if is_pending and self._uses_nccl:
+        if not work.is_completed() and self._uses_nccl:
             group.abort()
-        elif is_pending:
+        elif not work.is_completed():
             # Its end would wait for the operation.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
-        return is_pending
+        return not self._is_over.is_set()
 
-    def form(self, group: Group, is_outdated: Callable[[float], bool]) -> bool:
-        """Meet the other members, and form the group with them.
+    def form(self, group: Group, proposal: float, is_outdated: Callable[[float], bool]) -> float | None:
+        """Meet the other members, and form the group with them. Return the proposal of the first one.
 
-        `is_outdated` waits for some seconds and says whether another group is to be formed; then this one is not.
+        `is_outdated` waits for some seconds and says whether another group is to be formed. If that is so for one of
+        them before all are ready, there is no group and no answer.
         """
         if group.size > 1:
             try:
                 store = PrefixStore(str(group.number), self._store(*group.meeting))
+                if group.position == 0:
+                    store.set("proposal", repr(proposal))
                 store.set(f"place {group.position}", self._place())
                 places = [f"place {position}" for position in range(group.size)]
-                while not store.check(places):
-                    if is_outdated(_PAUSE):
-                        return False
+                outcome = _CONNECT
+                while not store.check(places) and outcome == _CONNECT:
+                    outcome = _GIVE_UP if is_outdated(_PAUSE) else _CONNECT
+                # All connect, or none: one alone would wait for the others.
+                if store.compare_set("outcome", "", outcome).decode() == _GIVE_UP:
+                    return None
+                proposal = float(store.get("proposal"))
                 self._connect(store, group, [store.get(place).decode() for place in places])
             except RuntimeError as error:
                 raise CollectiveError(str(error)) from error
-        return True
+        return proposal
 
     def _store(self, host: str, port: int) -> Store:
         """Return the store of the process that is reached at this address."""
@@ -127,6 +138,7 @@ class Collective:
         options.reduceOp = dist.ReduceOp.SUM
         options.timeout = _WAIT_TIMEOUT
         copy = values.cpu() if values.is_cuda and not self._uses_nccl else values
+        is_over = self._is_over = threading.Event()
 
         def finish(future: "torch.futures.Future[object]") -> None:
             reason = None
@@ -137,10 +149,11 @@ class Collective:
             except RuntimeError as error:
                 reason = str(error)
             then(reason)
+            is_over.set()
 
         try:
-            self._pending = self._group.allreduce([copy], options)
-            self._pending.get_future().add_done_callback(finish)
+            self._work = self._group.allreduce([copy], options)
+            self._work.get_future().add_done_callback(finish)
         except RuntimeError as error:
             then(str(error))
 
@@ -166,11 +179,11 @@ class Collective:
         options.rootRank = source
         on_device = values.to(self._device) if self._uses_nccl else values
         try:
-            self._pending = self._group.broadcast([on_device], options)
-            while not self._pending.is_completed():
+            self._work = self._group.broadcast([on_device], options)
+            while not self._work.is_completed():
                 if is_outdated(_PAUSE):
                     raise CollectiveError("another group is formed")
-            self._pending.wait()
+            self._work.wait()
         except RuntimeError as error:
             raise CollectiveError(str(error)) from error
         if on_device is not values:

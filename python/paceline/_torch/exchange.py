@@ -26,8 +26,11 @@ class Exchange(Protocol):
     def begin(self, task: Task) -> None:
         """Give the model the parameters of a task."""
 
-    def end(self) -> None:
-        """Give the model the last parameters: the run is over."""
+    def end(self) -> int | None:
+        """Give the model the last parameters: the run is over. Return their version, unless they are not to be had."""
+
+    def close(self) -> None:
+        """Do nothing more: the worker has left."""
 
     def drop(self) -> None:
         """Let go of a task that is interrupted."""

@@ -15,6 +15,8 @@ from paceline._torch.tensors import ModelTensors, VectorViews, float_buffer
 
 #: Squares that are added in 32 bits, before their sum is added in 64.
 _BLOCK = 1 << 16
+#: How long a model may take to be sent at the end, in seconds.
+_PATIENCE = 10.0
 #: A version that no run reaches.
 _LAST = 1 << 62
 
@@ -41,12 +43,13 @@ class GroupExchange:
         self._is_silent = False
         #: What is summed: an update times its weight, and the weight. Then the mean, and the sum of the weights.
         self._sum: Tensor | None = None
-        #: Updates are divided by the sum of the weights beforehand, if it is as the last time.
-        self._divisor = 1.0
+        #: What all divide their updates by before they are summed: the sum of the weights, as it was twice in a row.
+        self._divisor = 0.0
+        self._total = 0.0
         #: How the model is stepped, while it is.
         self._step: Step | None = None
         self._own_rates: list[float | Tensor] = []
-        #: The newest version, if the model is a replica; else the statistics of the newest version.
+        #: The newest version, if the model is a replica; else its statistics, which change while a task is under way.
         self._newest: VectorViews | None = None
         self._statistics: list[Tensor] = []
         #: Replicas that a later task may go on from.
@@ -54,6 +57,7 @@ class GroupExchange:
         #: The version that is here, for the thread that sends it.
         self._version = -1
         self._changed = threading.Condition()
+        self._sender: threading.Thread | None = None
 
     def steps_here(self, task: Task) -> bool:
         """Whether the optimizer steps before the update is summed."""
@@ -72,6 +76,7 @@ class GroupExchange:
         """Give the model the parameters of a task, if the last step has not."""
         if task.model is not None:
             self._tensors.use(task.model, private=True)
+            self._statistics = [entry.tensor.clone() for entry in self._tensors.statistics]
             self._rejoin()
         if task.local:
             if self._newest is None:
@@ -80,15 +85,24 @@ class GroupExchange:
             else:
                 self._tensors.copy_from(self._newest)
             self._go_on_from_replica(task, self._newest)
-        else:
-            self._statistics = [entry.tensor.clone() for entry in self._tensors.statistics]
         self._has(task.version)
 
-    def end(self) -> None:
-        """Give the model the newest version, if it is a replica: the run is over."""
+    def end(self) -> int:
+        """Give the model the newest version: what a task under way has changed does not count. Return its number."""
+        version = self._version
         if self._newest is not None:
             self._tensors.copy_from(self._newest)
+        else:
+            self._set_statistics()
         self._has(_LAST)
+        return version
+
+    def close(self) -> None:
+        """Wait for the thread that sends models. The interpreter can't end beside it."""
+        self._has(_LAST)
+        self._leave()
+        if self._sender is not None:
+            self._sender.join(_PATIENCE)
 
     def drop(self) -> None:
         """Do nothing: nobody has the update yet."""
@@ -99,7 +113,8 @@ class GroupExchange:
         self._newest = None
         self._replicas.clear()
         self._membership = self._session.membership()
-        threading.Thread(target=self._send_models, args=(self._membership,), daemon=True).start()
+        self._sender = threading.Thread(target=self._send_models, args=(self._membership,), daemon=True)
+        self._sender.start()
 
     def _go_on_from_replica(self, task: Task, newest: VectorViews) -> None:
         """Go on from the last replica, moved towards the model by a share. One that is not finite starts over."""
@@ -127,9 +142,16 @@ class GroupExchange:
                 while self._version < version:
                     self._changed.wait()
                 # The run waits for it, so it stays as it is.
-                newest = self._newest
-                values = self._tensors.values() if newest is None else newest.vector.cpu()
+                values = self._newest_values()
             membership.send_model(version, float_buffer(values))
+
+    def _newest_values(self) -> Tensor:
+        if self._newest is not None:
+            return self._newest.vector.cpu()
+        values = self._tensors.values()
+        for entry, newest in zip(self._tensors.statistics, self._statistics, strict=True):
+            values[entry.start : entry.end] = newest.flatten().cpu()
+        return values
 
     # --- the backward pass ---
 
@@ -181,10 +203,16 @@ class GroupExchange:
             assert self._sum is not None
             mean = self._tensors.split(self._sum[:-1]).tensors[len(self._tensors.trained) :]
             with torch.no_grad():
-                for entry, before, change in zip(self._tensors.statistics, self._statistics, mean, strict=True):
-                    entry.tensor.copy_(before - step.statistics * change if step.statistics else before)
+                for newest, change in zip(self._statistics, mean, strict=True):
+                    newest.sub_(step.statistics * change if step.statistics else 0.0)
+            self._set_statistics()
         self._has(step.version)
         self._session.has_model(step.version)
+
+    def _set_statistics(self) -> None:
+        with torch.no_grad():
+            for entry, newest in zip(self._tensors.statistics, self._statistics, strict=True):
+                entry.tensor.copy_(newest)
 
     def settle_difference(self, task: Task, samples: int) -> None:
         """Sum the differences of the model and the replicas, and move the model as the coordinator says."""
@@ -222,7 +250,7 @@ class GroupExchange:
     def _agree(self, version: int, weight: int, write: Callable[[VectorViews, float], None]) -> Step | None:
         """Sum with the others until the coordinator says what becomes of the model. None if there is another task."""
         while True:
-            self._meet()
+            self._meet(weight)
             with torch.no_grad():
                 self._begin_sum(version, weight, write)
             order = self._session.next_order()
@@ -232,7 +260,8 @@ class GroupExchange:
             if order is None:
                 self._abandon()
             elif self._sum is not None:
-                self._is_silent, self._divisor = False, float(self._sum[-1])
+                self._is_silent, before, self._total = False, self._total, float(self._sum[-1])
+                self._divisor = self._total if self._total == before else self._divisor
             return order
 
     def _begin_sum(self, version: int, weight: int, write: Callable[[VectorViews, float], None]) -> None:
@@ -261,7 +290,7 @@ class GroupExchange:
 
         self._collective.sum(values, finish)
 
-    def _meet(self) -> None:
+    def _meet(self, weight: int) -> None:
         """Form the newest group, if it is another one than the last."""
         while self._is_outdated(0.0):
             group, self._next = self._next, None
@@ -269,7 +298,9 @@ class GroupExchange:
             assert self._membership is not None
             self._leave()
             try:
-                if not self._collective.form(group, self._is_outdated):
+                divisor = self._collective.form(group, self._divisor or weight * group.size, self._is_outdated)
+                if divisor is None:
+                    self._await_other_group()
                     continue
                 if group.source is not None and group.size > 1:
                     state = self._collective.share(self._optimizer.state_dict(), group, self._is_outdated)
@@ -279,7 +310,13 @@ class GroupExchange:
                 self._leave()
                 self._membership.failed(group.number, str(error))
                 continue
-            self._group, self._is_silent, self._divisor = group, group.is_silent, 1.0
+            # All begin alike, whatever they have seen.
+            self._group, self._is_silent, self._divisor, self._total = group, group.is_silent, divisor, 0.0
+
+    def _await_other_group(self) -> None:
+        """Wait for the next group, which the coordinator forms if a member can't take part in the last."""
+        while not self._is_outdated(0.01):
+            pass
 
     def _is_outdated(self, seconds: float) -> bool:
         """Wait. Return whether there is another group by then, or none any more."""

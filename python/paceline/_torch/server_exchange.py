@@ -69,11 +69,16 @@ class ServerExchange:
         self._results = None if steps_here else self._tensors.views(task.result).tensors
         self._push = None if steps_here or not self._pushes_early else self._session.push()
 
-    def end(self) -> None:
+    def end(self) -> int | None:
         """Give the model its last parameters, if the server has sent them."""
         last = self._session.last_model()
-        if last is not None:
-            self._tensors.use(last[1], private=True)
+        if last is None:
+            return None
+        self._tensors.use(last[1], private=True)
+        return last[0]
+
+    def close(self) -> None:
+        """Do nothing: the server needs no more."""
 
     def drop(self) -> None:
         """Let go of the task's memory: it is interrupted."""

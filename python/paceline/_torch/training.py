@@ -185,13 +185,25 @@ class Training:
     def end(self) -> None:
         """Give the model its last parameters: the run is over."""
         self.over = True
-        last = self.session.last_model() if self.session else None
+        last = self._exchange.end() if self._exchange else None
         if last is not None:
-            self.version = last[0]
-        if self._exchange is not None:
-            self._exchange.end()
+            self.version = last
         if self.keeper is not None:
             self.keeper.end(self.version)
+
+    def leave(self, failure: BaseException | None) -> None:
+        """Leave the run, because of a failure if there is one."""
+        if self.session is None:
+            return
+        if not self.over:
+            reason = "its script has ended"
+            if failure is not None:
+                reason = f"its script failed: {type(failure).__name__}: {failure}".splitlines()[0]
+            if self.keeper is not None:
+                self.keeper.leave()
+            self.session.leave(reason, is_done=failure is None)
+        if self._exchange is not None:
+            self._exchange.close()
 
     def _check_untouched(self) -> None:
         """Raise an error if the model was changed between `prepare` and the loop: the server has the old values."""

@@ -203,8 +203,9 @@ impl<'a> Coordinator<'a> {
                 let dropped = ToServer::Dropped { number: task.number };
                 self.protocol.on_message(self.now(), session, dropped, &mut self.host).map_err(failure)?;
             }
-            while let Some((worker, reason)) = self.host.next_to_dismiss() {
-                self.protocol.dismiss_worker(self.now(), worker, reason, false, &mut self.host).map_err(failure)?;
+            while let Some((worker, reason, may_rejoin)) = self.host.next_to_dismiss() {
+                let now = self.now();
+                self.protocol.dismiss_worker(now, worker, reason, may_rejoin, &mut self.host).map_err(failure)?;
             }
             if let Some(planner) = &mut self.planner {
                 planner.request(self.protocol.ledger());

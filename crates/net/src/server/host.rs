@@ -123,11 +123,11 @@ impl<'a> NetHost<'a> {
         }
     }
 
-    /// A worker to be dismissed, and why.
-    pub(super) fn next_to_dismiss(&mut self) -> Option<(WorkerId, String)> {
+    /// A worker to be dismissed, why, and whether it may rejoin.
+    pub(super) fn next_to_dismiss(&mut self) -> Option<(WorkerId, String, bool)> {
         match self.model.group().and_then(GroupModel::next_lost) {
-            Some(worker) => Some((worker, "it was silent while the others waited for its update".into())),
-            None => self.tracker.next_to_dismiss(),
+            Some(worker) => Some((worker, "no heartbeat while the others waited for its update".into(), true)),
+            None => self.tracker.next_to_dismiss().map(|(worker, reason)| (worker, reason, false)),
         }
     }
 

@@ -292,6 +292,11 @@ impl WorkerSession {
         self.task_queue.take_group()
     }
 
+    /// Waits until the session has ended. Returns whether it has by the deadline.
+    pub fn wait_for_end(&self, deadline: Instant) -> bool {
+        self.wait_until(Some(deadline), |queue| queue.has_ended().then_some(())).is_some()
+    }
+
     /// Whether the session has ended.
     pub fn has_ended(&self) -> bool {
         self.task_queue.has_ended()
