@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -199,6 +200,21 @@ def test_an_evaluator_gets_models_from_the_members(scripts: Scripts) -> None:
     summary = json.loads((scripts.folder / "run/summary.json").read_text())
     assert summary["reached"], summary
     assert summary["accuracy"] > 0.5, summary
+
+
+def test_processes_of_torchrun_give_the_losses_of_a_server(scripts: Scripts) -> None:
+    script = scripts.write(LOOP)
+    served = scripts.train("--workers", "2", script=script, arguments=("epochs=2",))
+    (scripts.folder / "run").rename(scripts.folder / "served")
+    scripts.environment["PACELINE_OPTIONS"] = " ".join(COLLECTIVE)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    launched = scripts._run([*launcher, str(script), "epochs=2"])
+    assert launched.code == 0, str(launched)
+    ends = [record for record in launched.records() if "weight" in record]
+    weight = served.records(0)[-1]["weight"]
+    assert [end["weight"] for end in ends] == [pytest.approx(weight, rel=1e-4, abs=1e-6)] * 2
+    found, expected = sorted(launched.losses()), sorted(served.losses(0) + served.losses(1))
+    assert found == pytest.approx(expected, rel=2e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize(
