@@ -336,7 +336,10 @@ impl<S: Read> Iterator for LogReader<S> {
 }
 
 /// Reads the first header of a log.
-pub(crate) fn read_header(stream: impl Read) -> Result<EventLogHeader, ReplayError> {
+///
+/// # Errors
+/// If there is none.
+pub fn read_header(stream: impl Read) -> Result<EventLogHeader, ReplayError> {
     Ok(LogReader::open(stream)?.0)
 }
 

@@ -1,10 +1,10 @@
-//! An HTML page that explains one run or compares several: a single file that needs no network.
+//! The HTML page that shows runs: one or several that have ended, as a single file that needs no network; or one that goes on,
+//! over HTTP. Both are the same page. Its script gets the same data, from the file or from the server.
 
-mod downsample;
 mod picture;
 mod run;
-mod timeline;
 
+use std::cmp::Ordering;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -15,21 +15,41 @@ use serde::Serialize;
 use crate::error::{ReportError, at};
 
 pub use picture::timeline_figure;
-use run::{PageLimits, ReportedRun};
+pub(crate) use run::PageRun;
 
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
-const SCRIPT: &str = include_str!("page.js");
 
-/// Limits on the segments of all timelines and on the bytes of all reasons, which keep a page under 3 MB.
-const MAX_SEGMENTS: usize = 120_000;
-const MAX_REASON_BYTES: usize = 900_000;
+/// The parts of the script, in this order.
+const SCRIPTS: [&str; 6] = [
+    include_str!("base.js"),
+    include_str!("view.js"),
+    include_str!("timeline.js"),
+    include_str!("charts.js"),
+    include_str!("tables.js"),
+    include_str!("page.js"),
+];
 
 /// The data that the page's script draws.
 #[derive(Serialize)]
 struct PageData {
     title: String,
-    runs: Vec<ReportedRun>,
+    /// Whether the server of the page sends the run.
+    live: bool,
+    runs: Vec<PageRun>,
+}
+
+impl PageData {
+    fn page(&self) -> String {
+        // In a script element only `</` is special; JSON allows an escaped slash.
+        let data = serde_json::to_string(self).unwrap_or_default().replace("</", "<\\/");
+        PAGE.replace("/*style*/", STYLE).replace("/*script*/", &SCRIPTS.concat()).replace("/*data*/", &data)
+    }
+}
+
+/// The page that follows a run.
+pub(crate) fn live_page(title: String) -> String {
+    PageData { title, live: true, runs: Vec::new() }.page()
 }
 
 /// The run folders among `paths`, and those inside the others.
@@ -73,7 +93,7 @@ pub fn write(file: &Path, folders: &[PathBuf]) -> Result<usize, ReportError> {
     Ok(page.len())
 }
 
-/// A run with more updates gets its report only on request: a report keeps about 150 bytes for each in memory.
+/// A run with more updates gets its report only on request: its log takes seconds to read.
 const MOST_UPDATES: u64 = 250_000;
 
 /// Finishes a run folder, and adds its report unless the run was very long.
@@ -90,18 +110,19 @@ pub fn finish_run_folder(folder: RunFolder, summary: &Summary, parameters: Optio
 }
 
 fn page(folders: &[PathBuf]) -> Result<String, ReportError> {
-    let runs = folders.len().max(1);
-    let limits = PageLimits { segments: MAX_SEGMENTS / runs, reason_bytes: MAX_REASON_BYTES / runs };
     let name = |folder: &Path| folder.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy().into());
-    let runs = folders.iter().map(|folder| ReportedRun::read(folder, name(folder), limits));
-    let runs = runs.collect::<Result<Vec<ReportedRun>, _>>()?;
+    let runs = folders.iter().map(|folder| PageRun::read(folder, name(folder), folders.len()));
+    let mut runs = runs.collect::<Result<Vec<PageRun>, _>>()?;
+    runs.sort_by(|one, other| one.rank().partial_cmp(&other.rank()).unwrap_or(Ordering::Equal));
+    // What the others are compared with comes second, unless it is first.
+    if let Some(baseline) = runs.iter().position(|run| run.is_baseline()).filter(|place| *place > 1) {
+        runs[1..=baseline].rotate_right(1);
+    }
     let title = match folders {
         [folder] => format!("Run {}", name(folder)),
         _ => format!("{} runs", folders.len()),
     };
-    // In a script element only `</` is special; JSON allows an escaped slash.
-    let data = serde_json::to_string(&PageData { title, runs }).unwrap_or_default().replace("</", "<\\/");
-    Ok(PAGE.replace("/*style*/", STYLE).replace("/*script*/", SCRIPT).replace("/*data*/", &data))
+    Ok(PageData { title, live: false, runs }.page())
 }
 
 #[cfg(test)]
@@ -111,7 +132,7 @@ mod tests {
     #[test]
     fn the_page_loads_nothing_from_the_network() {
         let page = page(&[]).unwrap();
-        for outside in ["http://", "https://", "src=", "@import", "url(", "<link"] {
+        for outside in ["http://", "https://", "src=", "@import", "url("] {
             // The namespace of SVG is not an address.
             let left = page.replace("http://www.w3.org/2000/svg", "");
             assert!(!left.contains(outside), "{outside}");
