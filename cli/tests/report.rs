@@ -96,9 +96,10 @@ fn a_browser_renders_the_page_without_errors() {
     // Leaves out the script itself, which contains the same names.
     let page_text = &page_text[..page_text.find("<script").expect("the page ends in scripts")];
     assert_eq!(page_text.matches("<tbody>").count(), 1, "{page_text}");
-    assert_eq!(page_text.matches("<tr>").count(), 3, "a header and two runs");
+    assert_eq!(page_text.matches("<tr").count(), 3, "a header and two runs");
     for part in [
         "2 runs",
+        "slower than the others",
         "<canvas",
         "training loss",
         "held-out accuracy",
@@ -107,7 +108,21 @@ fn a_browser_renders_the_page_without_errors() {
     ] {
         assert!(page_text.contains(part), "{part}: {page_text}");
     }
-    assert!(page_text.matches("<path d=\"M").count() >= 4 + 8, "two runs' curves and eight workers' batch sizes");
+    assert!(page_text.matches(" d=\"M").count() >= 4 + 8, "curves of two runs, batch sizes of eight workers");
+}
+
+#[test]
+fn sixteen_runs_make_a_small_page() {
+    let folder = tempdir().unwrap();
+    for number in 0..16 {
+        let scheme = ["bsp", "esync", "lb-bsp", "backup:k=6"][number % 4];
+        let size = ["--workers", "16", "--model", "none", "--until", "iterations=1000", "--slow", "0=3"];
+        simulate(&folder.path().join(number.to_string()), &[&size[..], &["--scheme", scheme]].concat());
+    }
+    let out = folder.path().join("all.html");
+    let line = json(&["report", folder.path().to_str().unwrap(), "--out", out.to_str().unwrap(), "--json"]).remove(0);
+    let bytes = line["bytes"].as_u64().unwrap();
+    assert!((500_000..3_000_000).contains(&bytes), "{bytes}");
 }
 
 #[test]

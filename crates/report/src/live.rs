@@ -88,28 +88,28 @@ impl LiveRun {
             }
         }
         let elapsed = |(at, then): (Time, Instant)| at + Span::from_seconds(then.elapsed().as_secs_f64());
-        let now = if view.has_ended() { view.time() } else { last_turn.map_or(Time::START, elapsed) };
+        let now = if view.has_ended() { view.time() } else { last_turn.map_or(view.time(), elapsed) };
         (view, now)
     }
 }
 
 /// The observer of a run that a page follows.
 #[derive(Debug, Clone)]
-pub struct LiveObserver(Arc<LiveRun>);
+pub struct FollowedRun(Arc<LiveRun>);
 
 /// The page that follows a run.
 #[derive(Debug)]
 pub struct LiveRunPage(Arc<LiveRun>);
 
 /// An observer for a run with this header and configuration, and the page that shows what it observes.
-pub fn follow(name: String, header: EventLogHeader, configuration: String) -> (LiveObserver, LiveRunPage) {
+pub fn follow(name: String, header: EventLogHeader, configuration: String) -> (FollowedRun, LiveRunPage) {
     let view = RunView::new(&header, ViewLimits::new(header.workers, 1, Kept::Newest));
     let (recent, view) = (Mutex::default(), Mutex::new(view));
     let run = Arc::new(LiveRun { name, header, configuration, recent, view });
-    (LiveObserver(run.clone()), LiveRunPage(run))
+    (FollowedRun(run.clone()), LiveRunPage(run))
 }
 
-impl LiveObserver {
+impl FollowedRun {
     /// Takes in what a run folder says, for a run that resumes. Of a log that takes long to read, nothing: then the page begins
     /// where the run resumes.
     ///
@@ -138,7 +138,7 @@ impl LiveObserver {
     }
 }
 
-impl Observer for LiveObserver {
+impl Observer for FollowedRun {
     fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
         self.0.add(RunFact::Turn { at: now, event: event.clone(), decisions: decisions.to_vec() });
     }

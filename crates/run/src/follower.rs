@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use paceline_core::{Decision, Event, Span, TaskId, Time};
-use paceline_report::live::LiveObserver;
+use paceline_report::live::FollowedRun;
 use paceline_runtime::{
     Checkpointer, Iteration, Lease, LeaseLost, Monitor, Notice, Observer, RunFolder, RunState, ServerObserver,
     SharedStatus,
@@ -21,7 +21,7 @@ pub(crate) struct RunFollower<'a> {
     pub(crate) recorder: Option<Recorder>,
     pub(crate) status: SharedStatus,
     /// What a page shows, if there is one.
-    pub(crate) live: Option<LiveObserver>,
+    pub(crate) live: Option<FollowedRun>,
     /// Becomes true after the first iteration.
     pub(crate) started: Arc<AtomicBool>,
     pub(crate) observers: Vec<&'a mut dyn Observer>,

@@ -26,7 +26,7 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tokio::time::{interval, sleep, timeout};
 
-use crate::http_stream::{Answer, Clients, Lifetime, message};
+use crate::http_stream::{Clients, HttpAnswer, Lifetime, message};
 use crate::status::SharedStatus;
 
 /// How many connections may be open. A further one closes the oldest.
@@ -80,7 +80,7 @@ struct FollowedPage {
 
 impl FollowedPage {
     /// A stream for a new client. The others are told first, since the changes start anew from here.
-    fn follow(&mut self, lifetime: &Arc<Lifetime>) -> Answer {
+    fn follow(&mut self, lifetime: &Arc<Lifetime>) -> HttpAnswer {
         let changes = self.page.changes();
         self.clients.send(&message("change", &changes));
         self.clients.add(message("run", &self.page.whole()), lifetime)
@@ -237,10 +237,10 @@ async fn follow(page: Arc<Mutex<FollowedPage>>) {
 }
 
 impl Served {
-    fn respond(&self, request: &Request<Incoming>, lifetime: &Arc<Lifetime>) -> Response<Answer> {
+    fn respond(&self, request: &Request<Incoming>, lifetime: &Arc<Lifetime>) -> Response<HttpAnswer> {
         const TEXT: &str = "text/plain; charset=utf-8";
         const JSON: &str = "application/json";
-        let whole = |text: String| Answer::Whole(Full::from(text));
+        let whole = |text: String| HttpAnswer::Whole(Full::from(text));
         let (code, kind, body) = if request.method() != Method::GET {
             (StatusCode::METHOD_NOT_ALLOWED, TEXT, whole("only GET is supported\n".into()))
         } else if self.is_loopback && !names_this_machine(request) {

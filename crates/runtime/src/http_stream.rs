@@ -22,19 +22,19 @@ const MAX_WAITING: usize = 8;
 const MAX_CLIENTS: usize = 32;
 
 /// An answer: whole, or one that goes on.
-pub(crate) enum Answer {
+pub(crate) enum HttpAnswer {
     Whole(Full<Bytes>),
     Stream(Receiver<Bytes>),
 }
 
-impl Body for Answer {
+impl Body for HttpAnswer {
     type Data = Bytes;
     type Error = Infallible;
 
     fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         match self.get_mut() {
-            Answer::Whole(body) => Pin::new(body).poll_frame(context),
-            Answer::Stream(messages) => {
+            HttpAnswer::Whole(body) => Pin::new(body).poll_frame(context),
+            HttpAnswer::Stream(messages) => {
                 messages.poll_recv(context).map(|next| next.map(|bytes| Ok(Frame::data(bytes))))
             }
         }
@@ -42,8 +42,8 @@ impl Body for Answer {
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Answer::Whole(body) => body.size_hint(),
-            Answer::Stream(_) => SizeHint::default(),
+            HttpAnswer::Whole(body) => body.size_hint(),
+            HttpAnswer::Stream(_) => SizeHint::default(),
         }
     }
 }
@@ -71,7 +71,7 @@ pub(crate) struct Clients(Vec<(Sender<Bytes>, Arc<Lifetime>)>);
 
 impl Clients {
     /// A new client, whose first message is this.
-    pub(crate) fn add(&mut self, first: Bytes, lifetime: &Arc<Lifetime>) -> Answer {
+    pub(crate) fn add(&mut self, first: Bytes, lifetime: &Arc<Lifetime>) -> HttpAnswer {
         if self.0.len() == MAX_CLIENTS {
             self.0.remove(0).1.stopped.notify_one();
         }
@@ -80,7 +80,7 @@ impl Clients {
         let _ = sender.try_send(first);
         lifetime.is_stream.store(true, Ordering::Relaxed);
         self.0.push((sender, lifetime.clone()));
-        Answer::Stream(messages)
+        HttpAnswer::Stream(messages)
     }
 
     /// Sends a message to all, and disconnects those that do not read.

@@ -30,6 +30,7 @@ const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count =
 
 function duration(value) {
   if (value == null) return "–";
+  if (value > 0 && value < 0.1) return value < 0.001 ? "< 1 ms" : `${number(1000 * value, 3)} ms`;
   if (value < 1000) return `${number(value, value < 10 ? 3 : 4)} s`;
   const [days, hours, minutes] = [86400, 3600, 60].map((unit) => Math.floor(value / unit));
   if (days) return `${days} d ${hours % 24} h`;

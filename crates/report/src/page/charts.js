@@ -33,7 +33,7 @@ class Chart {
     svg.setAttribute("aria-label", `${this.heading}: ${shown.map((curve) => `${curve.name} ${number(curve.points[curve.points.length - 1][1])}`).join(", ")}. Arrow keys read values.`);
     if (!shown.length) return svg.replaceChildren();
     const names = shown.length > 1, longest = Math.max(...shown.map((curve) => curve.name.length));
-    const [left, right, top, bottom] = [48, names ? Math.min(width * 0.3, 14 + 6.6 * longest) : 12, 10, 28];
+    const [left, right, top, bottom] = [48, names ? Math.min(width * 0.3, 16 + 7.4 * longest) : 12, 10, 28];
     const values = shown.flatMap((curve) => curve.points.map((point) => point[1])).sort((a, b) => a - b);
     // A few wild values must not flatten the rest.
     let [low, high] = [values[0], values[values.length - 1 - Math.floor(values.length * (this.smooth ? 0.04 : 0))]];

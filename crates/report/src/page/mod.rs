@@ -110,7 +110,16 @@ pub fn finish_run_folder(folder: RunFolder, summary: &Summary, parameters: Optio
 }
 
 fn page(folders: &[PathBuf]) -> Result<String, ReportError> {
-    let name = |folder: &Path| folder.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy().into());
+    let own =
+        |folder: &Path| folder.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned());
+    // Folders of the same name are told apart by the folders that they are in.
+    let name = |folder: &Path| match folder
+        .parent()
+        .filter(|_| folders.iter().filter(|one| own(one) == own(folder)).count() > 1)
+    {
+        Some(parent) => format!("{}/{}", own(parent), own(folder)),
+        None => own(folder),
+    };
     let runs = folders.iter().map(|folder| PageRun::read(folder, name(folder), folders.len()));
     let mut runs = runs.collect::<Result<Vec<PageRun>, _>>()?;
     runs.sort_by(|one, other| one.rank().partial_cmp(&other.rank()).unwrap_or(Ordering::Equal));

@@ -2,7 +2,7 @@
 
 use paceline_core::{Action, ActivityChange, Decision, Reason, Time, Work};
 
-use super::curve::Curve;
+use super::curve::MergedCurve;
 
 /// Up to this many workers have a curve each; of more, the smallest, mean and largest value are shown.
 const MAX_CURVES: usize = 16;
@@ -11,7 +11,7 @@ const MAX_CURVES: usize = 16;
 #[derive(Debug, Clone)]
 struct WorkerCurves {
     /// Of each worker, or of three.
-    curves: Vec<Curve>,
+    curves: Vec<MergedCurve>,
     /// The present values, by rank; `None` if a worker has none.
     present: Vec<Option<u32>>,
     /// How many values were taken in since the three were last updated.
@@ -25,9 +25,9 @@ impl WorkerCurves {
         WorkerCurves { curves: Vec::new(), present: Vec::new(), since: 0, points, summarized: workers > MAX_CURVES }
     }
 
-    fn curve(&mut self, index: usize) -> &mut Curve {
+    fn curve(&mut self, index: usize) -> &mut MergedCurve {
         if index >= self.curves.len() {
-            self.curves.resize_with(index + 1, || Curve::new(self.points));
+            self.curves.resize_with(index + 1, || MergedCurve::new(self.points));
         }
         &mut self.curves[index]
     }
@@ -57,7 +57,7 @@ impl WorkerCurves {
         }
     }
 
-    fn named(&self) -> impl Iterator<Item = (String, &Curve)> {
+    fn named(&self) -> impl Iterator<Item = (String, &MergedCurve)> {
         let name = |index: usize| match (self.summarized, index) {
             (false, _) => format!("worker {index}"),
             (true, 0) => "smallest".into(),
@@ -75,7 +75,7 @@ pub struct SchemeChoices {
     sizes: WorkerCurves,
     varied: bool,
     local: WorkerCurves,
-    barriers: Curve,
+    barriers: MergedCurve,
     last_barrier: Option<Time>,
 }
 
@@ -83,7 +83,7 @@ impl SchemeChoices {
     /// Nothing is chosen yet. `batch` samples are what a worker gets if the scheme chooses nothing.
     pub fn new(workers: usize, batch: u32, points: usize) -> Self {
         let curves = || WorkerCurves::new(workers, (4 * points / workers.clamp(1, MAX_CURVES)).clamp(20, points));
-        let (sizes, local, barriers) = (curves(), curves(), Curve::new(points));
+        let (sizes, local, barriers) = (curves(), curves(), MergedCurve::new(points));
         SchemeChoices { batch, sizes, varied: false, local, barriers, last_barrier: None }
     }
 
@@ -101,7 +101,7 @@ impl SchemeChoices {
         if let Action::Assign(assignment) = &decision.action {
             if !self.varied && assignment.samples != self.batch {
                 self.varied = true;
-                self.sizes.curves.iter_mut().for_each(Curve::unsettle);
+                self.sizes.curves.iter_mut().for_each(MergedCurve::unsettle);
             }
             self.sizes.add(now, assignment.task.worker.index(), assignment.samples);
         }
@@ -114,7 +114,7 @@ impl SchemeChoices {
     }
 
     /// The curves of what the scheme chose: the name of each chart and curve.
-    pub fn curves(&self) -> Vec<(&'static str, String, &Curve)> {
+    pub fn curves(&self) -> Vec<(&'static str, String, &MergedCurve)> {
         let sizes = self.sizes.named().filter(|_| self.varied);
         let sizes = sizes.map(|(name, curve)| ("batch size (samples)", name, curve));
         let local = self.local.named().map(|(name, curve)| ("local iterations per round", name, curve));
@@ -125,6 +125,6 @@ impl SchemeChoices {
     /// All changes so far are known.
     pub fn settle(&mut self) {
         let workers = self.sizes.curves.iter_mut().chain(&mut self.local.curves);
-        workers.chain(std::iter::once(&mut self.barriers)).for_each(Curve::settle);
+        workers.chain(std::iter::once(&mut self.barriers)).for_each(MergedCurve::settle);
     }
 }

@@ -2,20 +2,26 @@
 
 /// Points in the order of time.
 #[derive(Debug, Clone)]
-pub struct Curve {
+pub struct MergedCurve {
     points: Vec<(f64, f64)>,
     /// How many values a point is the mean of; the last point may be of fewer.
     per_point: u32,
     in_last: u32,
     limit: usize,
-    /// The first point that changed since [`Curve::settle`].
+    /// The first point that changed since [`MergedCurve::settle`].
     changed: usize,
 }
 
-impl Curve {
+impl MergedCurve {
     /// At most `limit` points.
     pub fn new(limit: usize) -> Self {
-        Curve { points: Vec::new(), per_point: 1, in_last: 0, limit: limit.next_multiple_of(2).max(2), changed: 0 }
+        MergedCurve {
+            points: Vec::new(),
+            per_point: 1,
+            in_last: 0,
+            limit: limit.next_multiple_of(2).max(2),
+            changed: 0,
+        }
     }
 
     /// Adds a value. One that is not finite is left out.
@@ -31,7 +37,7 @@ impl Curve {
             return;
         }
         if self.points.len() == self.limit {
-            self.points = self.points.chunks(2).map(|pair| mean(pair)).collect();
+            self.points = self.points.chunks(2).map(mean).collect();
             self.per_point *= 2;
             self.changed = 0;
         }
@@ -76,7 +82,7 @@ mod tests {
 
     #[test]
     fn neighbours_are_merged_into_their_mean() {
-        let mut curve = Curve::new(4);
+        let mut curve = MergedCurve::new(4);
         (0..4).for_each(|at| curve.add(f64::from(at), f64::from(at)));
         assert_eq!(curve.since(0), [(0.0, 0.0), (1.0, 1.0), (2.0, 2.0), (3.0, 3.0)]);
         curve.settle();

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use paceline_core::{Reason, Time};
 use serde::Serialize;
 
-use super::curve::{Curve, rounded};
+use super::curve::{MergedCurve, rounded};
 use super::decisions::DecisionRow;
 use super::headline::slowness;
 use super::item_log::ItemLog;
@@ -87,7 +87,7 @@ impl Extent {
         if self == Extent::Whole { items.first() } else { items.changed() }
     }
 
-    fn of_curve(self, curve: &Curve) -> usize {
+    fn of_curve(self, curve: &MergedCurve) -> usize {
         if self == Extent::Whole { 0 } else { curve.changed() }
     }
 }

@@ -42,7 +42,7 @@ pub struct Headline {
 
 /// How many times the others' median each worker needs for a sample, by rank; `None` if it is not known.
 pub fn slowness(members: &Members) -> Vec<Option<f64>> {
-    let paces: Vec<Option<f64>> = members.all.iter().map(super::members::Member::mean_pace).collect();
+    let paces: Vec<Option<f64>> = members.all.iter().map(super::members::MemberView::mean_pace).collect();
     let mut known: Vec<f64> = paces.iter().flatten().copied().collect();
     if known.len() < 2 {
         return vec![None; paces.len()];
@@ -83,8 +83,12 @@ impl Headline {
         // Equal workers take turns in being the last: nobody is to blame for about an equal share.
         let fair = FAIR * blamed / workers as f64;
         let costly = |&worker: &usize| {
-            let least = if is_slow(worker) { COSTLY / 3.0 } else { COSTLY };
-            cost(worker) >= least && cost(worker) > fair
+            if is_slow(worker) {
+                cost(worker) >= COSTLY / 3.0 && cost(worker) > fair
+            } else {
+                // It is late at times only, so it has to stand out.
+                cost(worker) >= COSTLY && cost(worker) > blamed / 2.0 && workers > 2
+            }
         };
         let costly = by_cost((0..members.all.len()).filter(costly).collect());
         let slow = by_cost((0..members.all.len()).filter(|&worker| is_slow(worker)).collect());
@@ -157,18 +161,18 @@ fn ratio_of_workers(workers: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::view::members::Member;
+    use crate::view::members::MemberView;
 
-    fn member(pace: f64, waited_for: f64) -> Member {
+    fn member(pace: f64, waited_for: f64) -> MemberView {
         let samples = SampleFate { used: 100, ..SampleFate::default() };
-        Member { computing: 100.0 * pace, computed: 100, waited_for, samples, ..Member::default() }
+        MemberView { computing: 100.0 * pace, computed: 100, waited_for, samples, ..MemberView::default() }
     }
 
     fn spent(computing: f64, waiting: f64) -> [f64; ACTIVITIES] {
         [computing, waiting, 0.0, 0.0, 0.0]
     }
 
-    fn headline(members: Vec<Member>, totals: &[[f64; ACTIVITIES]]) -> Headline {
+    fn headline(members: Vec<MemberView>, totals: &[[f64; ACTIVITIES]]) -> Headline {
         Headline::new(&Members { all: members, ..Members::default() }, totals)
     }
 
@@ -185,7 +189,8 @@ mod tests {
         assert_eq!((found.stragglers, found.waiting), (vec![0], 0.5));
 
         // The same workers, and nobody waits.
-        let mut members: Vec<Member> = members.into_iter().map(|member| Member { waited_for: 0.0, ..member }).collect();
+        let mut members: Vec<MemberView> =
+            members.into_iter().map(|member| MemberView { waited_for: 0.0, ..member }).collect();
         members[0].samples = SampleFate { used: 50, lost: 50, pending: 0 };
         let found = headline(members, &[spent(300.0, 0.0), spent(300.0, 0.0), spent(300.0, 0.0), spent(300.0, 0.0)]);
         assert_eq!(found.sentence, "Worker 0 is 3.00× slower than the others, and nobody waited for it.");
@@ -212,7 +217,7 @@ mod tests {
     #[test]
     fn of_many_stragglers_a_few_are_named() {
         let members = (0..8).map(|rank| if rank < 3 { member(4.0, 100.0) } else { member(1.0, 0.0) });
-        let mut members: Vec<Member> = members.collect();
+        let mut members: Vec<MemberView> = members.collect();
         members.extend((0..8).map(|_| member(1.0, 0.0)));
         let found = headline(members, &[spent(50.0, 50.0); 16]);
         assert_eq!(found.sentence, "Workers 0, 1 and 2 straggled: 4.00× slower than the others.");

@@ -20,7 +20,7 @@ pub struct SampleFate {
 
 /// One worker.
 #[derive(Debug, Clone, Default)]
-pub struct Member {
+pub struct MemberView {
     /// How often it joined.
     pub joined: u64,
     /// Samples of each iteration of its last task.
@@ -44,7 +44,7 @@ pub struct Member {
     pub(super) task_computing: f64,
 }
 
-impl Member {
+impl MemberView {
     /// Seconds per sample over the whole run.
     pub fn mean_pace(&self) -> Option<f64> {
         (self.computed > 0 && self.computing > 0.0).then(|| self.computing / self.computed as f64)
@@ -55,7 +55,7 @@ impl Member {
 #[derive(Debug, Clone, Default)]
 pub struct Members {
     /// By rank.
-    pub all: Vec<Member>,
+    pub all: Vec<MemberView>,
     /// The samples of updates that are neither committed nor discarded.
     pub(super) unsettled: HashMap<TaskId, u64>,
     /// Those of the last commit, in case that some of them turn out to be broken.
@@ -63,9 +63,9 @@ pub struct Members {
 }
 
 impl Members {
-    fn of(&mut self, worker: WorkerId) -> &mut Member {
+    fn of(&mut self, worker: WorkerId) -> &mut MemberView {
         if worker.index() >= self.all.len() {
-            self.all.resize_with(worker.index() + 1, Member::default);
+            self.all.resize_with(worker.index() + 1, MemberView::default);
         }
         let member = &mut self.all[worker.index()];
         member.changed = true;

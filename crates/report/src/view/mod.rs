@@ -20,7 +20,7 @@ use paceline_runtime::{EventLogHeader, Iteration, Monitor, Notice, Observer, Sum
 
 use crate::numbers::time;
 use choices::SchemeChoices;
-use curve::Curve;
+use curve::MergedCurve;
 pub use data::ViewData;
 use decisions::DecisionKinds;
 pub use headline::Headline;
@@ -74,9 +74,9 @@ pub struct RunView {
     members: Members,
     decisions: DecisionKinds,
     choices: SchemeChoices,
-    loss: Curve,
-    accuracy: Curve,
-    updates_per_step: Curve,
+    loss: MergedCurve,
+    accuracy: MergedCurve,
+    updates_per_step: MergedCurve,
     /// The last values of the first two; the loss is a mean over several iterations.
     last_loss: Option<f64>,
     last_accuracy: Option<f64>,
@@ -89,7 +89,7 @@ pub struct RunView {
 impl RunView {
     /// A run that begins.
     pub fn new(header: &EventLogHeader, limits: ViewLimits) -> Self {
-        let curve = || Curve::new(limits.points);
+        let curve = || MergedCurve::new(limits.points);
         RunView {
             scheme: header.scheme.to_string(),
             limits,
@@ -165,7 +165,7 @@ impl RunView {
         self.members.settle();
         self.choices.settle();
         self.notices.settle();
-        [&mut self.loss, &mut self.accuracy, &mut self.updates_per_step].into_iter().for_each(Curve::settle);
+        [&mut self.loss, &mut self.accuracy, &mut self.updates_per_step].into_iter().for_each(MergedCurve::settle);
     }
 }
 
