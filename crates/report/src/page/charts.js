@@ -36,7 +36,7 @@ class Chart {
     const [left, right, top, bottom] = [48, names ? Math.min(width * 0.3, 16 + 7.4 * longest) : 12, 10, 28];
     const values = shown.flatMap((curve) => curve.points.map((point) => point[1])).sort((a, b) => a - b);
     // A few wild values must not flatten the rest.
-    let [low, high] = [values[0], values[values.length - 1 - Math.floor(values.length * (this.smooth ? 0.04 : 0))]];
+    let [low, high] = [values[0], values[values.length - 1 - Math.floor(values.length * (this.smooth && shown.length > 1 ? 0.04 : 0))]];
     const [x0, x1] = [0, Math.max(...shown.map((curve) => curve.points[curve.points.length - 1][0]), 1e-9)];
     const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
     low = low >= 0 && low < room ? 0 : low - room;
