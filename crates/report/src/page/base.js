@@ -11,7 +11,7 @@ const MEANING = {
 const PALETTE = ["#0072b2", "#d08700", "#009e73", "#b8578a", "#3d9bd0", "#d55e00", "", "#83832c"];
 
 function make(tag, attributes = {}, ...children) {
-  const svg = ["svg", "g", "path", "line", "text", "circle", "title"].includes(tag);
+  const svg = ["svg", "g", "path", "line", "text", "tspan", "circle", "title"].includes(tag);
   const node = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
   for (const [key, value] of Object.entries(attributes)) {
     if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
@@ -27,6 +27,10 @@ const css = (name) => getComputedStyle(document.documentElement).getPropertyValu
 const number = (value, digits = 4) => (value == null || Number.isNaN(value) ? "–" : String(Number(Number(value).toPrecision(digits))));
 const percent = (share) => (share > 0 && share < 0.01 ? "< 1 %" : `${Math.round(100 * share)} %`);
 const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+
+const ratio = (value) => (value < 100 ? value.toPrecision(3) : String(Math.round(value)));
+// Keeps a number and its unit in one line.
+const unbroken = (text) => text.replace(/(\d) (s|ms|min|h|d|%|×)(?![a-z])/g, "$1\u00a0$2");
 
 function duration(value) {
   if (value == null) return "–";
@@ -47,6 +51,7 @@ function ticks(low, high, wanted) {
   return found;
 }
 
+const section = (heading, ...children) => make("section", {}, make("h2", {}, heading), ...children);
 const button = (text, label, action) => make("button", { type: "button", "aria-label": label, title: label, onclick: action }, text);
 const key = (colour, text) => make("span", { class: "named" }, make("span", { class: "key", style: `background:${colour}` }), text);
 

@@ -18,7 +18,8 @@ class Chart {
     Object.assign(this, { heading, curves, unit, axis, smooth, cursor: null });
     this.readout = make("output", { class: "readout soft" });
     this.svg = make("svg", { tabindex: "0", role: "img" });
-    this.element = make("div", { class: "chart" }, make("h3", {}, heading), this.svg, this.readout);
+    this.names = make("div", { class: "keys" });
+    this.element = make("div", { class: "chart" }, make("h3", {}, heading), this.svg, this.names, this.readout);
     this.listen();
     document.addEventListener("themechange", () => this.draw());
     onResize(this.svg, () => this.draw());
@@ -28,19 +29,23 @@ class Chart {
 
   draw() {
     const { svg } = this, shown = this.curves().filter((curve) => curve.points.length);
-    const width = svg.clientWidth || 560, height = svg.clientHeight || 230;
-    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     svg.setAttribute("aria-label", `${this.heading}: ${shown.map((curve) => `${curve.name} ${number(curve.points[curve.points.length - 1][1])}`).join(", ")}. Arrow keys read values.`);
     if (!shown.length) return svg.replaceChildren();
-    const names = shown.length > 1, longest = Math.max(...shown.map((curve) => curve.name.length));
-    const [left, right, top, bottom] = [48, names ? Math.min(width * 0.3, 16 + 7.4 * longest) : 12, 10, 28];
+    const width = svg.clientWidth || 560, room = 16 + 7.4 * Math.max(...shown.map((curve) => curve.name.length));
+    // Names stand beside the ends of the curves, or below the chart where there is no room.
+    const named = shown.length > 1, beside = named && room <= width * 0.4;
+    this.names.replaceChildren(...(named && !beside ? shown.map((curve) => key(ink(curve.colour), curve.name)) : []));
+    const [left, right, top, bottom] = [48, beside ? room : 12, 10, 28];
+    svg.style.height = beside && shown.length > 13 ? `${14 * shown.length + top + bottom}px` : "";
+    const height = svg.clientHeight || 230;
+    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     const values = shown.flatMap((curve) => curve.points.map((point) => point[1])).sort((a, b) => a - b);
     // A few wild values must not flatten the rest.
     let [low, high] = [values[0], values[values.length - 1 - Math.floor(values.length * (this.smooth && shown.length > 1 ? 0.04 : 0))]];
     const [x0, x1] = [0, Math.max(...shown.map((curve) => curve.points[curve.points.length - 1][0]), 1e-9)];
-    const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
-    low = low >= 0 && low < room ? 0 : low - room;
-    high += room;
+    const margin = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
+    low = low >= 0 && low < margin ? 0 : low - margin;
+    high += margin;
     const x = (value) => left + ((value - x0) / (x1 - x0)) * (width - left - right);
     const y = (value) => Math.max(top - 4, Math.min(height - bottom + 4, height - bottom - ((value - low) / (high - low)) * (height - top - bottom)));
     const path = (points) => points.map(([at, value], index) => `${index ? "L" : "M"}${x(at).toFixed(1)} ${y(value).toFixed(1)}`).join("");
@@ -53,17 +58,17 @@ class Chart {
     for (const curve of shown) {
       const colour = ink(curve.colour), line = this.smooth ? smoothed(curve.points) : curve.points;
       const stroke = { fill: "none", stroke: colour, "stroke-linejoin": "round" };
-      if (curve.band) {
+      if (curve.band && curve.strong !== false) {
         const edge = [...curve.band.map(([at, , up]) => [at, up]), ...curve.band.map(([at, down]) => [at, down]).reverse()];
         nodes.push(make("path", { d: `${path(edge)}Z`, fill: colour, "fill-opacity": 0.16, stroke: "none" }));
-      } else if (this.smooth && shown.length < 4) nodes.push(make("path", { ...stroke, d: path(curve.points), "stroke-width": 1, "stroke-opacity": 0.35 }));
+      } else if (!curve.band && this.smooth && shown.length < 4) nodes.push(make("path", { ...stroke, d: path(curve.points), "stroke-width": 1, "stroke-opacity": 0.35 }));
       const weight = { "stroke-width": curve.strong === false ? 1.3 : 2.2, "stroke-opacity": curve.strong === false ? 0.75 : 1 };
       nodes.push(make("path", { ...stroke, ...weight, d: path(line) }));
       const [at, value] = line[line.length - 1];
       nodes.push(make("circle", { cx: x(at), cy: y(value), r: 3, fill: colour }));
       labels.push({ y: y(value), name: curve.name, colour, strong: curve.strong !== false });
     }
-    if (names) nodes.push(...this.labels(labels, width - right + 8, top, height - bottom));
+    if (beside) nodes.push(...this.labels(labels, width - right + 8, top, height - bottom));
     this.plot = { x, x0, x1, left, right, width, shown, line: make("line", { stroke: "var(--soft)", y1: top, y2: height - bottom, visibility: "hidden" }) };
     nodes.push(this.plot.line);
     svg.replaceChildren(...nodes);
@@ -116,18 +121,6 @@ function runCurves(view, heading) {
   return curves.map((curve, index) => ({ name: curve.name || heading, colour: curves.length === 1 ? "var(--focus)" : PALETTE[index % PALETTE.length], points: curve.points, strong: curves.length < 9 }));
 }
 
-/* Runs that differ by their seed alone count as one, with a band. */
-function seedGroups(views) {
-  const settings = (view) => view.configuration.split("\n").filter((line) => !/^(seed|seeds|out|record)\b/.test(line)).join("\n");
-  const groups = new Map();
-  for (const view of views) {
-    const seed = view.summary?.seed, name = `${view.scheme}\n${settings(view)}`, group = groups.get(name);
-    if (group && seed != null && group.every((other) => other.summary?.seed !== seed)) group.push(view);
-    else groups.set(group ? `${name}\n${view.name}` : name, [view]);
-  }
-  return [...groups.values()];
-}
-
 // The value of a curve at a time, between its points.
 function valueAt(points, at) {
   const index = after(points, 0, at);
@@ -136,15 +129,16 @@ function valueAt(points, at) {
   return v0 + ((at - t0) / (t1 - t0 || 1)) * (v1 - v0);
 }
 
-// One curve for a group of runs: their mean as far as all of them go, with the lowest and highest as a band.
-function groupCurve(group, heading, strong) {
-  const all = group.map((view) => view.curve(heading)[0]?.points ?? []).filter((points) => points.length);
-  const [view] = group, curve = { name: group.length > 1 ? view.scheme : view.name, colour: view.colour, strong, points: all[0] ?? [] };
+// One curve for a contestant: the mean of its seeds as far as all of them go, with the lowest and highest as a band.
+function contestantCurve({ name, colour, views, accuracy }, heading, strong) {
+  const own = views.map((view) => view.curve(heading)[0]?.points ?? []);
+  // The accuracy is known of all seeds, the rest only of the runs on this page.
+  const all = (heading === "held-out accuracy" && accuracy.length > own.length ? accuracy : own).filter((points) => points.length);
+  const curve = { name, colour, strong, points: all[0] ?? [] };
   if (all.length < 2) return curve;
   const end = Math.min(...all.map((points) => points[points.length - 1][0]));
   const lines = all.map(smoothed), times = lines[0].map(([at]) => at).filter((at) => at <= end);
   const values = times.map((at) => lines.map((points) => valueAt(points, at)));
-  curve.name = `${view.scheme} (${all.length} seeds)`;
   curve.points = times.map((at, index) => [at, values[index].reduce((sum, value) => sum + value, 0) / all.length]);
   curve.band = times.map((at, index) => [at, Math.min(...values[index]), Math.max(...values[index])]);
   return curve;

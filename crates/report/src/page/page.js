@@ -2,7 +2,6 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const main = document.getElementById("main"), state = document.getElementById("state");
-const section = (heading, ...children) => make("section", {}, make("h2", {}, heading), ...children);
 
 // A number with its name.
 class Tile {
@@ -12,7 +11,7 @@ class Tile {
   }
 
   set(text) {
-    setText(this.value, text);
+    setText(this.value, unbroken(String(text)));
   }
 }
 
@@ -26,7 +25,7 @@ class RunPage {
     this.sentence = make("p", { class: "sentence" });
     this.cost = make("p", { class: "cost" });
     this.story = make("p", { class: "story soft" });
-    this.tiles = ["time", "iterations", "loss", "accuracy", "workers", "waiting", "samples used", "samples lost", "under way"].map((name) => new Tile(name));
+    this.tiles = [view.virtualTime ? "virtual time" : "time", "iterations", "loss", "accuracy", "workers", "waiting", "samples used", "samples lost", "under way"].map((name) => new Tile(name));
     this.timeline = new Timeline(view, this.axis);
     this.workers = new WorkerTable(view);
     this.decisions = new DecisionTable(view);
@@ -45,9 +44,9 @@ class RunPage {
 
   update() {
     const { view } = this, { headline, samples } = view;
-    setText(this.sentence, headline.sentence);
-    setText(this.cost, headline.cost);
-    setText(this.story, view.story);
+    setText(this.sentence, unbroken(headline.sentence));
+    setText(this.cost, unbroken(headline.cost));
+    setText(this.story, unbroken(view.story));
     this.sentence.classList.toggle("costly", headline.is_costly);
     const all = samples.used + samples.lost + samples.pending || 1;
     const values = [duration(view.time), view.iterations.toLocaleString("en"), number(view.loss), number(view.accuracy), view.ended ? view.workers.length : `${view.present} of ${Math.max(view.expected, view.present)}`,
@@ -77,45 +76,6 @@ class RunPage {
   show(view) {
     this.view = this.timeline.view = this.workers.view = this.decisions.view = view;
   }
-}
-
-/* Several runs: their timelines have one axis. */
-function severalRuns(views) {
-  const [first] = views, axis = new TimeAxis(Math.max(...views.map((view) => view.time)));
-  axis.extend(axis.end);
-  const multiple = (view) => {
-    const timeline = new Timeline(view, axis, { named: 12, compact: true });
-    const title = make("h3", {}, make("span", { class: "key", style: `background:${ink(view.colour)}` }), view.name);
-    return make("div", { class: "multiple" }, title, make("p", { class: "soft" }, `${view.story} ${view.headline.sentence} ${view.headline.cost}`), timeline.element);
-  };
-  const groups = seedGroups(views), isStrong = (group) => group.includes(first) || group[0].scheme === "bsp" || groups.length <= 4;
-  const chart = (heading) => {
-    const having = groups.filter((group) => group[0].curve(heading).length);
-    return having.length ? [new Chart(heading, () => having.map((group) => groupCurve(group, heading, isStrong(group))), { smooth: true }).element] : [];
-  };
-  const own = RUN_CHARTS.slice(3).flatMap((heading) => views.filter((view) => view.curve(heading).length)
-    .map((view) => new Chart(`${heading}, ${view.name}`, () => runCurves(() => view, heading), { smooth: SMOOTHED[heading] }).element));
-  const configuration = (view) => make("details", {}, make("summary", {}, view.name), make("pre", {}, view.configuration));
-  main.append(make("div", { class: "headline" }, ...comparison(views)),
-    section("Runs, the best first", runTable(views)),
-    section("What every worker did", make("p", { class: "soft" }, "All timelines have the same axis: what is below each other happened at the same time."), timelineControls(axis, false), timelineKeys(), ...views.map(multiple)),
-    section("Curves", make("div", { class: "charts" }, ...RUN_CHARTS.slice(0, 3).flatMap(chart))),
-    ...(own.length ? [section("What the schemes chose", make("div", { class: "charts" }, ...own))] : []),
-    section("Configuration", ...views.map(configuration)));
-}
-
-// Which run was best, and by how much.
-function comparison(views) {
-  const [first] = views, bsp = views.find((view) => view.scheme === "bsp"), time = (view) => (view?.summary?.reached ? view.summary.time_to_target : null);
-  const target = first.summary?.stopped_by ?? "", isTarget = /^(loss<|accuracy>)/.test(target);
-  const sentence = (text) => make("p", { class: "sentence" }, text), cost = (text) => make("p", { class: "cost" }, text);
-  const straggled = (bsp ?? first).headline;
-  if (!time(first) || !isTarget) return [sentence(`${counted(views.length, "run")}: ${straggled.sentence}`), cost(`${(bsp ?? first).scheme}: ${straggled.cost}`)];
-  const others = views.filter((view) => view !== first && time(view));
-  const against = bsp && bsp !== first && time(bsp) ? bsp : others[0];
-  const ratio = against && time(against) / time(first);
-  const than = against ? `, ${number(ratio, 3)} times as fast as ${against.scheme}` : "";
-  return [sentence(`${first.scheme} reached ${target} first, in ${duration(time(first))}${than}.`), cost(`${(bsp ?? first).scheme}: ${straggled.sentence} ${straggled.cost}`)];
 }
 
 /* A run that goes on. */
@@ -170,5 +130,6 @@ else if (data.runs.length === 1) {
   main.append(new RunPage(view, false).element);
 } else {
   state.hidden = true;
-  severalRuns(data.runs.map((run) => Object.assign(new RunView(run), { ended: true })));
+  const views = data.runs.map((run) => Object.assign(new RunView(run), { ended: true }));
+  main.append(...severalRuns(views, data.contestants, data.comparison));
 }

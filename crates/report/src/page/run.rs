@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use paceline_core::StepKind;
 use paceline_runtime::{EVENTS, EventLogHeader, Summary, open_events, read_events, read_header, read_metrics};
 use paceline_spec::read_text;
 use serde::Serialize;
@@ -14,12 +15,17 @@ use crate::view::{Kept, RunView, ViewData, ViewLimits};
 #[derive(Debug, Serialize)]
 pub struct PageRun {
     pub(crate) name: String,
-    /// The colour of its scheme; empty for that of text, so that it is visible on dark paper.
+    /// The colour of its scheme.
     colour: String,
+    /// What the scheme's steps are made of.
+    #[serde(skip)]
+    pub(super) step_kind: StepKind,
+    /// Whether its time is a simulation's.
+    virtual_time: bool,
     batch: u32,
     /// How many workers it started with.
     expected: usize,
-    configuration: String,
+    pub(super) configuration: String,
     /// A run that goes on, or was killed, has none.
     pub(crate) summary: Option<Summary>,
     pub(crate) view: ViewData,
@@ -30,9 +36,9 @@ impl PageRun {
     pub fn new(name: String, header: &EventLogHeader, configuration: String, view: ViewData) -> Self {
         let RGBColor(red, green, blue) = colour_of(&header.scheme.to_string());
         let colour = format!("#{red:02x}{green:02x}{blue:02x}");
-        let colour = if colour == "#000000" { String::new() } else { colour };
-        let (batch, expected) = (header.batch, header.workers);
-        PageRun { name, colour, batch, expected, configuration, summary: None, view }
+        let &EventLogHeader { batch, workers: expected, virtual_time, .. } = header;
+        let step_kind = header.scheme.step_kind();
+        PageRun { name, colour, step_kind, virtual_time, batch, expected, configuration, summary: None, view }
     }
 
     /// Reads a run folder. The page has `runs` runs in all.
@@ -59,9 +65,15 @@ impl PageRun {
         Ok(PageRun { summary, ..PageRun::new(name, &header, configuration, view.whole(view.time())) })
     }
 
-    /// Whether the others are compared with it.
-    pub(crate) fn is_baseline(&self) -> bool {
-        self.view.scheme == "bsp"
+    /// A setting, as its configuration has it.
+    pub(super) fn setting(&self, name: &str) -> Option<&str> {
+        let settings = self.configuration.lines().filter_map(|line| line.split_once(" = "));
+        settings.into_iter().find(|(key, _)| *key == name).map(|(_, value)| value)
+    }
+
+    /// Its held-out accuracy over time.
+    pub(super) fn accuracy(&self) -> &[(f64, f64)] {
+        self.view.curve("held-out accuracy")
     }
 
     /// The place of the run among several: first those that reached their target, the fastest first; then the others, the

@@ -70,15 +70,13 @@ function settingsOf(view) {
 }
 
 function runTable(views) {
-  const settings = views.map(settingsOf), ignored = ["scheme", "out", "seeds", "record"];
+  const settings = views.map(settingsOf), ignored = ["scheme", "out", "record"];
   const differing = [...new Set(settings.flatMap((one) => [...one.keys()]))].filter((name) => !ignored.includes(name) && new Set(settings.map((one) => one.get(name))).size > 1);
-  const baseline = views.find((view) => view.scheme === "bsp")?.summary, fastest = (summary) => summary?.reached && summary.time_to_target;
-  const names = ["run", "scheme", ...differing, "result", "time", ...(baseline ? ["× bsp"] : []), "iterations", "loss", "accuracy", "waiting", "samples lost", "MB moved"];
+  const names = ["run", "scheme", ...differing, "result", "time", "iterations", "loss", "accuracy", "waiting", "samples lost", "MB moved"];
   const rows = views.map((view, index) => {
     const s = view.summary, time = s?.time_to_target ?? s?.time ?? view.time;
-    const speed = baseline && fastest(s) && fastest(baseline) ? `${number(fastest(baseline) / fastest(s), 3)}×` : "–";
     const cells = [make("span", { class: "named" }, make("span", { class: "key", style: `background:${ink(view.colour)}` }), view.name), view.scheme, ...differing.map((name) => settings[index].get(name) ?? "–"),
-      s ? (s.reached ? s.stopped_by : `no: ${s.stopped_by}`) : "not finished", duration(time), ...(baseline ? [speed] : []), view.iterations.toLocaleString("en"),
+      s ? (s.reached ? s.stopped_by : `no: ${s.stopped_by}`) : "not finished", duration(time), view.iterations.toLocaleString("en"),
       number(s?.loss ?? view.loss), number(s?.accuracy ?? view.accuracy), percent(view.headline.waiting), view.samples.lost.toLocaleString("en"), s ? number(s.bytes / 1e6) : "–"];
     cells.attributes = index === 0 ? { class: "first" } : {};
     return cells;

@@ -3,9 +3,13 @@
  * Every column of pixels shows what share of its time a worker spent on each activity. Close by, that is one activity; from
  * afar, a mixture. So nothing disappears, however long the run is. Rows are drawn in slices of a few milliseconds. */
 
-const TOP = 26, ROW = 22, NAMED_ROW = 18, AXIS = 24, SLICE = 8;
+const AXIS = 24, SLICE = 8;
+// The height of the model's row, of a worker's, and of a named worker's among many; and of letters, in pixels.
+const FULL = { top: 26, row: 22, among: 18, letters: 12 }, COMPACT = { top: 18, row: 14, among: 14, letters: 11 };
 // Up to this many workers have a row with a name each; of more, a few do, and the others share DENSE pixels.
 const MAX_NAMED = 24, FEW_NAMED = 8, DENSE = 360;
+
+const HOW_TO_READ = "Point at a worker’s time, or use the arrow keys, to read what it did and why.";
 
 // A time axis that several timelines may share: what is seen of it.
 class TimeAxis {
@@ -50,14 +54,14 @@ class TimeAxis {
 }
 
 // The rows of a timeline: which workers they are of, and where.
-function timelineRows(view, named) {
+function timelineRows(view, named, size) {
   const ranks = view.workers.map((_, rank) => rank);
   const row = (y, height) => (rank) => ({ ranks: [rank], y: y(), height, named: true });
-  let y = TOP;
+  let y = size.top;
   const next = (height) => () => { const at = y; y += height; return at; };
-  if (ranks.length <= named) return { rows: ranks.map(row(next(ROW), ROW)), height: y };
+  if (ranks.length <= named) return { rows: ranks.map(row(next(size.row), size.row)), height: y };
   const costly = [...ranks].sort((a, b) => view.workers[b].waitedFor - view.workers[a].waitedFor || a - b).slice(0, FEW_NAMED);
-  const rows = costly.map(row(next(NAMED_ROW), NAMED_ROW));
+  const rows = costly.map(row(next(size.among), size.among));
   const others = ranks.filter((rank) => !costly.includes(rank));
   y += 8;
   // Whole pixels: of very many workers, a row shows several.
@@ -68,7 +72,7 @@ function timelineRows(view, named) {
 
 class Timeline {
   constructor(view, axis, { named = MAX_NAMED, compact = false } = {}) {
-    Object.assign(this, { view, axis, named, compact, cursor: { row: 0, at: null } });
+    Object.assign(this, { view, axis, named, compact, size: compact ? COMPACT : FULL, cursor: { row: 0, at: null } });
     const label = `Timeline of ${view.name}: what every worker did. Arrow keys move between intervals and workers, plus and minus zoom, Home shows all.`;
     this.canvas = make("canvas", { tabindex: "0", role: "application", "aria-label": label });
     this.readout = make("output", { class: "readout soft" });
@@ -77,7 +81,7 @@ class Timeline {
     axis.listeners.push(() => this.draw());
     document.addEventListener("themechange", () => this.draw());
     onResize(this.canvas, () => this.draw());
-    this.say("Point at a worker’s time, or use the arrow keys, to read what it did and why.");
+    if (!compact) this.say(HOW_TO_READ);
   }
 
   say(text) {
@@ -89,7 +93,7 @@ class Timeline {
     const { canvas, view, axis } = this, width = canvas.clientWidth;
     if (!width) return;
     const scale = Math.min(2, window.devicePixelRatio || 1);
-    const { rows, height } = timelineRows(view, this.named);
+    const { rows, height } = timelineRows(view, this.named, this.size);
     this.rows = rows;
     this.gutter = width < 520 ? 58 : 84;
     this.margin = width < 760 || this.compact ? 8 : 190;
@@ -183,7 +187,7 @@ class Timeline {
 
   // Copies the rows, and adds names, steps, axis and cursor.
   show(pen, width, height, { scale, from, to }) {
-    const { view, gutter, rows, plotWidth } = this, right = gutter + plotWidth;
+    const { view, gutter, rows, plotWidth } = this, { top, letters } = this.size, right = gutter + plotWidth;
     const x = (at) => gutter + ((at - from) / (to - from)) * plotWidth;
     pen.clearRect(0, 0, width, height + AXIS);
     pen.setTransform(1, 0, 0, 1, 0, 0);
@@ -192,13 +196,13 @@ class Timeline {
     pen.textBaseline = "middle";
     pen.textAlign = "left";
     const text = (words, at, y, colour, bold) => {
-      pen.font = `${bold ? "600 " : ""}12px system-ui, sans-serif`;
+      pen.font = `${bold ? "600 " : ""}${letters}px system-ui, sans-serif`;
       pen.fillStyle = colour;
       pen.fillText(words, at, y);
     };
     const [soft, strong, alarm] = [css("soft"), css("ink"), css("alarm")];
     const short = gutter < 70, dense = rows.filter((row) => !row.named);
-    text("model", 0, TOP / 2 - 1, soft);
+    text("model", 0, top / 2 - 1, soft);
     for (const row of rows.filter((row) => row.named)) {
       const [rank] = row.ranks, worker = view.workers[rank], straggles = view.isStraggler(rank), middle = row.y + row.height / 2 - 1;
       text(short ? `w ${rank}` : `worker ${rank}`, 0, middle, straggles ? alarm : soft, straggles);
@@ -217,8 +221,8 @@ class Timeline {
     }
     pen.globalAlpha = bars.size > plotWidth / 3 ? 0.45 : 0.9;
     for (const [column, updates] of bars) {
-      const tall = Math.max(3, (TOP - 8) * Math.min(1, updates / most));
-      pen.fillRect(column / scale - 0.5, TOP - 4 - tall, 1, tall);
+      const tall = Math.max(3, (top - 8) * Math.min(1, updates / most));
+      pen.fillRect(column / scale - 0.5, top - 4 - tall, 1, tall);
     }
     pen.globalAlpha = 1;
     pen.textAlign = "center";
@@ -226,14 +230,14 @@ class Timeline {
       if (x(at) > right - 14) continue;
       text(`${number(at, 6)} s`, Math.max(x(at), gutter + 10), height + AXIS / 2 + 2, soft);
       pen.globalAlpha = 0.25;
-      pen.fillRect(x(at), TOP - 4, 1, height - TOP + 8);
+      pen.fillRect(x(at), top - 4, 1, height - top + 8);
       pen.globalAlpha = 1;
     }
     if (this.cursor.at != null) {
       const row = rows[this.cursor.row - 1];
       pen.strokeStyle = pen.fillStyle = css("focus");
       pen.lineWidth = 2;
-      if (row) pen.strokeRect(gutter, row.y - 1, plotWidth, row.height); else pen.strokeRect(gutter, 1, plotWidth, TOP - 4);
+      if (row) pen.strokeRect(gutter, row.y - 1, plotWidth, row.height); else pen.strokeRect(gutter, 1, plotWidth, top - 4);
       pen.fillRect(x(this.cursor.at) - 1, 0, 2, height);
     }
   }

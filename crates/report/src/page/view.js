@@ -6,7 +6,7 @@ const DIGIT = new Uint8Array(128);
 
 class RunView {
   constructor(run) {
-    Object.assign(this, { name: run.name, colour: run.colour, batch: run.batch, expected: run.expected });
+    Object.assign(this, { name: run.name, virtualTime: run.virtual_time, colour: run.colour, batch: run.batch, expected: run.expected });
     Object.assign(this, { configuration: run.configuration, summary: run.summary });
     this.segments = []; // Of each worker: { first, list }.
     this.steps = { first: 0, list: [] };

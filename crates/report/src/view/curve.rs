@@ -66,6 +66,13 @@ impl MergedCurve {
     }
 }
 
+/// At most `limit` points of a curve.
+pub fn merged(points: &[(f64, f64)], limit: usize) -> Vec<(f64, f64)> {
+    let mut curve = MergedCurve::new(limit);
+    points.iter().for_each(|&(at, value)| curve.add(at, value));
+    curve.since(0)
+}
+
 fn mean(points: &[(f64, f64)]) -> (f64, f64) {
     let sum = points.iter().fold((0.0, 0.0), |sum, point| (sum.0 + point.0, sum.1 + point.1));
     (sum.0 / points.len() as f64, sum.1 / points.len() as f64)

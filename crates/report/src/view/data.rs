@@ -74,6 +74,13 @@ pub struct ViewData {
     notices: Items<Vec<(f64, String)>>,
 }
 
+impl ViewData {
+    /// The points of the only curve of a chart; none if there is no such chart.
+    pub(crate) fn curve(&self, chart: &str) -> &[(f64, f64)] {
+        self.curves.iter().find(|curve| curve.chart == chart).map_or(&[], |curve| &curve.points)
+    }
+}
+
 /// Which part of a view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Extent {
@@ -221,7 +228,7 @@ impl RunView {
                 "{} with {workers}: iteration {} after {}.",
                 self.scheme,
                 self.iterations,
-                crate::numbers::time(now.seconds())
+                self.duration(now.seconds())
             )
         })
     }

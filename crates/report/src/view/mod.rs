@@ -21,6 +21,7 @@ use paceline_runtime::{EventLogHeader, Iteration, Monitor, Notice, Observer, Sum
 use crate::numbers::time;
 use choices::SchemeChoices;
 use curve::MergedCurve;
+pub(crate) use curve::merged;
 pub use data::ViewData;
 use decisions::DecisionKinds;
 pub use headline::Headline;
@@ -69,6 +70,8 @@ impl ViewLimits {
 #[derive(Debug, Clone)]
 pub struct RunView {
     scheme: String,
+    /// Whether its time is a simulation's.
+    virtual_time: bool,
     limits: ViewLimits,
     timeline: Timeline,
     members: Members,
@@ -92,6 +95,7 @@ impl RunView {
         let curve = || MergedCurve::new(limits.points);
         RunView {
             scheme: header.scheme.to_string(),
+            virtual_time: header.virtual_time,
             limits,
             timeline: Timeline::new(limits.timeline),
             members: Members::default(),
@@ -120,7 +124,7 @@ impl RunView {
 
     /// The run has ended.
     pub fn end(&mut self, summary: &Summary) {
-        let (iterations, seconds) = (summary.iterations, time(summary.time));
+        let (iterations, seconds) = (summary.iterations, self.duration(summary.time));
         let is_target = summary.stopped_by.starts_with("loss<") || summary.stopped_by.starts_with("accuracy>");
         let scheme = &self.scheme;
         self.ended = Some(match (summary.reached, is_target) {
@@ -137,6 +141,12 @@ impl RunView {
             self.accuracy.add(at, accuracy);
             self.last_accuracy = Some(accuracy);
         }
+    }
+
+    /// A time of the run, as text.
+    fn duration(&self, seconds: f64) -> String {
+        let of_what = if self.virtual_time { " of virtual time" } else { "" };
+        format!("{}{of_what}", time(seconds))
     }
 
     /// Whether the run has ended.
