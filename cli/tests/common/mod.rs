@@ -1,6 +1,7 @@
 //! Runs the program.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
+pub mod browser;
 pub mod local_s3;
 pub mod process;
 pub mod python;
