@@ -1,12 +1,17 @@
 //! Comparing contestants by simulation: the same seeds, data and times for all of them.
 
+use std::path::Path;
+
 use anyhow::bail;
 use clap::Arg;
+use paceline_config::file::Configuration;
 use paceline_config::{Contestant, Failure, PreparedScenario, Scenario, parallel};
-use paceline_report::comparison::{ContestantRuns, RunResult};
+use paceline_report::comparison::{ContestantRuns, Ranking, RunResult};
 use paceline_report::live_table::LiveTable;
-use paceline_report::page;
-use paceline_runtime::{Goals, Iteration, Monitor, Observer, RunEnding, RunFolder, is_interrupted};
+use paceline_report::page::{self, Recommendation};
+use paceline_runtime::{
+    EventLogHeader, Goals, Iteration, Monitor, Observer, REPORT, RunEnding, RunFolder, is_interrupted,
+};
 use paceline_sim::Simulation;
 
 use crate::interrupt;
@@ -84,6 +89,46 @@ pub fn simulate(
     let each = |(index, result): (usize, RunResult)| results[index].runs.push(result);
     parallel::run(&jobs, at_once, work, each)?;
     Ok(results)
+}
+
+/// Creates the run folder of a contestant's simulation in this folder. `configuration` is that of the comparison.
+pub fn run_folder(
+    out: &Path,
+    configuration: &Configuration,
+    contestant: &Contestant,
+    simulation: &Simulation,
+) -> anyhow::Result<RunFolder> {
+    let Simulation { scheme, setup, seed, .. } = simulation;
+    let mut configuration =
+        configuration.clone().with("scheme", scheme).with("seeds", seed).with("lr", contestant.rate.0);
+    if let Some(ranks) = &contestant.ranks {
+        configuration = configuration.with("only", ranks);
+    }
+    let header = EventLogHeader::simulated(scheme.clone(), setup);
+    let layout = simulation.training.as_ref().map(|training| training.workload.layout());
+    let folder = out.join(folder_name(&contestant.to_string()));
+    Ok(RunFolder::create(&folder, &configuration.to_string(), &header, layout)?)
+}
+
+/// A contestant's name as that of a folder.
+pub fn folder_name(contestant: &str) -> String {
+    contestant.replace([':', ','], "_").replace(['/', ' '], "-")
+}
+
+/// Writes the page of a comparison to the folder that has the run folders of its contestants.
+pub fn write_page(
+    out: &Path,
+    title: String,
+    results: Vec<ContestantRuns>,
+    ranking: &Ranking,
+    answers: Vec<Recommendation>,
+) -> anyhow::Result<()> {
+    let with_folder = |contestant: ContestantRuns| {
+        let folder = out.join(folder_name(&contestant.name));
+        (contestant, folder)
+    };
+    let contestants = results.into_iter().map(with_folder).collect();
+    Ok(page::write_ranking(&out.join(REPORT), title, contestants, ranking, answers)?)
 }
 
 /// A contestant before its runs.

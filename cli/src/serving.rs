@@ -3,6 +3,7 @@
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -62,10 +63,10 @@ pub struct ServingOutput {
     #[arg(long, value_name = "SEGMENTS", default_value_t = KeepEvents::default())]
     pub keep_events: KeepEvents,
 
-    /// Serve /metrics (Prometheus), /healthz and /status (JSON) over HTTP at this address, e.g. 127.0.0.1:7078; port 0
-    /// takes a free one
-    #[arg(long, value_name = "HOST:PORT")]
-    pub http: Option<Address>,
+    /// Serve a page that follows the run, /metrics (Prometheus), /healthz and /status (JSON) over HTTP at this address;
+    /// port 0 takes a free one [default: train takes 127.0.0.1:7078, or a free port; serve: off]
+    #[arg(long, value_name = "HOST:PORT|off")]
+    pub http: Option<HttpChoice>,
 
     /// Record every worker's run-times to a trace that `simulate --times trace:FILE` reads (.csv)
     #[arg(long, value_name = "FILE")]
@@ -98,7 +99,7 @@ impl ServingOutput {
             check_trace("--record", record, self.force, inputs)?;
         }
         match &self.http {
-            Some(http) if !open && !http.is_loopback() => {
+            Some(HttpChoice::At(http)) if !open && !http.is_loopback() => {
                 bail!(
                     "--http {http} can be read from other machines: expected a loopback address, or paceline serve --open"
                 )
@@ -139,9 +140,48 @@ impl ServingOutput {
     }
 
     /// Listens for HTTP requests, if there should be any.
-    fn listen(&self) -> anyhow::Result<Option<TcpListener>> {
-        self.http.as_ref().map(listen).transpose()
+    fn listen(&self, unless_chosen: HttpDefault) -> anyhow::Result<Option<TcpListener>> {
+        match (&self.http, unless_chosen) {
+            (Some(HttpChoice::At(address)), _) => listen(address).map(Some),
+            // Nobody asked for it, so a port that is taken is no reason to fail.
+            (None, HttpDefault::Loopback) => {
+                let ports = [HTTP_PORT, 0].into_iter();
+                Ok(ports.map(|port| TcpListener::bind(("127.0.0.1", port))).find_map(Result::ok))
+            }
+            (Some(HttpChoice::Off), _) | (None, HttpDefault::Off) => Ok(None),
+        }
     }
+}
+
+/// The port of the page where it is on by default.
+const HTTP_PORT: u16 = 7078;
+
+/// Whether a run is served over HTTP, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HttpChoice {
+    Off,
+    At(Address),
+}
+
+impl FromStr for HttpChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = || format!("'{text}' is neither HOST:PORT nor off");
+        match (text, text.parse()) {
+            ("off", _) => Ok(HttpChoice::Off),
+            (_, Ok(address @ Address::Tcp { .. })) => Ok(HttpChoice::At(address)),
+            _ => Err(expected()),
+        }
+    }
+}
+
+/// Whether a run is served over HTTP if `--http` does not say it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HttpDefault {
+    Off,
+    /// For this machine only.
+    Loopback,
 }
 
 /// Listens for HTTP requests.
@@ -173,6 +213,7 @@ pub struct ServedRun<'a> {
     pub addresses: &'a [Address],
     pub transport: TransportOptions,
     pub output: &'a ServingOutput,
+    pub http: HttpDefault,
     pub configuration: &'a Configuration,
     /// The files that are read, beside the configuration.
     pub inputs: Vec<&'a Path>,
@@ -205,7 +246,7 @@ impl ServedRun<'_> {
         self.transport.check(&job.scheme, &job.setup, job.model.workload().is_none()).map_err(Failure::input)?;
         let bars = self.begin()?;
         let mut progress = RunBar::live(&bars, job.scheme.to_string(), &job.goals);
-        let http = self.output.listen().map_err(Failure::Input)?;
+        let http = self.output.listen(self.http).map_err(Failure::Input)?;
         let (output, folder, timeout) = (self.output, self.output.new_folder(), self.empty_timeout());
         let (watch, mut count) = EmptyRunWatch::new();
         let run = RunBuilder::new(job, self.addresses).transport(self.transport.clone());
@@ -250,7 +291,7 @@ impl ServedRun<'_> {
         if !is_resumed {
             check_free(&folder).map_err(Failure::input)?;
         }
-        let http = output.listen().map_err(Failure::Input)?;
+        let http = output.listen(self.http).map_err(Failure::Input)?;
         let server = Server::bind(self.addresses, self.transport.clone()).map_err(Failure::input)?;
         // The processes on this machine tell by their exit that they are done.
         let mut server = if workers.is_none() { server.ending_with_workers() } else { server };

@@ -218,7 +218,7 @@ fn training_goes_on_while_the_store_is_away() {
     let (out, http) = (folder.path().join("run").display().to_string(), free_address());
     let rest = ["--workers", "1", "--checkpoint-every", "0.1", "--until", "time=300", "--http", &http, "--out", &out];
     let mut run = place.start(&[&["train", "--checkpoints", &place.place], &SMALL[..], &rest].concat());
-    run.await_line("status at http://");
+    run.await_line("watch the run at http://");
     await_checkpoint(&mut run, &http);
     drop(s3);
     let line = run.await_line("checkpoint failed: ");

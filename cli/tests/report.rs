@@ -1,11 +1,12 @@
-//! Reports and TensorBoard files of run folders, read by a browser and by TensorBoard.
+//! Reports and TensorBoard files of run folders.
 
 mod common;
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
+use serde_json::Value;
 use tempfile::tempdir;
 
 use common::{json, paceline, refused};
@@ -66,48 +67,53 @@ fn a_report_of_a_killed_run_covers_its_complete_lines() {
     assert_eq!(json(&[&["whatif", run, "--json"], &quick[..]].concat()).len(), 2);
 }
 
-/// The output of Chromium, if this machine has one that runs.
-fn chromium(arguments: &[&str]) -> Option<Output> {
-    ["chromium", "chromium-browser", "google-chrome"].into_iter().find_map(|name| {
-        let flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"];
-        Command::new(name).args(flags).args(arguments).output().ok().filter(|output| !output.stdout.is_empty())
-    })
+#[test]
+fn sixteen_runs_make_a_small_page() {
+    let folder = tempdir().unwrap();
+    for number in 0..16 {
+        let scheme = ["bsp", "esync", "lb-bsp", "backup:k=6"][number % 4];
+        let size = ["--workers", "16", "--model", "none", "--until", "iterations=1000", "--slow", "0=3"];
+        simulate(&folder.path().join(number.to_string()), &[&size[..], &["--scheme", scheme]].concat());
+    }
+    let out = folder.path().join("all.html");
+    let line = json(&["report", folder.path().to_str().unwrap(), "--out", out.to_str().unwrap(), "--json"]).remove(0);
+    let bytes = line["bytes"].as_u64().unwrap();
+    assert!((500_000..3_000_000).contains(&bytes), "{bytes}");
+}
+
+/// The data of a page.
+fn data_of(page: &Path) -> Value {
+    let text = fs::read_to_string(page).unwrap();
+    let (_, data) = text.split_once("id=\"data\">").unwrap();
+    serde_json::from_str(data.split_once("</script>").unwrap().0).unwrap()
 }
 
 #[test]
-fn a_browser_renders_the_page_without_errors() {
+fn runs_that_differ_by_their_seed_are_ranked_as_in_a_race() {
     let folder = tempdir().unwrap();
-    let quick = ["--data", "digits:600,200", "--until", "iterations=30", "--slow", "0=3"];
-    for scheme in ["backup:k=6", "lb-bsp"] {
-        simulate(&folder.path().join(scheme.replace(':', "_")), &[&quick[..], &["--scheme", scheme]].concat());
+    let job = ["--model", "softmax", "--data", "digits:600,200", "--until", "loss<0.9,samples=60000", "--slow", "0=3"];
+    for scheme in ["bsp", "backup:k=6", "asp"] {
+        for seed in ["1", "2", "3"] {
+            let out = folder.path().join(format!("{}-{seed}", scheme.replace(':', "_")));
+            simulate(&out, &[&job[..], &["--scheme", scheme, "--seeds", seed]].concat());
+        }
     }
-    let page = folder.path().join("report.html");
+    let page = folder.path().join("all.html");
     json(&["report", folder.path().to_str().unwrap(), "--out", page.to_str().unwrap(), "--json"]);
-    let address = format!("file://{}", page.display());
-    let profile = format!("--user-data-dir={}", folder.path().join("profile").display());
-    let Some(output) = chromium(&[&profile, "--virtual-time-budget=2000", "--dump-dom", &address]) else {
-        eprintln!("skipped: no Chromium on this machine, or it does not run");
-        return;
-    };
-    let log = String::from_utf8_lossy(&output.stderr);
-    let errors: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
-    assert!(errors.is_empty(), "{errors:?}");
-    let page_text = String::from_utf8_lossy(&output.stdout);
-    // Leaves out the script itself, which contains the same names.
-    let page_text = &page_text[..page_text.find("<script").expect("the page ends in scripts")];
-    assert_eq!(page_text.matches("<tbody>").count(), 1, "{page_text}");
-    assert_eq!(page_text.matches("<tr>").count(), 3, "a header and two runs");
-    for part in [
-        "2 runs",
-        "<canvas",
-        "training loss",
-        "held-out accuracy",
-        "updates per step (k)",
-        "batch size (samples), lb-bsp",
-    ] {
-        assert!(page_text.contains(part), "{part}: {page_text}");
-    }
-    assert!(page_text.matches("<path d=\"M").count() >= 4 + 8, "two runs' curves and eight workers' batch sizes");
+    let data = data_of(&page);
+    let contestants = data["contestants"].as_array().unwrap();
+    assert_eq!((contestants.len(), &contestants[1]["name"]), (3, &"bsp".into()), "bsp comes second, or first");
+    assert_eq!(contestants[0]["runs"], serde_json::json!([0, 1, 2]));
+    let rank = &contestants[0]["rank"];
+    assert_eq!((&rank["place"], &rank["runs"]), (&1.into(), &3.into()));
+    assert!(rank["difference"] != "unknown" && rank["times"].as_array().unwrap().len() == 3, "{rank}");
+    let (low, high) = (rank["speedup_low"].as_f64().unwrap(), rank["speedup_high"].as_f64().unwrap());
+    assert!(low < rank["speedup"].as_f64().unwrap() && rank["speedup"].as_f64().unwrap() < high, "{rank}");
+    let verdict = data["comparison"]["verdict"].as_str().unwrap();
+    assert!(verdict.contains("loss<0.9 after ") && verdict.contains(" times as fast as "), "{verdict}");
+    assert_eq!(data["comparison"]["answers"][0]["name"], "Safe");
+    let story = data["runs"][0]["view"]["story"].as_str().unwrap();
+    assert!(story.ends_with("of virtual time."), "{story}");
 }
 
 #[test]

@@ -100,8 +100,8 @@ fn workers_without_the_keys_are_refused_and_counted() {
     let listen = ["serve", "--listen", "127.0.0.1:0", "--keys", &ours, "--http", "127.0.0.1:0", "--workers", "1"];
     let rest = ["--until", "time=300", "--out", &out];
     let server = PacelineProcess::start(&[&listen[..], &QUICK, &rest].concat());
-    let http = server.await_line("status at http://");
-    let http = http.trim_start_matches("status at http://").trim_end_matches("/status");
+    let http = server.await_line("watch the run at http://");
+    let http = http.trim_start_matches("watch the run at http://");
     let address = server.await_line("waiting for 1 worker on ").rsplit(' ').next().unwrap().to_string();
     assert!(get(http, "/healthz").ends_with("waiting for workers\n"));
     let join = ["work", "--join", &address, "--join-timeout", "0", "--quiet"];

@@ -18,7 +18,7 @@ use paceline_store::ObjectStorage;
 use crate::launched::{LaunchOptions, interrupt_with_parent};
 use crate::options::JobOptions;
 use crate::script::ScriptOptions;
-use crate::serving::{ServedRun, ServingOutput};
+use crate::serving::{HttpDefault, ServedRun, ServingOutput};
 
 /// Run a parameter server that workers on any machine can join
 #[derive(Args)]
@@ -101,6 +101,7 @@ impl ServeArgs {
             addresses: &self.listen,
             transport,
             output: &self.output,
+            http: HttpDefault::Off,
             configuration: match &model {
                 ServedModel::Own(_) => configuration,
                 ServedModel::OfScript(script) => script.configuration(),

@@ -222,7 +222,7 @@ impl SimulateArgs {
         let workers = simulation.setup.workers;
         let mut folder = match &self.output.out {
             Some(out) => {
-                let header = EventLogHeader::new(self.scheme.clone(), &simulation.setup);
+                let header = EventLogHeader::simulated(self.scheme.clone(), &simulation.setup);
                 let configuration = configuration.clone().with("seeds", seed).with("workers", workers);
                 let layout = simulation.training.as_ref().map(|training| training.workload.layout());
                 Some(RunFolder::create(&self.folder(out, seed), &configuration.to_string(), &header, layout)?)

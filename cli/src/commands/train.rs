@@ -20,7 +20,7 @@ use crate::logs;
 use crate::options::{JobOptions, StragglerSpec};
 use crate::program::ProgramStart;
 use crate::script::{self, ScriptOptions};
-use crate::serving::{ScriptWorkers, ServedRun, ServingOutput};
+use crate::serving::{HttpDefault, ScriptWorkers, ServedRun, ServingOutput};
 
 /// How values travel between the server and its workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -86,6 +86,7 @@ impl TrainArgs {
             addresses: &[self.address()],
             transport: self.job.transport(),
             output: &self.output,
+            http: HttpDefault::Loopback,
             configuration,
             inputs,
             open: false,
@@ -109,6 +110,7 @@ impl TrainArgs {
             addresses: &[self.address()],
             transport: self.job.transport(),
             output: &self.output,
+            http: HttpDefault::Loopback,
             configuration: script.configuration(),
             inputs: self.job.scheme.model().map(Path::new).into_iter().chain(traces).collect(),
             open: false,

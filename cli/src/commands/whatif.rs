@@ -12,13 +12,16 @@ use paceline_report::cluster_findings::{ClusterFinding, cluster_findings};
 use paceline_report::comparison::{Advice, BoldAnswer, PairedRatio, RankedContestant, Ranking, SafeAnswer};
 use paceline_report::live_table::LiveTable;
 use paceline_report::numbers::{counted, listed};
+use paceline_report::page::Recommendation;
 use paceline_report::stragglers::Analysis;
-use paceline_sim::Times;
+use paceline_runtime::check_free;
+use paceline_sim::{Simulation, Times};
 use paceline_trace::{PROFILER_STEP, Trace};
 use serde_json::{Value, json};
 
 use super::train::TrainArgs;
 use crate::comparison;
+use crate::destination::make_folder;
 use crate::interrupt;
 use crate::output::say;
 
@@ -42,7 +45,8 @@ seeds; and a bold one, the fastest of all.
 Examples:
   paceline whatif times.csv
   paceline whatif runs/1 --network latency=0.001,bandwidth=1e8,bytes=1e8
-  paceline whatif rank0.json rank1.json --span forward_backward --json"
+  paceline whatif rank0.json rank1.json --span forward_backward --json
+  paceline whatif times.csv --out answers                 also writes a page: answers/report.html"
 )]
 pub struct WhatifArgs {
     /// Recorded trace (see below); several files make one trace
@@ -67,6 +71,10 @@ pub struct WhatifArgs {
 
     #[command(flatten)]
     scenario: Scenario,
+
+    /// Folder for a page about the answers (report.html) and the run folder of every scheme's first seed
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
+    out: Option<PathBuf>,
 
     /// Print JSON: an object with the recommendation and the workers, then one per scheme
     #[arg(long, help_heading = "Output")]
@@ -130,6 +138,18 @@ impl ComparedSchemes {
             "recommended": recommended, "why": ranking.explanation(), "safe": safe, "bold": bold, "trace": analysis, "cluster": cluster,
         });
         std::iter::once(head).chain(ranking.places.iter().map(|place| json!(place))).collect()
+    }
+
+    /// The same for the page.
+    fn page_answers(&self) -> Vec<Recommendation> {
+        fn answer<Kind>(
+            name: &'static str,
+            PrintedAnswer { explanation, command, .. }: &PrintedAnswer<Kind>,
+        ) -> Recommendation {
+            Recommendation { name, text: explanation.clone(), command: Some(command.clone()) }
+        }
+        let safe = self.safe.iter().map(|safe| answer("Safe", safe));
+        safe.chain(self.bold.iter().map(|bold| answer("Bold", bold))).collect()
     }
 
     /// The answers, each with its command.
@@ -198,8 +218,14 @@ impl WhatifArgs {
         let contestants: Vec<Contestant> =
             schemes.iter().map(|scheme| self.scenario.contestant(scheme, None)).collect();
         let names = comparison::names(&contestants);
+        self.out.iter().try_for_each(|out| make_folder(out)).map_err(Failure::Input)?;
         let live = start(&names, self.seeds.0.len())?;
-        let results = comparison::simulate(&prepared, &contestants, &self.seeds.0, threads, &live, |_, _| Ok(None));
+        let configuration_of_runs = self.configuration_of_runs(configuration, prepared.workers());
+        let folder = |contestant: &Contestant, simulation: &Simulation| {
+            let Some(out) = self.out.as_ref().filter(|_| simulation.seed == self.seeds.0[0]) else { return Ok(None) };
+            comparison::run_folder(out, &configuration_of_runs, contestant, simulation).map(Some)
+        };
+        let results = comparison::simulate(&prepared, &contestants, &self.seeds.0, threads, &live, folder);
         let results = results.map_err(Failure::Run)?;
         let results = comparison::complete(results, self.seeds.0.len())?;
         let ranking = Ranking::new(&results, prepared.goals());
@@ -217,7 +243,21 @@ impl WhatifArgs {
             command: command(&found.place),
             found,
         });
-        Ok(ComparedSchemes { analysis, findings, ranking, safe, bold, model })
+        let compared = ComparedSchemes { analysis, findings, ranking, safe, bold, model };
+        if let Some(out) = &self.out {
+            let (ranking, answers) = (&compared.ranking, compared.page_answers());
+            comparison::write_page(out, "What if".into(), results, ranking, answers).map_err(Failure::Run)?;
+        }
+        Ok(compared)
+    }
+
+    /// The configuration of the run folders: `simulate` repeats their runs, if the trace is a single file.
+    fn configuration_of_runs(&self, configuration: &Configuration, workers: usize) -> Configuration {
+        let configuration = configuration.clone().without(&["trace", "span", "schemes", "lr-of"]);
+        match &self.trace[..] {
+            [trace] => configuration.with("workers", workers).with("times", format!("trace:{}", trace.display())),
+            _ => configuration.with("workers", workers),
+        }
     }
 
     /// The command that trains as a contestant was simulated.
@@ -259,6 +299,7 @@ impl WhatifArgs {
 
     fn check(&self) -> anyhow::Result<()> {
         comparison::check_target(&self.scenario)?;
+        self.out.iter().try_for_each(|out| check_free(out))?;
         if self.scenario.cluster.workers.is_some() {
             bail!("--workers can't be given: the number of workers follows from the trace");
         }
@@ -291,5 +332,6 @@ impl WhatifArgs {
             "\nSimulated on these times: {model}, {seeds}; the time of a task is proportional to its samples\n{}",
             ranking.table()
         ));
+        self.out.iter().for_each(|out| say(format_args!("Page (report.html) and run folders: {}", out.display())));
     }
 }

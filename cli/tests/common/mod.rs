@@ -1,6 +1,7 @@
 //! Runs the program.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
+pub mod browser;
 pub mod local_s3;
 pub mod process;
 pub mod python;
@@ -42,7 +43,7 @@ pub fn refused(arguments: &[&str]) -> String {
 /// The response of a server's HTTP port.
 pub fn get(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).unwrap();
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes()).unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     text

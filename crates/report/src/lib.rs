@@ -1,5 +1,6 @@
 //! Output of runs: progress, tables, figures, rankings and the HTML report.
 //!
+//! - [`view`]: what is seen of a run, whether it has ended or goes on; [`live`]: the page that follows one.
 //! - [`page`]: the HTML report of one run or several; [`timeline_figure`]: a run's timeline as a figure.
 //! - [`comparison`]: schemes compared and ranked, in one scenario or in several; [`HeatTable`]: a table as a picture.
 //! - [`plot`]: figures, as SVG and PNG.
@@ -13,6 +14,7 @@ pub mod cluster_findings;
 pub mod comparison;
 mod error;
 mod heat_table;
+pub mod live;
 pub mod live_table;
 pub mod numbers;
 pub mod page;
@@ -22,6 +24,7 @@ pub mod speeds;
 pub mod statistics;
 pub mod stragglers;
 pub mod tables;
+pub mod view;
 
 pub use error::ReportError;
 pub use heat_table::{HeatCell, HeatTable};

@@ -419,6 +419,22 @@ mod tests {
     }
 
     #[test]
+    fn every_colour_is_seen_on_white_and_on_dark_paper() {
+        let linear = |part: u8| {
+            let part = f64::from(part) / 255.0;
+            if part <= 0.04045 { part / 12.92 } else { ((part + 0.055) / 1.055).powf(2.4) }
+        };
+        let light = |RGBColor(red, green, blue): RGBColor| {
+            0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue) + 0.05
+        };
+        let (white, dark) = (light(RGBColor(255, 255, 255)), light(RGBColor(19, 22, 26)));
+        for entry in catalogue() {
+            let colour = light(colour_of(entry.name));
+            assert!(white / colour >= 3.0 && colour / dark >= 3.0, "{}", entry.name);
+        }
+    }
+
+    #[test]
     fn settings_do_not_change_a_schemes_colour() {
         assert_eq!(colour_of("backup:k=3"), colour_of("backup"));
         assert_eq!(colour_of("bsp on workers 1-7"), colour_of("bsp"));

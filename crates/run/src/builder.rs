@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use paceline_net::{Address, Server, TransportOptions};
+use paceline_report::live::follow;
 use paceline_runtime::{
     Checkpointer, EventLogHeader, FolderLock, Job, KeepEvents, Lease, Observer, ResumePoint, RunFolder, RunFolderError,
     SharedStatus, StatusServer, StoredRun, check_free, check_unfinished, folder_leases,
@@ -148,7 +149,7 @@ impl<'a> RunBuilder<'a> {
         self
     }
 
-    /// Serves `/metrics`, `/healthz` and `/status` to whoever reaches this listener.
+    /// Serves a page that follows the run, `/metrics`, `/healthz` and `/status` to whoever reaches this listener.
     pub fn http(mut self, listener: TcpListener) -> Self {
         self.http = Some(listener);
         self
@@ -186,11 +187,23 @@ impl<'a> RunBuilder<'a> {
         };
         let status = SharedStatus::default();
         (status.lock().scheme, status.lock().expected_workers) = (self.job.scheme.to_string(), self.job.setup.workers);
-        let start = |listener| StatusServer::start(listener, status.clone(), |warning| tracing::warn!("{warning}"));
-        let status_server = self.http.take().map(start).transpose().map_err(RunError::Http)?;
+        let (mut live, mut status_server) = (None, None);
+        if let Some(listener) = self.http.take() {
+            let header = EventLogHeader::new(self.job.scheme.clone(), &self.job.setup);
+            let (observer, page) = follow(self.title(), header, self.configuration.clone());
+            live = Some(observer);
+            let warn = |warning| tracing::warn!("{warning}");
+            let server = StatusServer::start(listener, status.clone(), Some(Box::new(page)), warn);
+            status_server = Some(server.map_err(RunError::Http)?);
+        }
         // Last, since only this leaves something behind.
         let leases = self.stored.as_ref().map(|stored| stored.objects().clone());
         let (mut folder, resume_point) = self.open_folder(resumed)?;
+        if let (Some(live), Some((folder, _)), Some(_)) = (&live, &folder, &resume_point)
+            && let Err(error) = live.read(folder.path())
+        {
+            tracing::warn!("the page does not show what happened before: {error}");
+        }
         let lease = match (&mut folder, self.folder, self.lease) {
             (Some(_), FolderChoice::TakenOver(_, lease), _) => Some(lease),
             (Some((folder, _)), _, Some(length)) => {
@@ -204,17 +217,28 @@ impl<'a> RunBuilder<'a> {
         let server = server.under_lease(lease.as_ref().map_or(0, Lease::epoch));
         let server = if self.keeps_workers { server.keeping_workers() } else { server };
         if let Some(server) = &status_server {
-            tracing::info!("status at http://{}/status", server.address());
+            tracing::info!("watch the run at http://{}", server.address());
         }
         let follower = RunFollower {
             folder,
             recorder: self.record.as_ref().map(|_| Recorder::default()),
             status,
+            live,
             started: self.started,
             observers: self.observers,
             lease,
         };
         Ok(PreparedRun { job: self.job, server, resume_point, follower, status_server, record: self.record })
+    }
+
+    /// What the page calls the run.
+    fn title(&self) -> String {
+        match &self.folder {
+            FolderChoice::New(path) | FolderChoice::Resumed(path) | FolderChoice::TakenOver(path, _) => {
+                path.file_name().unwrap_or(path.as_os_str()).display().to_string()
+            }
+            FolderChoice::None => self.job.scheme.to_string(),
+        }
     }
 
     /// Creates the folder, or continues it, and takes its checkpoints.

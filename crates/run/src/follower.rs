@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use paceline_core::{Decision, Event, Span, TaskId, Time};
+use paceline_report::live::FollowedRun;
 use paceline_runtime::{
     Checkpointer, Iteration, Lease, LeaseLost, Monitor, Notice, Observer, RunFolder, RunState, ServerObserver,
     SharedStatus,
@@ -19,6 +20,8 @@ pub(crate) struct RunFollower<'a> {
     /// Keeps every time in memory.
     pub(crate) recorder: Option<Recorder>,
     pub(crate) status: SharedStatus,
+    /// What a page shows, if there is one.
+    pub(crate) live: Option<FollowedRun>,
     /// Becomes true after the first iteration.
     pub(crate) started: Arc<AtomicBool>,
     pub(crate) observers: Vec<&'a mut dyn Observer>,
@@ -39,6 +42,8 @@ impl Observer for RunFollower<'_> {
             status.checkpoint = checkpointer.saved();
         }
         status.on_turn(Instant::now(), now, event, decisions);
+        drop(status);
+        self.live.iter_mut().for_each(|live| live.on_turn(now, event, decisions));
     }
 
     fn on_task(&mut self, task: TaskId, compute: Span) {
@@ -55,12 +60,14 @@ impl Observer for RunFollower<'_> {
             folder.on_iteration(iteration, monitor);
         }
         self.status.lock().on_iteration(Instant::now(), iteration, monitor);
+        self.live.iter_mut().for_each(|live| live.on_iteration(iteration, monitor));
     }
 
     fn on_notice(&mut self, notice: &Notice) {
         self.observers.on_notice(notice);
         NoticeLogger.on_notice(notice);
         self.status.lock().on_notice(Instant::now(), notice);
+        self.live.iter_mut().for_each(|live| live.on_notice(notice));
     }
 }
 

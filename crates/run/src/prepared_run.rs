@@ -44,7 +44,8 @@ impl PreparedRun<'_> {
             None => server.run(job, &mut follower),
             Some(point) => server.resume(job, point, &mut follower),
         }?;
-        let RunFollower { folder, recorder, .. } = follower;
+        let RunFollower { folder, recorder, live, .. } = follower;
+        live.iter().for_each(|live| live.end(&outcome.summary));
         Ok(EndedRun { outcome, folder, record: record.zip(recorder), _status_server: status_server })
     }
 

@@ -58,7 +58,7 @@ impl Observer for StatusReader {
         self.iterations += 1;
         if self.iterations == 10 {
             let mut stream = TcpStream::connect(self.address).unwrap();
-            stream.write_all(b"GET /status HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n").unwrap();
+            stream.write_all(b"GET /status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
             stream.read_to_string(&mut self.answer).unwrap();
         }
     }

@@ -56,6 +56,9 @@ pub struct EventLogHeader {
     pub dispatch: Option<Dispatch>,
     /// How the learning rate of a step depends on its number of gradients.
     pub rate_rule: RateRule,
+    /// Whether its time is a simulation's.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub virtual_time: bool,
     /// The number of the segment.
     #[serde(default = "first_segment", skip_serializing_if = "is_first_segment")]
     pub(crate) segment: u64,
@@ -68,8 +71,23 @@ impl EventLogHeader {
     /// The header of a run of `scheme` with `setup`.
     pub fn new(scheme: SchemeSpec, setup: &Setup) -> Self {
         let Setup { workers, batch, dispatch, rate_rule } = *setup;
-        let segment = FIRST_SEGMENT;
-        EventLogHeader { format: FORMAT, scheme, workers, batch, dispatch, rate_rule, segment, start: None }
+        let (segment, virtual_time) = (FIRST_SEGMENT, false);
+        EventLogHeader {
+            format: FORMAT,
+            scheme,
+            workers,
+            batch,
+            dispatch,
+            rate_rule,
+            virtual_time,
+            segment,
+            start: None,
+        }
+    }
+
+    /// The header of a simulation.
+    pub fn simulated(scheme: SchemeSpec, setup: &Setup) -> Self {
+        EventLogHeader { virtual_time: true, ..EventLogHeader::new(scheme, setup) }
     }
 
     /// The header of another segment of the same run, which starts in this state.
@@ -336,7 +354,10 @@ impl<S: Read> Iterator for LogReader<S> {
 }
 
 /// Reads the first header of a log.
-pub(crate) fn read_header(stream: impl Read) -> Result<EventLogHeader, ReplayError> {
+///
+/// # Errors
+/// If there is none.
+pub fn read_header(stream: impl Read) -> Result<EventLogHeader, ReplayError> {
     Ok(LogReader::open(stream)?.0)
 }
 

@@ -135,6 +135,11 @@ fn older_path(folder: &Path, segment: u64) -> PathBuf {
     folder.join(OLDER).join(format!("{segment:08}{COMPRESSED}"))
 }
 
+/// Whether the event log of a run folder has older segments.
+pub fn has_older_events(folder: &Path) -> bool {
+    older_segments(folder).is_ok_and(|older| !older.is_empty())
+}
+
 /// The older segments with their numbers, ascending.
 fn older_segments(folder: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     let entries = match fs::read_dir(folder.join(OLDER)) {

@@ -18,7 +18,7 @@
 //! - [`StopReason`] and [`RunEnding`]: what ended a run, and what a shell is told.
 //! - [`Checkpointer`] and [`ResumePoint`]: checkpoints, and resuming from one.
 //!
-//! What others can see: [`Status`], served over HTTP by [`StatusServer`].
+//! What others can see: [`Status`], served over HTTP by [`StatusServer`], with a [`LivePage`] if there is one.
 
 mod broken_updates;
 mod byte_queue;
@@ -33,6 +33,7 @@ mod folder_lock;
 mod folder_writer;
 mod goal;
 mod http;
+mod http_stream;
 mod interrupt;
 mod job;
 mod job_model;
@@ -61,11 +62,11 @@ mod trainer;
 
 pub use checkpointer::Checkpointer;
 pub use ending::{RunEnding, StopReason, check_unfinished, has_ended};
-pub use event_log::{EventLog, EventLogHeader, ReplayError, Replayed, check_state, read_events, replay};
-pub use event_segments::{EVENTS, KeepEvents, open_events};
+pub use event_log::{EventLog, EventLogHeader, ReplayError, Replayed, check_state, read_events, read_header, replay};
+pub use event_segments::{EVENTS, KeepEvents, has_older_events, open_events};
 pub use folder_lock::FolderLock;
 pub use goal::{Goal, GoalProgress, Goals};
-pub use http::StatusServer;
+pub use http::{LivePage, StatusServer};
 pub use interrupt::{is_interrupted, request_interrupt, withdraw_interrupt};
 pub use job::Job;
 pub use job_model::{JobModel, OfferedModel};

@@ -19,7 +19,8 @@ fn processor_time() -> Duration {
 fn a_process_without_file_handles_says_so_once_waits_and_answers_when_one_is_free() {
     let (sender, warnings) = channel();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let server = StatusServer::start(listener, SharedStatus::default(), move |warning| sender.send(warning).unwrap());
+    let server =
+        StatusServer::start(listener, SharedStatus::default(), None, move |warning| sender.send(warning).unwrap());
     let server = server.unwrap();
 
     setrlimit(Resource::Nofile, Rlimit { current: Some(64), ..getrlimit(Resource::Nofile) }).unwrap();

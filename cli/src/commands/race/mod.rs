@@ -14,8 +14,9 @@ use paceline_config::{Contestant, Failure, PreparedScenario, Scenario, SchemeLis
 use paceline_core::{SchemeSpec, Setup};
 use paceline_report::comparison::{ContestantRuns, Ranking, panels};
 use paceline_report::live_table::LiveTable;
-use paceline_report::{page, plot};
-use paceline_runtime::{EventLogHeader, Goals, RunFolder, check_free, is_interrupted, next_free, set_aside};
+use paceline_report::page::Recommendation;
+use paceline_report::plot;
+use paceline_runtime::{Goals, RunFolder, check_free, is_interrupted, next_free, set_aside};
 use paceline_sim::Simulation;
 use serde_json::json;
 
@@ -99,7 +100,7 @@ struct RaceOutput {
     #[command(flatten)]
     config: ConfigFile,
 
-    /// Folder for pictures, a report, and the run folder of every contestant's first seed; with --suite, for the table
+    /// Folder for pictures, a page, and the run folder of every contestant's first seed; with --suite, for the table
     /// [default: a new one in runs/]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -125,7 +126,7 @@ impl RaceArgs {
             let _ = std::fs::remove_file(out.join(real::OPTIONS)).and(std::fs::remove_dir(&out));
         })?;
         let ranking = Ranking::new(&results, &Goals::any(&self.scenario.until));
-        let out = self.write(&ranking, &results, out).map_err(Failure::Run)?;
+        let out = self.write(&ranking, results, out).map_err(Failure::Run)?;
         self.show(&ranking, &out);
         interrupt::check()
     }
@@ -198,19 +199,10 @@ impl RaceArgs {
             configuration.clone().without(&["schemes", "real", "emulate", "tune", "no-baselines", "lr-of"]);
         let configuration = configuration.with("workers", prepared.workers());
         let folder = |contestant: &Contestant, simulation: &Simulation| {
-            let Simulation { scheme, setup, seed, .. } = simulation;
-            if heat.tuning || *seed != self.seeds.0[0] {
+            if heat.tuning || simulation.seed != self.seeds.0[0] {
                 return Ok(None);
             }
-            let mut configuration =
-                configuration.clone().with("scheme", scheme).with("seeds", seed).with("lr", contestant.rate.0);
-            if let Some(ranks) = &contestant.ranks {
-                configuration = configuration.with("only", ranks);
-            }
-            let header = EventLogHeader::new(scheme.clone(), setup);
-            let layout = simulation.training.as_ref().map(|training| training.workload.layout());
-            let folder = out.join(folder_name(contestant));
-            Ok(Some(RunFolder::create(&folder, &configuration.to_string(), &header, layout)?))
+            comparison::run_folder(out, &configuration, contestant, simulation).map(Some)
         };
         self.simulate_heat(prepared, heat, folder)
     }
@@ -234,12 +226,13 @@ impl RaceArgs {
     }
 
     /// Writes pictures and report. Returns the folder, which has another name after an interrupt if the user named it.
-    fn write(&self, ranking: &Ranking, results: &[ContestantRuns], out: PathBuf) -> anyhow::Result<PathBuf> {
-        let panels = panels(ranking, results);
+    fn write(&self, ranking: &Ranking, results: Vec<ContestantRuns>, out: PathBuf) -> anyhow::Result<PathBuf> {
+        let panels = panels(ranking, &results);
         for ending in plot::FORMATS {
             plot::save(&out.join("race").with_extension(ending), &panels)?;
         }
-        page::write(&out.join("report.html"), &page::run_folders(std::slice::from_ref(&out))?)?;
+        let answers = Recommendation::all(&results, ranking);
+        comparison::write_page(&out, "Race".into(), results, ranking, answers)?;
         Ok(if is_interrupted() && self.output.out.is_some() { set_aside(&out)? } else { out })
     }
 
@@ -257,7 +250,7 @@ impl RaceArgs {
         for straggler in &self.emulate {
             say(format_args!("Straggling was emulated: {straggler}"));
         }
-        say(format_args!("Pictures, report and run folders: {}", out.display()));
+        say(format_args!("Pictures, page (report.html) and run folders: {}", out.display()));
     }
 }
 
@@ -275,9 +268,4 @@ impl Heat<'_> {
         let names = comparison::names(self.contestants).into_iter();
         names.map(|name| if self.tuning { format!("tuning {name}") } else { name }).collect()
     }
-}
-
-/// A contestant as the name of a folder.
-fn folder_name(contestant: &Contestant) -> String {
-    contestant.to_string().replace([':', ','], "_").replace(['/', ' '], "-")
 }

@@ -19,7 +19,7 @@ use paceline_sim::{FastWorkers, Script, Simulation, Slowness, Times};
 use paceline_trace::{PROFILER_STEP, Trace};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{Heat, RaceArgs, baselines, folder_name, tuning};
+use super::{Heat, RaceArgs, baselines, tuning};
 use crate::comparison;
 use crate::destination::make_folder;
 use crate::program::ProgramStart;
@@ -91,7 +91,7 @@ impl RealTrack<'_> {
         let mut results: Vec<ContestantRuns> = heat.contestants.iter().map(comparison::without_runs).collect();
         for (index, contestant) in heat.contestants.iter().enumerate() {
             for (number, &seed) in heat.seeds.iter().enumerate() {
-                let name = folder_name(contestant);
+                let name = comparison::folder_name(&contestant.to_string());
                 let name = match number {
                     _ if heat.tuning => SCRATCH.into(),
                     0 => name,

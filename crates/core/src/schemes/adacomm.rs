@@ -44,7 +44,7 @@ impl LocalPolicy for AdaptiveIterations {
 pub(super) const ENTRY: SchemeEntry = SchemeEntry::local(
     "adacomm",
     "like local-sgd, with fewer local iterations per round as the loss falls",
-    [221, 204, 119],
+    [78, 108, 83],
     build,
 )
 .settings(&[

@@ -54,7 +54,7 @@ impl Quorum for LossLevelQuorum {
 }
 
 pub(super) const ENTRY: SchemeEntry =
-    SchemeEntry::quorum("adasync", "wait for the first k workers; k grows as the loss falls", [136, 34, 85], build)
+    SchemeEntry::quorum("adasync", "wait for the first k workers; k grows as the loss falls", [255, 75, 156], build)
         .settings(&[Setting::count("first", "gradients to wait for in the first iteration", 1, UpperBound::Workers)
             .default(SettingDefault::Count(1))]);
 

@@ -289,7 +289,7 @@ impl Scheme for Anytime {
 pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
     "anytime",
     "every worker iterates locally until a common deadline, then replicas are averaged",
-    [102, 153, 204],
+    [124, 135, 255],
     build,
 )
 .stepping_by(StepKind::Averaged)

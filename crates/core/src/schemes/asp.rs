@@ -17,7 +17,7 @@ impl Gate for OpenGate {
 }
 
 pub(super) const ENTRY: SchemeEntry =
-    SchemeEntry::new("asp", "never wait: apply every update as it arrives", [230, 159, 0], build);
+    SchemeEntry::new("asp", "never wait: apply every update as it arrives", [209, 127, 0], build);
 
 fn build(_settings: &Settings<'_>, setup: &Setup) -> Result<Box<dyn Scheme>, SchemeError> {
     Ok(Box::new(FreeRunning::new(OpenGate, setup.batch)))

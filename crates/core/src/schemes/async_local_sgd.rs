@@ -72,7 +72,7 @@ impl Gate for DynamicUpdates {
 pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
     "async-local-sgd",
     "every worker iterates locally as often as its speed allows; differences are applied as they arrive",
-    [128, 64, 0],
+    [150, 85, 0],
     build,
 )
 .settings(&[

@@ -312,7 +312,7 @@ impl Scheme for Auto {
 pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
     "auto",
     "run the scheme that would be fastest on the cluster as it is, and change it when that changes",
-    [221, 170, 51],
+    [200, 26, 0],
     build,
 )
 .stepping_by(StepKind::Averaged)

@@ -7,7 +7,7 @@ use crate::rounds::Quorum;
 pub(super) const ENTRY: SchemeEntry = SchemeEntry::quorum(
     "b-dbw",
     "wait for the first k workers; k is chosen in every iteration for the most gradients per second",
-    [204, 121, 167],
+    [195, 119, 197],
     build,
 )
 .settings(&[FORMULAS, BETA, MEMORY])

@@ -21,7 +21,7 @@ impl Quorum for FixedQuorum {
 }
 
 pub(super) const ENTRY: SchemeEntry =
-    SchemeEntry::quorum("backup", "wait for the first k workers in every iteration", [153, 153, 153], build)
+    SchemeEntry::quorum("backup", "wait for the first k workers in every iteration", [0, 80, 255], build)
         .settings(&[Setting::count("k", "gradients to wait for", 1, UpperBound::Workers)])
         .variants(&["k=1"])
         .compared(|workers| {

@@ -20,7 +20,7 @@ impl Quorum for AllWorkers {
 }
 
 pub(super) const ENTRY: SchemeEntry =
-    SchemeEntry::quorum("bsp", "wait for every worker in every iteration", [0, 0, 0], build);
+    SchemeEntry::quorum("bsp", "wait for every worker in every iteration", [122, 130, 138], build);
 
 fn build(_settings: &Settings<'_>, _setup: &Setup) -> Result<Box<dyn Quorum>, SchemeError> {
     Ok(Box::new(AllWorkers))

@@ -151,7 +151,7 @@ enum PredictorChoice {
 pub(super) const ENTRY: SchemeEntry = SchemeEntry::quorum(
     "cutoff",
     "wait for the first k workers, interrupt the others; k is predicted for the most gradients per second",
-    [51, 34, 136],
+    [122, 65, 218],
     build,
 )
 .settings(&[

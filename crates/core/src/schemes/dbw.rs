@@ -159,7 +159,7 @@ const WINDOW: usize = 5;
 pub(super) const ENTRY: SchemeEntry = SchemeEntry::quorum(
     "dbw",
     "wait for the first k workers; k is chosen in every iteration to lower the loss fastest",
-    [0, 158, 115],
+    [0, 166, 129],
     build,
 )
 .settings(&[

@@ -6,7 +6,7 @@ use crate::free_running::FreeRunning;
 use crate::{CommitStep, Scheme};
 
 pub(super) const ENTRY: SchemeEntry =
-    SchemeEntry::new("dc-asgd", "like asp, with stale gradients corrected for the steps since", [204, 102, 119], build)
+    SchemeEntry::new("dc-asgd", "like asp, with stale gradients corrected for the steps since", [159, 70, 115], build)
         .settings(&[
             Setting::number("lambda", "strength of the correction", 0.0, 1e6).default(SettingDefault::Number(0.04))
         ]);

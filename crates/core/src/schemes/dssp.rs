@@ -91,7 +91,7 @@ impl Gate for StalenessRange {
 pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
     "dssp",
     "like ssp, with the bound chosen at run time for the shortest predicted wait",
-    [0, 114, 178],
+    [0, 105, 170],
     build,
 )
 .settings(&[

@@ -11,7 +11,7 @@ use crate::{CommitStep, ReplicaStart};
 pub(super) const ENTRY: SchemeEntry = SchemeEntry::local(
     "easgd",
     "every worker keeps its own replica; model and replicas are pulled towards each other",
-    [68, 170, 153],
+    [0, 170, 0],
     build,
 )
 .settings(&[

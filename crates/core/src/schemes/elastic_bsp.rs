@@ -237,7 +237,7 @@ impl Gate for ElasticBsp {
 pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
     "elastic-bsp",
     "apply updates on arrival up to a barrier, planned for the shortest predicted wait",
-    [213, 94, 0],
+    [255, 76, 2],
     build,
 )
 .settings(&[

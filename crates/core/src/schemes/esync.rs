@@ -66,7 +66,7 @@ impl LocalPolicy for Esync {
 pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
     "esync",
     "fast workers iterate locally until the slowest is about to finish, then replicas are averaged",
-    [17, 119, 51],
+    [0, 118, 0],
     build,
 )
 .stepping_by(StepKind::Averaged)

@@ -253,7 +253,7 @@ impl FromStr for NetworkWeights {
 pub(super) const ENTRY: SchemeEntry = SchemeEntry::sizing(
     "lb-bsp",
     "wait for every worker, with batch sizes chosen so that all workers finish together",
-    [170, 68, 153],
+    [186, 0, 176],
     build,
 )
 .settings(&[

@@ -24,7 +24,7 @@ impl LocalPolicy for FixedIterations {
 pub(super) const ENTRY: SchemeEntry = SchemeEntry::local(
     "local-sgd",
     "every worker does the same number of local iterations, then replicas are averaged",
-    [153, 153, 51],
+    [147, 152, 0],
     build,
 )
 .settings(&[

@@ -29,7 +29,7 @@ pub(super) fn admit_within(bound: u64, worker: WorkerId, clocks: &Clocks) -> Adm
 pub(super) const ENTRY: SchemeEntry = SchemeEntry::new(
     "ssp",
     "apply updates on arrival, with a bound on how far a worker may be ahead of the slowest",
-    [86, 180, 233],
+    [7, 157, 211],
     build,
 )
 .settings(&[Setting::count("staleness", "iterations a worker may be ahead", 0, UpperBound::Value(u32::MAX as u64))

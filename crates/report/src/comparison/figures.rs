@@ -1,7 +1,7 @@
 //! The figures of a comparison.
 
 use super::{ContestantRuns, FEWEST_SEEDS, Ranking};
-use crate::plot::{Figure, Mark, Series, colours_of};
+use crate::plot::{Figure, Mark, Series, colour_of, colours_of};
 use crate::statistics::{mean, mean_interval};
 
 /// Accuracy over time of the first seed's runs, and time to target with its interval. The fastest is at the top.
@@ -15,10 +15,11 @@ pub fn panels(ranking: &Ranking, all_runs: &[ContestantRuns]) -> [Figure; 2] {
         let found = all_runs.iter().zip(&colours).find(|(contestant, _)| contestant.name == place.name);
         let Some((contestant, &colour)) = found else { continue };
         let curve = contestant.runs.first().map(|run| best_so_far(&run.curve)).unwrap_or_default();
-        // A scheme on some of the workers has nearly the colour of the scheme on all.
-        let mark = if contestant.name.contains(' ') { Mark::Dashes } else { Mark::Line };
+        // A scheme on some of the workers has the colour of the scheme on all.
+        let is_subset = contestant.name.contains(' ');
+        let (mark, colour) = if is_subset { (Mark::Dashes, colour_of(&contestant.name)) } else { (Mark::Line, colour) };
         learning.push(Series { name: String::new(), mark, colour, points: curve });
-        let points = interval(contestant).into_iter().map(|time| (time, row as f64)).collect();
+        let points = time_interval(contestant).into_iter().map(|time| (time, row as f64)).collect();
         times.push(Series { name: place.name.clone(), mark: Mark::Intervals, colour, points });
     }
     [
@@ -39,11 +40,11 @@ pub fn panels(ranking: &Ranking, all_runs: &[ContestantRuns]) -> [Figure; 2] {
     ]
 }
 
-/// The mean time to target between the ends of its interval, all by logarithms. Without an interval the ends are the mean;
-/// nothing if a run missed the target.
-fn interval(contestant: &ContestantRuns) -> Vec<f64> {
+/// A contestant's mean time to target between the ends of its interval, all by logarithms. Without an interval the ends are
+/// the mean; nothing if a run missed the target.
+pub fn time_interval(contestant: &ContestantRuns) -> Vec<f64> {
     let logs: Vec<f64> = contestant.times().into_iter().map(f64::ln).collect();
-    if logs.len() < contestant.runs.len() {
+    if logs.is_empty() || logs.len() < contestant.runs.len() {
         return Vec::new();
     }
     let middle = mean(&logs);

@@ -10,8 +10,9 @@ use paceline_core::StepKind;
 use paceline_runtime::Summary;
 
 pub use advice::{Advice, BoldAnswer, SafeAnswer, SafeGrounds};
-pub use figures::panels;
+pub use figures::{panels, time_interval};
 pub use paired::{Difference, FEWEST_SEEDS, PairedRatio};
+pub(crate) use ranking::BASELINE;
 pub use ranking::{RankedContestant, Ranking};
 pub use suite::{Suite, SuiteEntry, SuiteRace};
 

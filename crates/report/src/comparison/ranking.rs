@@ -13,7 +13,7 @@ use crate::statistics::{deviation, mean};
 use crate::tables::aligned;
 
 /// The scheme that others are compared with, if it is among them.
-pub(super) const BASELINE: &str = "bsp";
+pub(crate) const BASELINE: &str = "bsp";
 
 /// A contestant's rank, with means over its runs. Times are in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -219,9 +219,19 @@ impl Ranking {
         aligned(std::iter::once(names).chain(self.places.iter().map(RankedContestant::cells)))
     }
 
-    /// Who wins and why, in a few sentences. The time of a run is its samples divided by samples per second: a
-    /// contestant wins by needing fewer samples, or by more samples per second because it waits, loses or sends less.
+    /// The target.
+    pub fn target(&self) -> &str {
+        &self.target
+    }
+
+    /// Who wins and why, in a few sentences.
     pub fn explanation(&self) -> String {
+        let reasons = self.reasons();
+        if reasons.is_empty() { self.verdict() } else { format!("{} {reasons}", self.verdict()) }
+    }
+
+    /// Who wins, in a sentence.
+    pub fn verdict(&self) -> String {
         let Some(first) = self.first() else {
             return format!("Nobody reached {} in every run. Set an easier target with --until.", self.target);
         };
@@ -235,13 +245,27 @@ impl Ranking {
                 format!("{} lead; they can't be told apart with these seeds. {}: {after}", listed(several), several[0])
             }
         };
-        let others = || self.places.iter().skip(1).zip(&self.ahead);
-        let other = others().find(|(place, _)| place.name == BASELINE).or(others().next());
-        text += &other.map_or(".".into(), |(other, pair)| compared(first, other, *pair));
+        text += &self.other().map_or(String::new(), |(other, pair)| compared(other, pair));
+        text + "."
+    }
+
+    /// Why, in a few sentences. The time of a run is its samples divided by samples per second: a contestant wins by needing
+    /// fewer samples, or by more samples per second because it waits, loses or sends less.
+    pub fn reasons(&self) -> String {
+        let Some(first) = self.first() else { return String::new() };
+        let differs = |(other, pair): &(&RankedContestant, Option<PairedRatio>)| !is_level(other, *pair);
+        let mut text = self.other().filter(differs).map_or(String::new(), |(other, _)| why(first, other));
         if self.rivals().any(|(_, pair)| pair.is_none_or(|pair| pair.difference() == Difference::Unknown)) {
             text += &format!(" Too few seeds to tell who is faster: give at least {FEWEST_SEEDS}, better more.");
         }
-        text + &self.edge_note()
+        text += &self.edge_note();
+        text.trim_start().into()
+    }
+
+    /// Whom the first one is compared with: the baseline, or the second one.
+    fn other(&self) -> Option<(&RankedContestant, Option<PairedRatio>)> {
+        let others = || self.places.iter().skip(1).zip(self.ahead.iter().copied());
+        others().find(|(place, _)| place.name == BASELINE).or(others().next())
     }
 
     /// Says whose best learning rate may lie outside the rates that were tried.
@@ -255,20 +279,27 @@ impl Ranking {
     }
 }
 
-/// How the first one compares with another, as the end of a sentence, and why.
-fn compared(first: &RankedContestant, other: &RankedContestant, pair: Option<PairedRatio>) -> String {
-    let mut text = match pair.filter(|_| other.finished()) {
+/// Whether the first one does not differ from another.
+fn is_level(other: &RankedContestant, pair: Option<PairedRatio>) -> bool {
+    other.finished() && pair.is_some_and(|pair| pair.difference() == Difference::None)
+}
+
+/// How the first one compares with another, as the end of a sentence.
+fn compared(other: &RankedContestant, pair: Option<PairedRatio>) -> String {
+    let text = match pair.filter(|_| other.finished()) {
         Some(pair) => {
             let ends = pair.interval.map_or(String::new(), |ends| format!(" ({})", written(ends)));
             format!(", {} times as fast as {}{ends}", ratio(pair.ratio), other.name)
         }
         None => format!(", which {} did not reach in every run", other.name),
     };
-    if pair.is_some_and(|pair| pair.difference() == Difference::None) && other.finished() {
-        return text + ", which is no difference.";
-    }
-    text += &format!(
-        ". Why: it processed {} times as many samples per second (workers waited {:.0} % of the time, under {} {:.0} %",
+    if is_level(other, pair) { text + ", which is no difference" } else { text }
+}
+
+/// Why the first one is faster than another.
+fn why(first: &RankedContestant, other: &RankedContestant) -> String {
+    let mut text = format!(
+        "Why: it processed {} times as many samples per second (workers waited {:.0} % of the time, under {} {:.0} %",
         number(first.throughput() / other.throughput(), 1),
         100.0 * first.idle_share,
         other.name,

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use paceline_runtime::{EVENTS, open_events, read_events};
 
-use super::timeline::{Activity, Timeline};
 use crate::error::{ReportError, at, in_log};
 use crate::plot::{Figure, Mark, RGBColor, Series};
+use crate::view::{Activity, Timeline, TimelineLimits};
 
 /// The activities with their names and colours, as on the page.
 const STATES: [(Activity, &str, RGBColor); 5] = [
@@ -23,7 +23,7 @@ const STATES: [(Activity, &str, RGBColor); 5] = [
 /// If its event log can't be read.
 pub fn timeline_figure(folder: &Path) -> Result<Figure, ReportError> {
     let path = folder.join(EVENTS);
-    let mut timeline = Timeline::default();
+    let mut timeline = Timeline::new(TimelineLimits::default());
     let header = read_events(open_events(folder).map_err(at(&path))?, &mut timeline).map_err(in_log(&path))?;
     timeline.finish();
     let of_state = |(state, name, colour): (Activity, &str, RGBColor)| {

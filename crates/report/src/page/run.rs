@@ -1,240 +1,86 @@
 //! The data of one run on the page.
 
-use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use paceline_core::{Action, ActivityChange, Decision, Event, Reason, Time, Work, WorkerActivities};
-use paceline_runtime::{EVENTS, MetricsRow, Observer, Summary, open_events, read_events, read_metrics};
+use paceline_core::StepKind;
+use paceline_runtime::{EVENTS, EventLogHeader, Summary, open_events, read_events, read_header, read_metrics};
 use paceline_spec::read_text;
 use serde::Serialize;
 
-use super::downsample::{bucketed, coarse};
-use super::timeline::{Segment, Timeline};
 use crate::error::{ReportError, at, in_log};
-use crate::plot;
+use crate::plot::{RGBColor, colour_of};
+use crate::view::{Kept, RunView, ViewData, ViewLimits};
 
-/// Limit on the points of a curve.
-const MAX_POINTS: usize = 700;
-
-/// A curve with its name: times and values.
+/// One run: what is seen of it, and what is known beside that.
 #[derive(Debug, Serialize)]
-pub struct NamedCurve {
-    name: String,
-    points: Vec<(f64, f64)>,
-}
-
-/// The data of one run. Times are in seconds.
-#[derive(Debug, Serialize)]
-pub struct ReportedRun {
-    name: String,
-    scheme: String,
+pub struct PageRun {
+    pub(crate) name: String,
+    /// The colour of its scheme.
     colour: String,
-    duration: f64,
-    summary: Option<Summary>,
-    configuration: String,
-    /// All reasons; the other fields refer to them by index, -1 for none.
-    reasons: Vec<String>,
-    /// Seconds per tick.
-    tick: f64,
-    /// Per worker, for each segment: its length in ticks, its activity and its reason.
-    workers: Vec<Vec<i64>>,
-    /// For each step of the model: the ticks since the last one, its updates and its reason.
-    steps: Vec<i64>,
-    loss: Vec<(f64, f64)>,
-    accuracy: Vec<(f64, f64)>,
-    /// What the scheme chose during the run, by name.
-    settings: BTreeMap<&'static str, Vec<NamedCurve>>,
-    /// Whether short segments were merged to keep the page small.
-    thinned: bool,
+    /// What the scheme's steps are made of.
+    #[serde(skip)]
+    pub(super) step_kind: StepKind,
+    /// Whether its time is a simulation's.
+    virtual_time: bool,
+    batch: u32,
+    /// How many workers it started with.
+    expected: usize,
+    pub(super) configuration: String,
+    /// A run that goes on, or was killed, has none.
+    pub(crate) summary: Option<Summary>,
+    pub(crate) view: ViewData,
 }
 
-/// Limits on the data of one run.
-#[derive(Debug, Clone, Copy)]
-pub struct PageLimits {
-    /// Number of segments.
-    pub segments: usize,
-    /// Bytes of reasons; later reasons are left out.
-    pub reason_bytes: usize,
-}
+impl PageRun {
+    /// A run that is described by the header of its event log.
+    pub fn new(name: String, header: &EventLogHeader, configuration: String, view: ViewData) -> Self {
+        let RGBColor(red, green, blue) = colour_of(&header.scheme.to_string());
+        let colour = format!("#{red:02x}{green:02x}{blue:02x}");
+        let &EventLogHeader { batch, workers: expected, virtual_time, .. } = header;
+        let step_kind = header.scheme.step_kind();
+        PageRun { name, colour, step_kind, virtual_time, batch, expected, configuration, summary: None, view }
+    }
 
-impl ReportedRun {
-    /// Reads a run folder.
+    /// Reads a run folder. The page has `runs` runs in all.
     ///
     /// # Errors
     /// If its event log or metrics can't be read.
-    pub fn read(folder: &Path, name: String, limits: PageLimits) -> Result<Self, ReportError> {
+    pub fn read(folder: &Path, name: String, runs: usize) -> Result<Self, ReportError> {
         let path = folder.join(EVENTS);
-        let log = open_events(folder).map_err(at(&path))?;
-        let mut reader = RunReader::default();
-        let header = read_events(log, &mut reader).map_err(in_log(&path))?;
-        let RunReader { mut timeline, mut choices } = reader;
-        timeline.finish();
-        let end = timeline.end.seconds();
-        let measured = read_metrics(folder)?;
-        let steps = measured.iter().map(|line| (line.time, line.waited_for as f64)).collect();
-        choices
-            .by_name
-            .insert("updates per step (k)", vec![NamedCurve { name: "k".into(), points: bucketed(steps, MAX_POINTS) }]);
-
-        let all: usize = timeline.workers.iter().map(Vec::len).sum();
-        let thinned = all > limits.segments;
-        let mut reasons = ReasonTable { bytes_left: limits.reason_bytes, ..ReasonTable::default() };
-        let tick = (end / f64::from(1 << 20)).max(1e-9);
-        let workers = timeline.workers.iter().map(|segments| {
-            let coarse =
-                thinned.then(|| coarse(segments, timeline.end, limits.segments / timeline.workers.len().max(1)));
-            reasons.encode(coarse.as_deref().unwrap_or(segments), tick)
-        });
-        let workers = workers.collect();
-        let every = timeline.steps.len().div_ceil(limits.segments / 4 + 1);
-        let mut last = 0;
-        let steps = timeline.steps.iter().step_by(every.max(1)).flat_map(|step| {
-            let at = ticks(step.at, tick);
-            let since = at - last;
-            last = at;
-            [since, step.updates as i64, reasons.index(Some(step.reason))]
-        });
-        let steps = steps.collect();
-        let values = |value: fn(&MetricsRow) -> Option<f64>| {
-            let points = measured.iter().filter_map(|line| Some((line.time, value(line)?))).collect();
-            bucketed(points, MAX_POINTS)
-        };
+        let open = || open_events(folder).map_err(at(&path));
+        let header = read_header(open()?).map_err(in_log(&path))?;
+        let mut view = RunView::new(&header, ViewLimits::new(header.workers, runs, Kept::Oldest));
+        read_events(open()?, &mut view).map_err(in_log(&path))?;
+        for row in read_metrics(folder)? {
+            view.add_iteration(row.iteration, row.time, row.waited_for, row.loss, row.accuracy);
+        }
+        view.finish_timeline();
         // A run that was killed has no summary; the page shows the rest.
         let summary = read_text(&folder.join("summary.json")).ok();
         let summary: Option<Summary> = summary.and_then(|text| serde_json::from_str(&text).ok());
-        let mut accuracy = values(|line| line.accuracy);
-        // The last evaluation comes after the last iteration, so it is not in the metrics.
-        accuracy.extend(summary.as_ref().and_then(Summary::final_accuracy));
-        let scheme = header.scheme.to_string();
-        let plot::RGBColor(red, green, blue) = plot::colour_of(&scheme);
-        Ok(ReportedRun {
-            name,
-            colour: format!("#{red:02x}{green:02x}{blue:02x}"),
-            scheme,
-            duration: end,
-            summary,
-            configuration: read_text(&folder.join("config.toml")).unwrap_or_default(),
-            reasons: reasons.reasons,
-            tick,
-            workers,
-            steps,
-            loss: values(|line| line.loss),
-            accuracy,
-            settings: choices.finish(header.batch),
-            thinned,
-        })
-    }
-}
-
-fn ticks(at: Time, tick: f64) -> i64 {
-    (at.seconds() / tick).round() as i64
-}
-
-/// Reasons as text, without duplicates.
-#[derive(Default)]
-struct ReasonTable {
-    reasons: Vec<String>,
-    indices: HashMap<String, i64>,
-    /// Bytes that new reasons may still take.
-    bytes_left: usize,
-}
-
-impl ReasonTable {
-    /// The index of a reason; -1 for none.
-    fn index(&mut self, reason: Option<Reason>) -> i64 {
-        let Some(reason) = reason else { return -1 };
-        let text = reason.to_string();
-        if let Some(&index) = self.indices.get(&text) {
-            return index;
-        }
-        let Some(bytes_left) = self.bytes_left.checked_sub(text.len()) else { return -1 };
-        self.bytes_left = bytes_left;
-        let index = self.reasons.len() as i64;
-        self.reasons.push(text.clone());
-        self.indices.insert(text, index);
-        index
+        summary.iter().for_each(|summary| view.end(summary));
+        let configuration = read_text(&folder.join("config.toml")).unwrap_or_default();
+        // The view says how each worker spent its time.
+        let summary = summary.map(|summary| Summary { worker_times: Vec::new(), ..summary });
+        Ok(PageRun { summary, ..PageRun::new(name, &header, configuration, view.whole(view.time())) })
     }
 
-    /// Length, activity and reason of each segment.
-    fn encode(&mut self, segments: &[Segment], tick: f64) -> Vec<i64> {
-        let mut from = 0;
-        let mut numbers = Vec::with_capacity(3 * segments.len());
-        for segment in segments {
-            let to = ticks(segment.to, tick);
-            numbers.extend([to - from, segment.state as i64, self.index(segment.reason)]);
-            from = to;
-        }
-        numbers
-    }
-}
-
-/// What a scheme chose during a run.
-#[derive(Default)]
-struct SchemeChoices {
-    by_name: BTreeMap<&'static str, Vec<NamedCurve>>,
-    sizes: BTreeMap<u32, Vec<(f64, f64)>>,
-    local: BTreeMap<u32, Vec<(f64, f64)>>,
-    barriers: Vec<(f64, f64)>,
-    activities: WorkerActivities,
-}
-
-impl SchemeChoices {
-    fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
-        self.activities.observe(now, event, decisions, |change| {
-            if let ActivityChange::Reported(task) = change
-                && matches!(task.assignment.work, Work::Local(_))
-            {
-                let iterations = f64::from(task.reported_iterations().max(1));
-                self.local.entry(task.assignment.task.worker.0).or_default().push((now.seconds(), iterations));
-            }
-        });
-        decisions.iter().for_each(|decision| self.on_decision(now, decision));
+    /// A setting, as its configuration has it.
+    pub(super) fn setting(&self, name: &str) -> Option<&str> {
+        let settings = self.configuration.lines().filter_map(|line| line.split_once(" = "));
+        settings.into_iter().find(|(key, _)| *key == name).map(|(_, value)| value)
     }
 
-    fn on_decision(&mut self, now: Time, decision: &Decision) {
-        if let Action::Assign(assignment) = &decision.action {
-            let worker = assignment.task.worker.0;
-            self.sizes.entry(worker).or_default().push((now.seconds(), f64::from(assignment.samples)));
-        }
-        if let Reason::AtBarrier { at, wait, .. } = decision.reason
-            && self.barriers.last().is_none_or(|&(last, _)| last != at.seconds())
-        {
-            self.barriers.push((at.seconds(), wait.seconds()));
-        }
+    /// Its held-out accuracy over time.
+    pub(super) fn accuracy(&self) -> &[(f64, f64)] {
+        self.view.curve("held-out accuracy")
     }
 
-    /// The curves of what changed during the run.
-    fn finish(mut self, batch: u32) -> BTreeMap<&'static str, Vec<NamedCurve>> {
-        let per_worker = |values: BTreeMap<u32, Vec<(f64, f64)>>| {
-            let limit = (4 * MAX_POINTS / values.len().max(1)).clamp(20, MAX_POINTS);
-            let curve =
-                |(worker, points)| NamedCurve { name: format!("worker {worker}"), points: bucketed(points, limit) };
-            values.into_iter().map(curve).collect::<Vec<_>>()
-        };
-        if self.sizes.values().flatten().any(|&(_, samples)| samples != f64::from(batch)) {
-            self.by_name.insert("batch size (samples)", per_worker(self.sizes));
-        }
-        if !self.local.is_empty() {
-            self.by_name.insert("local iterations per round", per_worker(self.local));
-        }
-        if !self.barriers.is_empty() {
-            let points = bucketed(self.barriers, MAX_POINTS);
-            self.by_name.insert("barriers: planned wait (s)", vec![NamedCurve { name: "wait".into(), points }]);
-        }
-        self.by_name
-    }
-}
-
-/// Reads the event log.
-#[derive(Default)]
-struct RunReader {
-    timeline: Timeline,
-    choices: SchemeChoices,
-}
-
-impl Observer for RunReader {
-    fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
-        self.timeline.on_turn(now, event, decisions);
-        self.choices.on_turn(now, event, decisions);
+    /// The place of the run among several: first those that reached their target, the fastest first; then the others, the
+    /// most accurate first.
+    pub(crate) fn rank(&self) -> (bool, f64, f64) {
+        let Some(summary) = &self.summary else { return (true, f64::INFINITY, 0.0) };
+        let reached = summary.time_to_target.filter(|_| summary.reached);
+        (reached.is_none(), reached.unwrap_or(f64::INFINITY), -summary.accuracy.unwrap_or(0.0))
     }
 }

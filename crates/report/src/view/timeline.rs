@@ -1,4 +1,4 @@
-//! What every worker did over time, from the event log.
+//! What every worker did over time, from the events and decisions of a run.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -8,6 +8,9 @@ use paceline_core::{
     WorkerActivities, WorkerId,
 };
 use paceline_runtime::Observer;
+
+use super::item_log::{ItemLog, Kept};
+use super::shares::ActivityShares;
 
 /// What a worker does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +26,9 @@ pub enum Activity {
     /// Not connected.
     Absent,
 }
+
+/// How many activities there are.
+pub const ACTIVITIES: usize = 5;
 
 /// An interval of a worker's time.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -48,23 +54,48 @@ pub struct TimelineStep {
     pub reason: Reason,
 }
 
+/// How much of a timeline is kept.
+#[derive(Debug, Clone, Copy)]
+pub struct TimelineLimits {
+    /// Segments of each worker.
+    pub segments: usize,
+    /// Which of them.
+    pub kept: Kept,
+    /// Steps of the model.
+    pub steps: usize,
+    /// Intervals of the [shares](ActivityShares), which cover the whole run.
+    pub intervals: usize,
+}
+
+/// Everything is kept.
+impl Default for TimelineLimits {
+    fn default() -> Self {
+        TimelineLimits { segments: usize::MAX, kept: Kept::Oldest, steps: usize::MAX, intervals: 2 }
+    }
+}
+
 /// The segments of all workers and the steps of the model.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone)]
 pub struct Timeline {
     /// Each worker's segments, by rank, without gaps or overlaps.
-    pub workers: Vec<Vec<Segment>>,
+    pub workers: Vec<ItemLog<Segment>>,
     /// The steps, in order.
-    pub steps: Vec<TimelineStep>,
+    pub steps: ItemLog<TimelineStep>,
+    /// The shares of each activity, over the whole run.
+    pub shares: ActivityShares,
+    /// Seconds of each activity in the whole run, by rank.
+    pub totals: Vec<[f64; ACTIVITIES]>,
     /// Time of the last event.
     pub end: Time,
+    limits: TimelineLimits,
     activities: WorkerActivities,
     tracks: Vec<WorkerTrack>,
     /// For each task whose update is not settled yet, its segments.
-    unsettled: HashMap<TaskId, Range<usize>>,
+    unsettled: HashMap<TaskId, Range<u64>>,
 }
 
 /// A worker's current state.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct WorkerTrack {
     /// Its segments end here.
     recorded_until: Time,
@@ -78,18 +109,58 @@ enum WorkerActivityState {
     Idle(Option<Reason>),
     Busy {
         reason: Reason,
-        /// Index of its first segment.
-        first: usize,
+        /// Number of its first segment.
+        first: u64,
     },
 }
 
 impl Timeline {
+    /// A timeline that keeps this much.
+    pub fn new(limits: TimelineLimits) -> Self {
+        Timeline {
+            workers: Vec::new(),
+            steps: ItemLog::new(limits.steps, limits.kept),
+            shares: ActivityShares::new(limits.intervals),
+            totals: Vec::new(),
+            end: Time::START,
+            limits,
+            activities: WorkerActivities::default(),
+            tracks: Vec::new(),
+            unsettled: HashMap::new(),
+        }
+    }
+
     fn track(&mut self, worker: WorkerId) -> &mut WorkerTrack {
         if worker.index() >= self.tracks.len() {
             self.tracks.resize_with(worker.index() + 1, WorkerTrack::default);
-            self.workers.resize_with(worker.index() + 1, Vec::new);
+            let TimelineLimits { segments, kept, .. } = self.limits;
+            self.workers.resize_with(worker.index() + 1, || ItemLog::new(segments, kept));
+            self.totals.resize(worker.index() + 1, [0.0; ACTIVITIES]);
         }
         &mut self.tracks[worker.index()]
+    }
+
+    /// What the workers do now.
+    pub fn activities(&self) -> &WorkerActivities {
+        &self.activities
+    }
+
+    /// What a worker does now, since when, and why.
+    pub fn present(&self, worker: usize) -> (Activity, Time, Option<Reason>) {
+        let track = &self.tracks[worker];
+        let (activity, reason) = match track.state {
+            WorkerActivityState::Absent => (Activity::Absent, None),
+            WorkerActivityState::Idle(reason) => (Activity::Waiting, reason),
+            WorkerActivityState::Busy { reason, .. } => (Activity::Computing, Some(reason)),
+        };
+        (activity, track.recorded_until, reason)
+    }
+
+    /// All changes so far are known.
+    pub fn settle(&mut self) {
+        self.workers.iter_mut().for_each(ItemLog::settle);
+        self.steps.settle();
+        self.shares.settle();
     }
 
     /// Adds a segment that ends at `until`.
@@ -99,6 +170,8 @@ impl Timeline {
         if until > from {
             track.recorded_until = until;
             self.workers[worker.index()].push(Segment { from, to: until, state, reason });
+            self.totals[worker.index()][state as usize] += until.since(from).seconds();
+            self.shares.add(worker.index(), from, until, state);
         }
     }
 
@@ -141,7 +214,7 @@ impl Timeline {
                 if let Event::Reported { report, .. } = event {
                     self.on_report(task.worker, now, report);
                 }
-                let segments = self.workers[task.worker.index()].len();
+                let segments = self.workers[task.worker.index()].next();
                 let track = self.track(task.worker);
                 if let WorkerActivityState::Busy { first, .. } = track.state {
                     track.state = WorkerActivityState::Idle(None);
@@ -156,7 +229,7 @@ impl Timeline {
             ActivityChange::Started { task: &TaskProgress { assignment, reason, .. }, .. } => {
                 let worker = assignment.task.worker;
                 self.end_segment(worker, now, Activity::Dropped, None);
-                let first = self.workers[worker.index()].len();
+                let first = self.workers[worker.index()].next();
                 self.track(worker).state = WorkerActivityState::Busy { reason, first };
             }
         }
@@ -172,10 +245,16 @@ impl Timeline {
                 }
             }
             Action::Discard { task } => {
-                let segments = self.unsettled.remove(task).unwrap_or_default();
-                let segments = self.workers.get_mut(task.worker.index()).and_then(|all| all.get_mut(segments));
-                for segment in segments.into_iter().flatten().filter(|segment| segment.state == Activity::Computing) {
-                    (segment.state, segment.reason) = (Activity::Dropped, Some(reason));
+                let worker = task.worker.index();
+                for number in self.unsettled.remove(task).unwrap_or_default() {
+                    let Some(segment) = self.workers[worker].change(number) else { continue };
+                    if segment.state == Activity::Computing {
+                        (segment.state, segment.reason) = (Activity::Dropped, Some(reason));
+                        let (from, to) = (segment.from, segment.to);
+                        self.shares.change(worker, from, to, Activity::Computing, Activity::Dropped);
+                        self.totals[worker][Activity::Computing as usize] -= to.since(from).seconds();
+                        self.totals[worker][Activity::Dropped as usize] += to.since(from).seconds();
+                    }
                 }
             }
             Action::Hold { worker, .. } => {
@@ -201,16 +280,32 @@ impl Timeline {
     }
 }
 
-impl Observer for Timeline {
-    fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
+impl Timeline {
+    /// Takes in an event and its decisions, and calls `on_change` for every change of what a worker does.
+    pub fn observe(
+        &mut self,
+        now: Time,
+        event: &Event,
+        decisions: &[Decision],
+        mut on_change: impl FnMut(ActivityChange<'_>),
+    ) {
         self.end = now;
         if let Event::Asked { task, report, .. } = event {
             self.on_report(task.worker, now, report);
         }
         let mut activities = std::mem::take(&mut self.activities);
-        activities.observe(now, event, decisions, |change| self.on_change(now, event, change));
+        activities.observe(now, event, decisions, |change| {
+            self.on_change(now, event, change);
+            on_change(change);
+        });
         self.activities = activities;
         decisions.iter().for_each(|decision| self.on_decision(now, decision));
+    }
+}
+
+impl Observer for Timeline {
+    fn on_turn(&mut self, now: Time, event: &Event, decisions: &[Decision]) {
+        self.observe(now, event, decisions, |_| {});
     }
 }
 
@@ -223,7 +318,7 @@ mod tests {
     fn timeline_of(scheme: &str, events: &[(u64, Event)]) -> Timeline {
         let spec: SchemeSpec = scheme.parse().unwrap();
         let mut ledger = Ledger::new(spec.build(&Setup::new(2, 1)).unwrap());
-        let mut timeline = Timeline::default();
+        let mut timeline = Timeline::new(TimelineLimits::default());
         for (at, event) in events {
             let decisions = ledger.handle(Time(*at), event.clone()).unwrap().to_vec();
             timeline.on_turn(Time(*at), event, &decisions);
@@ -239,7 +334,7 @@ mod tests {
         timeline
     }
 
-    fn states(segments: &[Segment]) -> Vec<(u64, u64, Activity)> {
+    fn states(segments: &ItemLog<Segment>) -> Vec<(u64, u64, Activity)> {
         segments.iter().map(|segment| (segment.from.0, segment.to.0, segment.state)).collect()
     }
 
@@ -263,7 +358,7 @@ mod tests {
             [(0, 2, Communicating), (2, 8, Computing), (8, 10, Communicating), (10, 30, Waiting), (30, 50, Computing)]
         );
         assert_eq!(states(&timeline.workers[1]), [(0, 30, Dropped), (30, 50, Absent)]);
-        assert_eq!(timeline.workers[0][3].reason, Some(Reason::Contributed));
+        assert_eq!(timeline.workers[0].iter().nth(3).unwrap().reason, Some(Reason::Contributed));
         let steps: Vec<(u64, usize)> = timeline.steps.iter().map(|step| (step.at.0, step.updates)).collect();
         assert_eq!(steps, [(30, 1)]);
     }
@@ -275,7 +370,7 @@ mod tests {
             [(0, joined(0)), (0, joined(1)), (10, report(0, 0, 10)), (15, report(1, 0, 15)), (16, report(0, 1, 6))];
         let timeline = timeline_of("backup:k=1,dispatch=push-wait", &events);
         assert_eq!(states(&timeline.workers[1])[0], (0, 15, Activity::Dropped));
-        assert!(matches!(timeline.workers[1][0].reason, Some(Reason::Stale { .. })));
+        assert!(matches!(timeline.workers[1].iter().next().unwrap().reason, Some(Reason::Stale { .. })));
         assert_eq!(states(&timeline.workers[0]), [(0, 10, Activity::Computing), (10, 16, Activity::Computing)]);
         let interrupted = timeline_of("backup:k=1,dispatch=push-interrupt", &events[..3]);
         assert_eq!(states(&interrupted.workers[1]), [(0, 10, Activity::Dropped)]);
@@ -290,7 +385,7 @@ mod tests {
             Decision { action: Action::Assign(assignment), reason: Reason::Free }
         };
         let interrupt = Decision { action: Action::Interrupt { task: task(0) }, reason: Reason::Contributed };
-        let mut timeline = Timeline::default();
+        let mut timeline = Timeline::new(TimelineLimits::default());
         timeline.on_turn(Time(0), &joined(0), &[assign(0, false), assign(1, true)]);
         timeline.on_turn(Time(10), &Event::Timer, &[interrupt]);
         timeline.on_turn(Time(30), &report(0, 1, 20), &[]);
