@@ -13,9 +13,10 @@ use paceline_store::write_file;
 use serde::Serialize;
 
 use crate::error::{ReportError, at};
+use crate::view::Kept;
 
 pub use picture::timeline_figure;
-pub(crate) use run::PageRun;
+pub use run::PageRun;
 
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
@@ -120,7 +121,7 @@ fn page(folders: &[PathBuf]) -> Result<String, ReportError> {
         Some(parent) => format!("{}/{}", own(parent), own(folder)),
         None => own(folder),
     };
-    let runs = folders.iter().map(|folder| PageRun::read(folder, name(folder), folders.len()));
+    let runs = folders.iter().map(|folder| PageRun::read(folder, name(folder), folders.len(), Kept::Oldest));
     let mut runs = runs.collect::<Result<Vec<PageRun>, _>>()?;
     runs.sort_by(|one, other| one.rank().partial_cmp(&other.rank()).unwrap_or(Ordering::Equal));
     // What the others are compared with comes second, unless it is first.

@@ -4,21 +4,21 @@ use std::path::Path;
 
 use paceline_runtime::{EVENTS, EventLogHeader, Summary, open_events, read_events, read_header, read_metrics};
 use paceline_spec::read_text;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{ReportError, at, in_log};
 use crate::plot::{RGBColor, colour_of};
 use crate::view::{Kept, RunView, ViewData, ViewLimits};
 
 /// One run: what is seen of it, and what is known beside that.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct PageRun {
     pub(crate) name: String,
     /// The colour of its scheme; empty for that of text, so that it is visible on dark paper.
     colour: String,
     batch: u32,
     /// How many workers it started with.
-    expected: usize,
+    pub(crate) expected: usize,
     configuration: String,
     /// A run that goes on, or was killed, has none.
     pub(crate) summary: Option<Summary>,
@@ -35,15 +35,15 @@ impl PageRun {
         PageRun { name, colour, batch, expected, configuration, summary: None, view }
     }
 
-    /// Reads a run folder. The page has `runs` runs in all.
+    /// Reads a run folder. The page has `runs` runs in all, and of each the oldest or the newest is kept.
     ///
     /// # Errors
     /// If its event log or metrics can't be read.
-    pub fn read(folder: &Path, name: String, runs: usize) -> Result<Self, ReportError> {
+    pub fn read(folder: &Path, name: String, runs: usize, kept: Kept) -> Result<Self, ReportError> {
         let path = folder.join(EVENTS);
         let open = || open_events(folder).map_err(at(&path));
         let header = read_header(open()?).map_err(in_log(&path))?;
-        let mut view = RunView::new(&header, ViewLimits::new(header.workers, runs, Kept::Oldest));
+        let mut view = RunView::new(&header, ViewLimits::new(header.workers, runs, kept));
         read_events(open()?, &mut view).map_err(in_log(&path))?;
         for row in read_metrics(folder)? {
             view.add_iteration(row.iteration, row.time, row.waited_for, row.loss, row.accuracy);
@@ -57,6 +57,11 @@ impl PageRun {
         // The view says how each worker spent its time.
         let summary = summary.map(|summary| Summary { worker_times: Vec::new(), ..summary });
         Ok(PageRun { summary, ..PageRun::new(name, &header, configuration, view.whole(view.time())) })
+    }
+
+    /// Whether the run has ended.
+    pub fn has_ended(&self) -> bool {
+        self.view.has_ended()
     }
 
     /// Whether the others are compared with it.
