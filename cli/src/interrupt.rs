@@ -8,6 +8,7 @@ pub fn listen(on_first: impl Fn() + Send + 'static) -> Result<(), Failure> {
     // This is the program's only handler, so setting it fails only if the system refuses.
     ctrlc::set_handler(move || {
         if request_interrupt() {
+            paceline_watch::restore_terminal();
             std::process::exit(RunEnding::Interrupted.exit_code().into());
         }
         on_first();

@@ -43,6 +43,7 @@ mod destination;
 mod interrupt;
 mod launched;
 mod launcher;
+mod live_screen;
 mod logs;
 mod options;
 mod output;
@@ -79,7 +80,8 @@ Examples:
   paceline simulate --scheme backup:k=6    the same, waiting only for the first six
   paceline simulate --help                 all schemes and options
   paceline race                            which scheme reaches the target first, and why
-  paceline whatif times.csv                which scheme suits these recorded times";
+  paceline whatif times.csv                which scheme suits these recorded times
+  paceline watch 127.0.0.1:7078            a run in the terminal: who straggles, and what it costs";
 
 /// What every command tells the shell.
 const EXIT_CODES: &str = "\
@@ -96,6 +98,7 @@ enum Command {
     Whatif(commands::whatif::WhatifArgs),
     Evaluate(commands::evaluate::EvaluateArgs),
     Report(commands::report::ReportArgs),
+    Watch(commands::watch::WatchArgs),
     #[command(subcommand)]
     Plan(commands::plan::PlanCommand),
     #[command(subcommand)]
@@ -151,6 +154,7 @@ fn run_command(arguments: Vec<OsString>) -> u8 {
         Command::Whatif(command) => command.run(&configuration),
         Command::Evaluate(command) => command.run(),
         Command::Report(command) => command.run(),
+        Command::Watch(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Predictor(command) => command.run(),
         Command::Replay(command) => command.run(),

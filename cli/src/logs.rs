@@ -1,6 +1,8 @@
 //! Logs, one line per event, and the output of worker processes, above any progress bar.
 
+use std::collections::VecDeque;
 use std::io::{self, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use indicatif::MultiProgress;
 use paceline_net::{OutputStream, ShowOutput};
@@ -24,15 +26,52 @@ pub fn install(bars: &MultiProgress) {
     let _ = logs.try_init();
 }
 
+/// What is printed while something else has the screen, in bytes; of more, the latest is kept.
+const MAX_HELD: usize = 1 << 20;
+
+/// Texts that are to be printed later, in order.
+type HeldOutput = VecDeque<(OutputStream, Vec<u8>)>;
+
+/// `None`: everything is printed at once.
+static HELD: Mutex<Option<HeldOutput>> = Mutex::new(None);
+
+fn held() -> MutexGuard<'static, Option<HeldOutput>> {
+    HELD.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps what is printed from now on.
+pub fn hold() {
+    held().get_or_insert_default();
+}
+
+/// Prints what was kept.
+pub fn release(bars: &MultiProgress) {
+    let kept = held().take();
+    kept.into_iter().flatten().for_each(|(stream, text)| print(bars, stream, &text));
+}
+
+/// Prints text above the progress bars, now or later.
+fn print(bars: &MultiProgress, stream: OutputStream, text: &[u8]) {
+    if let Some(held) = &mut *held() {
+        held.push_back((stream, text.to_vec()));
+        while held.iter().map(|(_, text)| text.len()).sum::<usize>() > MAX_HELD {
+            held.pop_front();
+        }
+        return;
+    }
+    // A terminal that is gone does not end the run.
+    let _ = bars.suspend(|| match stream {
+        OutputStream::Stdout => io::stdout().write_all(text),
+        OutputStream::Stderr => io::stderr().write_all(text),
+    });
+}
+
 /// Shows what workers print where they printed it. With `--json`, standard output has nothing but the JSON object.
 pub fn worker_output(bars: &MultiProgress, as_json: bool) -> ShowOutput {
     let bars = bars.clone();
     Box::new(move |stream, text| {
-        // A terminal that is gone does not end the run.
-        let _ = bars.suspend(|| match stream {
-            OutputStream::Stdout if !as_json => io::stdout().write_all(text.as_bytes()),
-            _ => io::stderr().write_all(text.as_bytes()),
-        });
+        let stream = if as_json { OutputStream::Stderr } else { stream };
+        print(&bars, stream, text.as_bytes());
     })
 }
 
@@ -40,8 +79,7 @@ struct AboveBars(MultiProgress);
 
 impl Write for AboveBars {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // A terminal that is gone does not end the run.
-        let _ = self.0.suspend(|| io::stderr().write_all(bytes));
+        print(&self.0, OutputStream::Stderr, bytes);
         Ok(bytes.len())
     }
 

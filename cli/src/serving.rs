@@ -1,6 +1,6 @@
 //! Running a server: progress during the run, then a summary and the run folder.
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
@@ -25,9 +25,11 @@ use paceline_store::ObjectStorage;
 use serde::Serialize;
 use serde_json::json;
 
+use crate::commands::watch::has_screen;
 use crate::destination::check_trace;
 use crate::interrupt;
 use crate::launched::{Announcement, EmptyRunWatch, LaunchOptions};
+use crate::live_screen::LiveScreen;
 use crate::logs;
 use crate::options::ConfigFile;
 use crate::output::say_before_saving;
@@ -78,6 +80,10 @@ pub struct ServingOutput {
     /// Print one JSON object instead of tables
     #[arg(long)]
     pub json: bool,
+
+    /// Show the run on the whole screen in place of the progress bar, as `paceline watch` does
+    #[arg(long)]
+    pub tui: bool,
 }
 
 impl ServingOutput {
@@ -97,6 +103,12 @@ impl ServingOutput {
     fn check(&self, inputs: &[&Path], open: bool) -> anyhow::Result<()> {
         if let Some(record) = &self.record {
             check_trace("--record", record, self.force, inputs)?;
+        }
+        if self.tui && self.http == Some(HttpChoice::Off) {
+            bail!("--tui cannot be used with --http off: the screen reads the page of the run");
+        }
+        if self.tui && !has_screen() {
+            bail!("--tui needs a terminal: leave it out, and see the run with paceline watch from elsewhere");
         }
         match &self.http {
             Some(HttpChoice::At(http)) if !open && !http.is_loopback() => {
@@ -144,12 +156,18 @@ impl ServingOutput {
         match (&self.http, unless_chosen) {
             (Some(HttpChoice::At(address)), _) => listen(address).map(Some),
             // Nobody asked for it, so a port that is taken is no reason to fail.
-            (None, HttpDefault::Loopback) => {
+            (None, default) if self.tui || default == HttpDefault::Loopback => {
                 let ports = [HTTP_PORT, 0].into_iter();
                 Ok(ports.map(|port| TcpListener::bind(("127.0.0.1", port))).find_map(Result::ok))
             }
-            (Some(HttpChoice::Off), _) | (None, HttpDefault::Off) => Ok(None),
+            (Some(HttpChoice::Off) | None, _) => Ok(None),
         }
+    }
+
+    /// The screen of the run whose page is at this address, if it is wanted.
+    fn screen(&self, page: Option<SocketAddr>, bars: &MultiProgress) -> Result<Option<LiveScreen>, Failure> {
+        let page = page.filter(|_| self.tui);
+        page.map(|page| LiveScreen::start(page, bars)).transpose().map_err(Failure::run)
     }
 }
 
@@ -247,6 +265,7 @@ impl ServedRun<'_> {
         let bars = self.begin()?;
         let mut progress = RunBar::live(&bars, job.scheme.to_string(), &job.goals);
         let http = self.output.listen(self.http).map_err(Failure::Input)?;
+        let page = http.as_ref().and_then(|listener| listener.local_addr().ok());
         let (output, folder, timeout) = (self.output, self.output.new_folder(), self.empty_timeout());
         let (watch, mut count) = EmptyRunWatch::new();
         let run = RunBuilder::new(job, self.addresses).transport(self.transport.clone());
@@ -257,8 +276,10 @@ impl ServedRun<'_> {
             watch.start(timeout, stopper.clone()).map_err(Failure::run)?;
         }
         interrupt::listen(move || stopper.stop(StopReason::Interrupted))?;
-        let ended = start(run, &bars).map_err(Failure::run)?;
-        drop(progress);
+        let screen = output.screen(page, &bars)?;
+        let ended = start(run, &bars);
+        drop((screen, progress));
+        let ended = ended.map_err(Failure::run)?;
         conclude(ended, output.json)
     }
 
@@ -292,6 +313,7 @@ impl ServedRun<'_> {
             check_free(&folder).map_err(Failure::input)?;
         }
         let http = output.listen(self.http).map_err(Failure::Input)?;
+        let page = http.as_ref().and_then(|listener| listener.local_addr().ok());
         let server = Server::bind(self.addresses, self.transport.clone()).map_err(Failure::input)?;
         // The processes on this machine tell by their exit that they are done.
         let mut server = if workers.is_none() { server.ending_with_workers() } else { server };
@@ -325,7 +347,9 @@ impl ServedRun<'_> {
             let mut progress = RunBar::live(&bars, job.scheme.to_string(), &job.goals);
             let run = RunBuilder::new(&job, []).server(server).started(started);
             let run = self.parts(run, folder, http).observer(&mut progress).observer(&mut count);
-            run.prepare().map_err(Failure::input)?.run().map_err(Failure::run)
+            let run = run.prepare().map_err(Failure::input)?;
+            let _screen = output.screen(page, &bars)?;
+            run.run().map_err(Failure::run)
         };
         let ended = match workers {
             None => {

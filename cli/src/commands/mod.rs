@@ -17,5 +17,6 @@ pub mod shard;
 pub mod simulate;
 pub mod torture;
 pub mod train;
+pub mod watch;
 pub mod whatif;
 pub mod work;

@@ -138,7 +138,7 @@ impl ServeArgs {
         };
         run.run(job, |run, _| {
             let addresses: Vec<String> = run.addresses().iter().map(Address::to_string).collect();
-            eprintln!("waiting for {} on {}", counted(job.setup.workers, "worker"), addresses.join(" and "));
+            tracing::info!("waiting for {} on {}", counted(job.setup.workers, "worker"), addresses.join(" and "));
             run.run()
         })
     }

@@ -18,8 +18,10 @@ use paceline_spec::read_text;
 use crate::failure::Failure;
 
 /// Flags for output, and those of one process, which are not part of a configuration.
-const NOT_CONFIGURATION: &[&str] =
-    &["config", "suite", "out", "resume", "standby", "json", "trace", "record", "force", "help", "parent", "announce"];
+const NOT_CONFIGURATION: &[&str] = &[
+    "config", "suite", "out", "resume", "standby", "json", "tui", "trace", "record", "force", "help", "parent",
+    "announce",
+];
 
 /// Parses the arguments, after those of a configuration file.
 pub fn matches(command: Command, arguments: Vec<OsString>) -> Result<ArgMatches, Failure> {

@@ -1,6 +1,7 @@
 //! Output of runs: progress, tables, figures, rankings and the HTML report.
 //!
-//! - [`view`]: what is seen of a run, whether it has ended or goes on; [`live`]: the page that follows one.
+//! - [`view`]: what is seen of a run, whether it has ended or goes on; [`live`]: the page that follows one. The crate
+//!   `paceline-watch` shows the same in a terminal.
 //! - [`page`]: the HTML report of one run or several; [`timeline_figure`]: a run's timeline as a figure.
 //! - [`comparison`]: schemes compared and ranked, in one scenario or in several; [`HeatTable`]: a table as a picture.
 //! - [`plot`]: figures, as SVG and PNG.

@@ -15,11 +15,12 @@ use serde::Serialize;
 
 use crate::comparison::{BASELINE, ContestantRuns, Ranking};
 use crate::error::{ReportError, at};
+use crate::view::Kept;
 use contestants::{PageComparison, PageContestant, common_target, contestants_of};
 
 pub use contestants::Recommendation;
 pub use picture::timeline_figure;
-pub(crate) use run::PageRun;
+pub use run::PageRun;
 
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
@@ -131,7 +132,7 @@ fn page(folders: &[PathBuf]) -> Result<String, ReportError> {
         Some(parent) => format!("{}/{}", own(parent), own(folder)),
         None => own(folder),
     };
-    let runs = folders.iter().map(|folder| PageRun::read(folder, name(folder), folders.len()));
+    let runs = folders.iter().map(|folder| PageRun::read(folder, name(folder), folders.len(), Kept::Oldest));
     let mut runs = runs.collect::<Result<Vec<PageRun>, _>>()?;
     if let [folder] = folders {
         let title = format!("Run {}", name(folder));
@@ -194,7 +195,7 @@ pub fn write_ranking(
         let has_run = folder.join(EVENTS).is_file();
         let own = if has_run { vec![runs.len()] } else { Vec::new() };
         if has_run {
-            runs.push(PageRun::read(&folder, results.name.clone(), count)?);
+            runs.push(PageRun::read(&folder, results.name.clone(), count, Kept::Oldest)?);
         }
         all.push((results, own));
     }

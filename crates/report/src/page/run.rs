@@ -5,26 +5,25 @@ use std::path::Path;
 use paceline_core::StepKind;
 use paceline_runtime::{EVENTS, EventLogHeader, Summary, open_events, read_events, read_header, read_metrics};
 use paceline_spec::read_text;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{ReportError, at, in_log};
 use crate::plot::{RGBColor, colour_of};
 use crate::view::{Kept, RunView, ViewData, ViewLimits};
 
 /// One run: what is seen of it, and what is known beside that.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct PageRun {
     pub(crate) name: String,
     /// The colour of its scheme.
     colour: String,
     /// What the scheme's steps are made of.
-    #[serde(skip)]
     pub(super) step_kind: StepKind,
     /// Whether its time is a simulation's.
     virtual_time: bool,
     batch: u32,
     /// How many workers it started with.
-    expected: usize,
+    pub(crate) expected: usize,
     pub(super) configuration: String,
     /// A run that goes on, or was killed, has none.
     pub(crate) summary: Option<Summary>,
@@ -41,15 +40,15 @@ impl PageRun {
         PageRun { name, colour, step_kind, virtual_time, batch, expected, configuration, summary: None, view }
     }
 
-    /// Reads a run folder. The page has `runs` runs in all.
+    /// Reads a run folder. The page has `runs` runs in all, and of each the oldest or the newest is kept.
     ///
     /// # Errors
     /// If its event log or metrics can't be read.
-    pub fn read(folder: &Path, name: String, runs: usize) -> Result<Self, ReportError> {
+    pub fn read(folder: &Path, name: String, runs: usize, kept: Kept) -> Result<Self, ReportError> {
         let path = folder.join(EVENTS);
         let open = || open_events(folder).map_err(at(&path));
         let header = read_header(open()?).map_err(in_log(&path))?;
-        let mut view = RunView::new(&header, ViewLimits::new(header.workers, runs, Kept::Oldest));
+        let mut view = RunView::new(&header, ViewLimits::new(header.workers, runs, kept));
         read_events(open()?, &mut view).map_err(in_log(&path))?;
         for row in read_metrics(folder)? {
             view.add_iteration(row.iteration, row.time, row.waited_for, row.loss, row.accuracy);
@@ -74,6 +73,11 @@ impl PageRun {
     /// Its held-out accuracy over time.
     pub(super) fn accuracy(&self) -> &[(f64, f64)] {
         self.view.curve("held-out accuracy")
+    }
+
+    /// Whether the run has ended.
+    pub fn has_ended(&self) -> bool {
+        self.view.has_ended()
     }
 
     /// The place of the run among several: first those that reached their target, the fastest first; then the others, the

@@ -1,9 +1,11 @@
-//! A view as JSON, whole or as what changed: the page's script reads both in the same way.
+//! A view as JSON, whole or as what changed: the page's script reads both in the same way, and so does
+//! [`SeenRun`](super::SeenRun).
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use paceline_core::{Reason, Time};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::curve::{MergedCurve, rounded};
 use super::decisions::DecisionRow;
@@ -14,64 +16,72 @@ use super::timeline::Activity;
 use super::{Headline, RunView};
 
 /// Numbered items: the number of the first one that is still known, and the items that replace those from a number on.
-#[derive(Debug, Serialize)]
-struct Items<T> {
-    first: u64,
-    from: u64,
-    items: T,
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Items<T> {
+    pub(super) first: u64,
+    pub(super) from: u64,
+    pub(super) items: T,
 }
 
 /// The shares of each worker's activities, from an interval on.
-#[derive(Debug, Serialize)]
-struct ShareData {
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct ShareData {
     /// The length of an interval, in seconds.
-    width: f64,
-    from: usize,
+    pub(super) width: f64,
+    pub(super) from: usize,
     /// By rank, five digits for each interval.
-    workers: Vec<String>,
+    pub(super) workers: Vec<String>,
 }
 
 /// A curve from a point on.
-#[derive(Debug, Serialize)]
-struct CurveData {
-    chart: &'static str,
-    name: String,
-    from: usize,
-    points: Vec<(f64, f64)>,
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct CurveData {
+    pub(super) chart: Cow<'static, str>,
+    pub(super) name: String,
+    pub(super) from: usize,
+    pub(super) points: Vec<(f64, f64)>,
 }
 
 /// A worker's rank, then what it does (activity, since when, reason), its batch, how often it joined; its samples used, lost and
 /// pending; samples per second, slowness; the shares of its time computing and waiting, seconds that others waited for it; its
 /// last report, and whether it is late.
-type WorkerRow = (usize, (u8, f64, i64), (u32, u64), [u64; 3], [Option<f64>; 2], [f64; 3], (Option<f64>, bool));
+pub(super) type WorkerRow =
+    (usize, (u8, f64, i64), (u32, u64), [u64; 3], [Option<f64>; 2], [f64; 3], (Option<f64>, bool));
 
 /// A run, or what changed of it. Times are in seconds.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct ViewData {
     pub(crate) scheme: String,
-    time: f64,
-    story: String,
-    ended: bool,
-    headline: Headline,
-    iterations: u64,
+    pub(super) time: f64,
+    pub(super) story: String,
+    pub(super) ended: bool,
+    pub(super) headline: Headline,
+    pub(super) iterations: u64,
     /// How many workers are members.
-    present: usize,
-    samples: SampleFate,
-    loss: Option<f64>,
-    accuracy: Option<f64>,
+    pub(super) present: usize,
+    pub(super) samples: SampleFate,
+    pub(super) loss: Option<f64>,
+    pub(super) accuracy: Option<f64>,
     /// All reasons; other fields refer to them by index, -1 for none.
-    reasons: Vec<String>,
+    pub(super) reasons: Vec<String>,
     /// Seconds per tick.
-    tick: f64,
+    pub(super) tick: f64,
     /// Rank and segments: the start of the first one in ticks; then for each its length in ticks, its activity and its reason.
-    segments: Vec<(usize, Items<Vec<i64>>)>,
+    pub(super) segments: Vec<(usize, Items<Vec<i64>>)>,
     /// For each step of the model: the ticks since the last one, its updates and its reason.
     steps: Items<Vec<i64>>,
-    shares: ShareData,
-    workers: Vec<WorkerRow>,
-    curves: Vec<CurveData>,
-    decisions: Vec<DecisionRow>,
-    notices: Items<Vec<(f64, String)>>,
+    pub(super) shares: ShareData,
+    pub(super) workers: Vec<WorkerRow>,
+    pub(super) curves: Vec<CurveData>,
+    pub(super) decisions: Vec<DecisionRow>,
+    pub(super) notices: Items<Vec<(f64, String)>>,
+}
+
+impl ViewData {
+    /// Whether the run has ended.
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
 }
 
 impl ViewData {
@@ -214,7 +224,7 @@ impl RunView {
         let all = own.chain(self.choices.curves());
         let data = all.map(|(chart, name, curve)| {
             let from = extent.of_curve(curve);
-            CurveData { chart, name, from, points: curve.since(from) }
+            CurveData { chart: chart.into(), name, from, points: curve.since(from) }
         });
         data.filter(|curve| !curve.points.is_empty()).collect()
     }

@@ -1,9 +1,10 @@
 //! What the scheme decided, and why: each kind of decision with its latest reason, and how often it was taken.
 
+use std::borrow::Cow;
 use std::mem::{Discriminant, discriminant};
 
 use paceline_core::{Action, Decision, Reason, Time};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Decisions of one kind.
 #[derive(Debug, Clone)]
@@ -17,10 +18,10 @@ struct DecisionKind {
 }
 
 /// Decisions of one kind, as a page shows them.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DecisionRow {
     /// What was done.
-    pub action: &'static str,
+    pub action: Cow<'static, str>,
     /// How often.
     pub count: u64,
     /// When it was done last, in seconds.
@@ -48,7 +49,7 @@ impl DecisionKinds {
     /// The decisions, the most frequent first.
     pub fn rows(&self) -> Vec<DecisionRow> {
         let row = |kind: &DecisionKind| DecisionRow {
-            action: kind.name,
+            action: kind.name.into(),
             count: kind.count,
             at: kind.at.seconds(),
             reason: kind.reason.to_string(),
@@ -89,7 +90,7 @@ mod tests {
         }
         kinds.add(Time(3), &Decision { action: Action::Interrupt { task }, reason: Reason::Superseded });
         let reason = "the update is stale: 4 versions behind".into();
-        assert_eq!(kinds.rows()[0], DecisionRow { action: "discard an update", count: 2, at: 2.0, reason });
+        assert_eq!(kinds.rows()[0], DecisionRow { action: "discard an update".into(), count: 2, at: 2.0, reason });
         assert_eq!(kinds.rows().len(), 2);
     }
 }

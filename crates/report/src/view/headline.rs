@@ -1,6 +1,6 @@
 //! The first sentence about a run: who straggled, and what it cost.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::members::{Members, SampleFate};
 use super::timeline::{ACTIVITIES, Activity};
@@ -26,7 +26,7 @@ const MUCH_WAITING: f64 = 0.1;
 const MAX_NAMES: usize = 3;
 
 /// What is said about a run before anything else.
-#[derive(Debug, Clone, PartialEq, Serialize, Default)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 pub struct Headline {
     /// Who straggled.
     pub sentence: String,

@@ -8,7 +8,7 @@ use paceline_core::{Action, ActivityChange, Commit, Decision, Event, LocalLength
 const NEWEST: f64 = 0.2;
 
 /// Samples by what became of them.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SampleFate {
     /// In committed updates.
     pub used: u64,

@@ -3,7 +3,7 @@
 //! A [`RunView`] takes in what an [`Observer`] is told, and nothing else, so that a run folder and a run that goes on give the
 //! same view. Its memory is bounded, however long the run lasts. [`RunView::whole`] is all of it as JSON, and
 //! [`RunView::changes`] what changed since the last time, in the same form: lists say from which number on they replace
-//! what was known.
+//! what was known. A [`SeenRun`] is what a reader of the two knows.
 
 mod choices;
 mod curve;
@@ -12,6 +12,7 @@ mod decisions;
 mod headline;
 mod item_log;
 mod members;
+mod seen;
 mod shares;
 mod timeline;
 
@@ -24,10 +25,13 @@ use curve::MergedCurve;
 pub(crate) use curve::merged;
 pub use data::ViewData;
 use decisions::DecisionKinds;
+pub use decisions::DecisionRow;
 pub use headline::Headline;
 use item_log::ItemLog;
 pub use item_log::Kept;
 use members::Members;
+pub use members::SampleFate;
+pub use seen::{SeenCurve, SeenRun, SeenWorker};
 pub use timeline::{Activity, Timeline, TimelineLimits};
 
 /// Limits of one page on the segments, intervals, points, steps and bytes of reasons of all its runs: it stays under 3 MB.

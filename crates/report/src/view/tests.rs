@@ -2,11 +2,15 @@
 
 use std::collections::VecDeque;
 
-use paceline_core::{Action, Assignment, Commit, Ledger, Report, SchemeSpec, Setup, Span, TaskId, WorkerId};
+use paceline_core::{
+    Action, Assignment, Commit, CommitStep, Ledger, Reason, Report, SchemeSpec, Setup, Share, Span, TaskId, Version,
+    Work, WorkerId,
+};
 use paceline_runtime::Monitor;
 use serde_json::Value;
 
 use super::*;
+use crate::page::PageRun;
 
 const WORKERS: u32 = 4;
 
@@ -164,4 +168,104 @@ fn changes_lead_to_the_whole() {
     let encoded: Vec<&str> =
         whole["shares"]["workers"].as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect();
     assert_eq!(heard, encoded);
+}
+
+#[test]
+fn who_follows_knows_what_a_new_reader_gets() {
+    let read = |data: ViewData| -> ViewData { serde_json::from_value(json(&data)).unwrap() };
+    let (spec, setup): (SchemeSpec, _) = ("bsp".parse().unwrap(), Setup::new(WORKERS as usize, 8));
+    let header = EventLogHeader::new(spec, &setup);
+    let page = |data| SeenRun::new(PageRun::new("first".into(), &header, String::new(), read(data)));
+    let mut followed: Option<SeenRun> = None;
+    let mut turns = 0;
+    let (mut view, ..) = run("backup:k=3,dispatch=push-wait", 3_000, Kept::Newest, |view| {
+        turns += 1;
+        if turns % 37 == 0 {
+            let now = view.time();
+            let changes = view.changes(now);
+            match &mut followed {
+                None => followed = Some(page(view.whole(now))),
+                Some(run) => run.apply(read(changes)),
+            }
+        }
+    });
+    let now = view.time();
+    let mut followed = followed.unwrap();
+    followed.apply(read(view.changes(now)));
+    let anew = page(view.whole(now));
+    let workers = |run: &SeenRun| {
+        // The slowness of a worker of which nothing else is new may be older.
+        run.workers().map(|worker| SeenWorker { slowness: None, ..worker.clone() }).collect::<Vec<_>>()
+    };
+    assert_eq!(workers(&followed), workers(&anew));
+    assert_eq!((followed.samples, followed.iterations), (anew.samples, anew.iterations));
+    let points = |run: &SeenRun| run.curves("training loss").map(|curve| curve.points.len()).sum::<usize>();
+    assert!(points(&anew) > 50 && points(&followed) == points(&anew));
+    let mut known = 0;
+    for worker in 0..WORKERS as usize {
+        for cell in 0..100 {
+            let [from, to] = [cell, cell + 1].map(|cell| f64::from(cell) / 100.0 * now.seconds());
+            let (one, other) = (followed.mostly(worker, from, to), anew.mostly(worker, from, to));
+            known += usize::from(one.is_some() && one == other);
+        }
+    }
+    // Times were rounded to ticks of other lengths, so that a tie may be seen in two ways.
+    assert!(known >= 98 * WORKERS as usize, "{known}");
+}
+
+#[test]
+fn a_week_of_a_thousand_workers_stays_small() {
+    const ALL: u32 = 1000;
+    // Every worker reports about every three minutes; now and then one leaves and comes back.
+    const REPORTS: u64 = 3_400_000;
+    const WEEK: u64 = 7 * 24 * 3600 * 1_000_000_000;
+    let (spec, setup): (SchemeSpec, _) = ("asp".parse().unwrap(), Setup::new(ALL as usize, 8));
+    let header = EventLogHeader::new(spec, &setup);
+    let mut view = RunView::new(&header, ViewLimits::new(ALL as usize, 1, Kept::Newest));
+    let assignment = |worker, number| Assignment {
+        task: TaskId { worker: WorkerId(worker), number },
+        version: Version(number),
+        work: Work::Gradient,
+        samples: 8,
+        offset: 8 * number,
+        queued: false,
+    };
+    let assign = |worker, number| Decision {
+        action: Action::Assign(assignment(worker, number)),
+        reason: Reason::Stale { behind: number },
+    };
+    let mut numbers = vec![0; ALL as usize];
+    for worker in 0..ALL {
+        view.on_turn(Time(0), &Event::Joined { worker: WorkerId(worker) }, &[assign(worker, 0)]);
+    }
+    let (mut largest, mut first_day) = (0, 0);
+    for count in 1..=REPORTS {
+        let now = Time(WEEK / REPORTS * count);
+        // Every worker once in a thousand reports, in another order every time.
+        let worker = ((count * 387 + count / 1000) % u64::from(ALL)) as u32;
+        let number = &mut numbers[worker as usize];
+        let task = TaskId { worker: WorkerId(worker), number: *number };
+        if count % 1009 == 0 {
+            view.on_turn(now, &Event::Left { worker: WorkerId(worker) }, &[]);
+            *number += 1;
+            view.on_turn(now, &Event::Joined { worker: WorkerId(worker) }, &[assign(worker, *number)]);
+            continue;
+        }
+        *number += 1;
+        let report = Report { compute: Span(100_000_000_000), ..Report::default() };
+        let updates = [Share { task, weight: 1.0 }].into_iter().collect();
+        let commit = Commit { updates, version: Version(count), step: CommitStep::Optimizer, rate_factor: 1.0 };
+        let step = Decision { action: Action::Commit(commit), reason: Reason::OnArrival };
+        view.on_turn(now, &Event::Reported { task, report }, &[step, assign(worker, *number)]);
+        view.add_iteration(count, now.seconds(), 1, Some(1.0 / count as f64), None);
+        if count % (REPORTS / 70) == 0 {
+            largest = largest.max(serde_json::to_string(&view.whole(now)).unwrap().len());
+            assert!(serde_json::to_string(&view.changes(now)).unwrap().len() <= largest);
+        }
+        if count == REPORTS / 7 {
+            first_day = largest;
+        }
+    }
+    assert!(largest < 3_500_000 && largest < first_day + first_day / 4, "{first_day} {largest}");
+    assert!(view.members.unsettled.len() <= ALL as usize && view.timeline.unsettled_tasks() <= ALL as usize);
 }

@@ -27,6 +27,23 @@ pub enum Activity {
     Absent,
 }
 
+impl Activity {
+    /// All of them, in the order of a view's data.
+    pub const ALL: [Activity; ACTIVITIES] =
+        [Activity::Computing, Activity::Waiting, Activity::Communicating, Activity::Dropped, Activity::Absent];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Activity::Computing => "computing",
+            Activity::Waiting => "waiting",
+            Activity::Communicating => "communicating",
+            Activity::Dropped => "dropped",
+            Activity::Absent => "absent",
+        }
+    }
+}
+
 /// How many activities there are.
 pub const ACTIVITIES: usize = 5;
 
@@ -154,6 +171,12 @@ impl Timeline {
             WorkerActivityState::Busy { reason, .. } => (Activity::Computing, Some(reason)),
         };
         (activity, track.recorded_until, reason)
+    }
+
+    /// How many tasks have an update that is neither committed nor discarded.
+    #[cfg(test)]
+    pub fn unsettled_tasks(&self) -> usize {
+        self.unsettled.len()
     }
 
     /// All changes so far are known.
