@@ -80,7 +80,7 @@ pub struct TimelineLimits {
     pub kept: Kept,
     /// Steps of the model.
     pub steps: usize,
-    /// Intervals of the [shares](ActivityShares), which cover the whole run.
+    /// Intervals of the shares of activities, which cover the whole run.
     pub intervals: usize,
 }
 
