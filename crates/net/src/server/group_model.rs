@@ -83,7 +83,7 @@ enum SumEnd {
 
 /// The workers that have the model, and their group.
 #[derive(Debug)]
-struct Members {
+struct GroupMembers {
     /// The newest version.
     version: Version,
     /// Where the processes reach each other, by rank.
@@ -107,7 +107,7 @@ struct Members {
 /// A model that every worker has.
 pub(super) struct GroupModel {
     control: StepControl,
-    members: Members,
+    members: GroupMembers,
     /// What was fetched last, and its version. At first the model that the run starts with.
     ring: ParameterRing,
     optimizer: Optimizer,
@@ -125,7 +125,7 @@ impl GroupModel {
         optimizer: Optimizer,
         shared: bool,
     ) -> Result<Self, ServerError> {
-        let members = Members {
+        let members = GroupMembers {
             version,
             places: BTreeMap::new(),
             with_model: HashSet::new(),
@@ -279,7 +279,7 @@ impl FormedGroup {
     }
 }
 
-impl Members {
+impl GroupMembers {
     /// All that have the model form a group. Those in `silent` add nothing to its first sum.
     fn form(&mut self, silent: &[SessionId], lines: &mut Correspondence<'_>) {
         self.group = None;
@@ -324,7 +324,7 @@ impl Members {
         self.group.iter().flat_map(|group| &group.members).any(|(_, session)| self.gone.contains(session))
     }
 
-    /// Members on other hosts can't reach one at a loopback address.
+    /// GroupMembers on other hosts can't reach one at a loopback address.
     fn check_places(&mut self, there: &[(WorkerId, SessionId, SocketAddr)]) {
         let hosts: Vec<IpAddr> = there.iter().map(|(_, _, place)| place.ip()).collect();
         let local = hosts.iter().find(|host| host.is_loopback());
@@ -355,7 +355,7 @@ impl Members {
     fn listen(
         &mut self,
         lines: &mut Correspondence<'_>,
-        is_done: impl Fn(&Members) -> bool,
+        is_done: impl Fn(&GroupMembers) -> bool,
     ) -> Result<(), ServerError> {
         let begun = Instant::now();
         let mut heard: HashMap<SessionId, Instant> = HashMap::new();
@@ -442,7 +442,7 @@ impl Members {
 
 /// The values of a commit, in the processes of the workers.
 struct GroupValues<'a> {
-    members: &'a mut Members,
+    members: &'a mut GroupMembers,
     /// The sessions of the updates.
     sessions: Vec<SessionId>,
     lines: Correspondence<'a>,
