@@ -324,7 +324,7 @@ impl GroupMembers {
         self.group.iter().flat_map(|group| &group.members).any(|(_, session)| self.gone.contains(session))
     }
 
-    /// GroupMembers on other hosts can't reach one at a loopback address.
+    /// Members on other hosts can't reach one at a loopback address.
     fn check_places(&mut self, there: &[(WorkerId, SessionId, SocketAddr)]) {
         let hosts: Vec<IpAddr> = there.iter().map(|(_, _, place)| place.ip()).collect();
         let local = hosts.iter().find(|host| host.is_loopback());
