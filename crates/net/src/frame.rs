@@ -247,8 +247,8 @@ mod tests {
         let frame = encode(&ToServer::Dropped { number: 3 }).unwrap();
         assert_eq!(decode::<ToServer>(&frame), Ok(ToServer::Dropped { number: 3 }));
         let mut other = frame.clone();
-        other[4] = 9;
-        assert_eq!(decode::<ToServer>(&other), Err(FrameError::VersionMismatch { theirs: 9 }));
+        other[4..6].copy_from_slice(&(PROTOCOL_VERSION + 1).to_le_bytes());
+        assert_eq!(decode::<ToServer>(&other), Err(FrameError::VersionMismatch { theirs: PROTOCOL_VERSION + 1 }));
         let foreign = *b"GET / HTTP/1.1\r\n";
         assert_eq!(FrameHeader::decode(&foreign), Err(FrameError::UnknownMagic(*b"GET ")));
         assert_eq!(FrameHeader::check_prefix(&frame[..3]), Ok(()));
