@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,14 +208,17 @@ def test_processes_of_torchrun_give_the_losses_of_a_server(scripts: Scripts) -> 
     served = scripts.train("--workers", "2", script=script, arguments=("epochs=2",))
     (scripts.folder / "run").rename(scripts.folder / "served")
     scripts.environment["PACELINE_OPTIONS"] = " ".join(COLLECTIVE)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    launched = scripts._run([*launcher, str(script), "epochs=2"])
+    # A file for each process: their lines in one pipe may be mixed.
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--redirects", "1"]
+    launched = scripts._run([*launcher, "--log-dir", "logs", str(script), "epochs=2"])
     assert launched.code == 0, str(launched)
-    ends = [record for record in launched.records() if "weight" in record]
-    weight = served.records(0)[-1]["weight"]
-    assert [end["weight"] for end in ends] == [pytest.approx(weight, rel=1e-4, abs=1e-6)] * 2
-    found, expected = sorted(launched.losses()), sorted(served.losses(0) + served.losses(1))
-    assert found == pytest.approx(expected, rel=2e-3, abs=1e-4)
+    logs = sorted(scripts.folder.glob("logs/**/stdout.log"))
+    assert len(logs) == 2
+    for rank, log in enumerate(logs):
+        printed = replace(launched, output=log.read_text())
+        expected = served.records(rank)[-1]["weight"]
+        assert printed.records()[-1]["weight"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        assert printed.losses() == pytest.approx(served.losses(rank), rel=2e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize(
