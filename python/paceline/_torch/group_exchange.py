@@ -25,7 +25,7 @@ class GroupExchange:
     """
 
     def __init__(self, tensors: ModelTensors, optimizer: Optimizer, session: Session) -> None:
-        """Take part in the groups of this session."""
+        """Take part in the groups of a session."""
         self._tensors = tensors
         self._optimizer = optimizer
         self._session = session

@@ -19,7 +19,7 @@ class ServerExchange:
     """
 
     def __init__(self, tensors: ModelTensors, session: Session, *, knows_optimizer: bool) -> None:
-        """Exchange values in this session. An optimizer that the server does not know steps here."""
+        """Exchange values in a session. An optimizer that the server does not know steps here."""
         self._tensors = tensors
         self._session = session
         self._knows_optimizer = knows_optimizer
